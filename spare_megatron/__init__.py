@@ -1,0 +1,1 @@
+"""Megatron-style pre-training whose jobs do not stop when GPUs die."""

@@ -1,0 +1,6 @@
+"""What a job is told: its shape, its own settings, the faults to inject. Dataclasses and validation only."""
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+
+__all__ = ["ConfigError", "JobShape"]

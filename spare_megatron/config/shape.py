@@ -1,0 +1,69 @@
+"""The shape of a job: how many groups, what a group is, how a global batch is cut into pieces.
+
+Words are those of docs/design.md: a *group* is one model replica of ``group_size`` ranks; a *shard* is 1/N of the
+global batch; a *piece* is one microbatch of a shard (with ``inner_data`` > 1: one microbatch for each inner data
+rank, which always move together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """Degrees of parallelism and batch sizes; every product of them that other modules need is a property."""
+
+    num_groups: int
+    """N: complete model replicas."""
+    micro_batch_size: int
+    """Samples of one microbatch on one inner data rank."""
+    global_batch_size: int
+    """Samples of one optimizer step over the whole job."""
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    inner_data: int = 1
+    """D: data-parallel ranks inside a group."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_groups", "micro_batch_size", "global_batch_size", "tensor", "pipeline", "context", "inner_data"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name.replace('_', ' ')} is {value}, but must be at least 1")
+        unit = self.num_groups * self.inner_data * self.micro_batch_size
+        if self.global_batch_size % unit:
+            low = self.global_batch_size // unit * unit
+            fix = f"{low} or {low + unit}" if low else f"{unit}"
+            raise ConfigError(
+                f"--global-batch-size {self.global_batch_size} is not divisible by {unit} = {self.num_groups} groups x "
+                f"{self.inner_data} inner data ranks x --micro-batch-size {self.micro_batch_size}; "
+                f"use --global-batch-size {fix}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """M: ranks of a group, TP x PP x CP x D."""
+        return self.tensor * self.pipeline * self.context * self.inner_data
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, N x M."""
+        return self.num_groups * self.group_size
+
+    @property
+    def pieces_per_shard(self) -> int:
+        """K: pieces of one shard in one step."""
+        return self.global_batch_size // (self.num_groups * self.inner_data * self.micro_batch_size)
+
+    @property
+    def pieces(self) -> int:
+        """N x K: pieces of one step."""
+        return self.num_groups * self.pieces_per_shard
+
+    @property
+    def piece_samples(self) -> int:
+        """Samples of one piece, over its inner data ranks."""
+        return self.inner_data * self.micro_batch_size

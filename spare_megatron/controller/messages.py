@@ -1,0 +1,235 @@
+"""Everything that goes into the controller (events), comes out of it (actions) and what a group is told (views).
+
+All are frozen dataclasses of plain values, so that a journal line holds them whole and a replay compares them whole.
+Words and rules are those of the step protocol (docs/protocol.md). Conventions:
+
+* a *piece* is the number ``i * K + j`` of microbatch ``j`` of shard ``i``; lists of pieces are in execution order;
+* ``step`` is t, ``epoch`` is e; ``(t*, e*)`` is the last commit; epochs start at 1, steps at ``first_step + 1``;
+* a group's plan is a tuple of *segments*: one for the plan it started the step with, one more for each epoch that
+  added pieces. Every rank of a group runs the same segments one after the other, each as one pipeline, so that ranks
+  which saw different views still run the same work in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+Segments = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The constants of one life of a job: what the controller must know before its first decision."""
+
+    num_groups: int
+    pieces_per_shard: int
+    offsets: tuple[int, ...]
+    """Placement offsets: group g hosts shards (g + offset) mod N, first offset 0 (placement.Placement)."""
+    granularity: str
+    """'microbatch' or 'shard'."""
+    first_step: int
+    """Step of the checkpoint that this life started from; 0 for a fresh start."""
+    last_step: int
+    """Step whose commit ends the job."""
+    min_groups: int
+    """Groups that must be there to begin when the start-up time is over."""
+    fingerprint: str
+    """Digest of everything that must be equal on all groups (model, data, flags, versions)."""
+    retry_limit: int = 8
+    """Failed attempts of one step, without a change of members, after which the job stops."""
+
+
+# ---------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A coordinator starts on a run directory: a new life of the job, or the same life after its own restart."""
+
+    spec: JobSpec
+    life: int
+    fencing: int
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A group is here, for the first time or again."""
+
+    group: int
+    incarnation: int
+    fingerprint: str
+    last_applied: int
+    held: tuple[int, int] | None = None
+    """(step, epoch) of the reduced result that the group holds, if any."""
+    fencing: int = 0
+    """Highest fencing number the group knows."""
+
+
+@dataclass(frozen=True)
+class StartupOver:
+    """The time that a job waits for all its groups at start has passed."""
+
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A group finished (or failed) the reduction of (step, epoch)."""
+
+    group: int
+    incarnation: int
+    step: int
+    epoch: int
+    ok: bool
+    pieces: tuple[int, ...] = ()
+    """The pieces that went into this reduction."""
+    result_digest: str = ""
+    weights_digest: str = ""
+    blamed: tuple[int, ...] = ()
+    """Groups that the voter could not reach."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class AllVoted:
+    """Every live group voted ok for its plan of (step, epoch): stands for the single votes where nothing else
+    happens between them (simulator)."""
+
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A group's every rank holds verified state ``step``."""
+
+    group: int
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One group is dead, or is to be treated as dead."""
+
+    group: int
+    incarnation: int
+    cause: str
+    """'exited', 'closed', 'silent', 'stalled'."""
+    position: int = -1
+    """Rank position that showed it, -1 when the group as a whole did."""
+    detail: str = ""
+    """For the reason: exit status, seconds of silence, ..."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Groups that are known together to be gone: one new epoch for all of them."""
+
+    losses: tuple[Loss, ...]
+    progress: tuple[tuple[int, int], ...] = ()
+    """(group, pieces of the step in flight done, as last reported) of every live group, the lost ones too."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A group wrote a checkpoint of ``step`` and asks whether it counts."""
+
+    group: int
+    incarnation: int
+    step: int
+    directory: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Somebody wants the job to save and leave at the next step boundary (SIGTERM, exit interval, duration)."""
+
+    reason: str
+
+
+Event = Union[Opened, Hello, StartupOver, Vote, AllVoted, Applied, Lost, Saved, StopRequested]
+
+
+# --------------------------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True)
+class View:
+    """What one group must know of (step in flight, epoch)."""
+
+    group: int
+    incarnation: int
+    epoch: int
+    fencing: int
+    live: tuple[tuple[int, int], ...]
+    """(group, incarnation) of all members, sorted."""
+    committed: tuple[int, int]
+    """(t*, e*); e* is 0 before the first commit of a life."""
+    step: int
+    """t* + 1."""
+    segments: Segments
+    """This group's plan of ``step`` in ``epoch``."""
+    standing: tuple[int, ...]
+    """This group's plan of the steps after ``step`` while the epoch lasts."""
+    donors: tuple[int, ...] = ()
+    """For a joiner: groups that hold state t*; empty for a member that holds it itself."""
+    leave: bool = False
+    """The commit of ``step`` ends the run: apply it, save, leave."""
+
+
+@dataclass(frozen=True)
+class SendView:
+    view: View
+
+
+@dataclass(frozen=True)
+class SendCommit:
+    """To every live group: apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
+
+    groups: tuple[int, ...]
+    step: int
+    epoch: int
+    leave: bool = False
+    """Save and leave after this step."""
+
+
+@dataclass(frozen=True)
+class SendFenced:
+    group: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SendStop:
+    """To every live group: the job is over."""
+
+    groups: tuple[int, ...]
+    outcome: str
+    """'finished', 'left' (saved on request), 'wipe-out', 'failed'."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class AcceptSave:
+    """The checkpoint counts: it may take its final name."""
+
+    group: int
+    incarnation: int
+    step: int
+    directory: str
+
+
+Action = Union[SendView, SendCommit, SendFenced, SendStop, AcceptSave]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one event led to: the actions in order, and why, in one sentence with the figures."""
+
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+    epoch: int = 0
+    notes: tuple[str, ...] = field(default=())

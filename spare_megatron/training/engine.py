@@ -1,0 +1,48 @@
+"""What one rank can do inside its group: the seam between the fault-tolerant step loop and a model.
+
+The loop (:mod:`spare_megatron.training.step`) knows pieces, epochs, votes and commits, and no model. An engine knows
+a model and one group, and nothing of other groups. Megatron's engine is in :mod:`spare_megatron.megatron_adapter`;
+the tests drive the same loop with a small torch model.
+
+Collectives *inside* a group are called by an engine in an order that follows from the arguments of its methods alone:
+every rank of a group gets the same calls with the same arguments, whatever the rank saw of views and failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class StepEngine(Protocol):
+    """One rank of one group. Pieces are numbers ``i * K + j``: microbatch ``j`` of shard ``i``."""
+
+    def begin_step(self, step: int) -> None:
+        """Zero the accumulators: no piece is inside."""
+
+    def run(self, step: int, pieces: Sequence[int]) -> None:
+        """Forward and backward of ``pieces`` in order, as one continuous pipeline; adds to the accumulators.
+
+        Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
+        :meth:`apply`, never here.
+        """
+
+    def local_sum(self) -> Sequence[torch.Tensor]:
+        """Sum of the accumulators over the group's inner data and context ranks, one flat tensor for each buffer.
+
+        Collective in the group. The accumulators stay as they are; the tensors may be views of them and must not
+        be written to.
+        """
+
+    def scalars(self) -> Mapping[str, float]:
+        """Sums over the pieces inside the accumulators (loss, tokens, ...); the same keys on every rank, zero where
+        a rank has no share. They are summed over groups like one more bucket."""
+
+    def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
+        """The committed update: ``reduced`` has the sum over *all* pieces of the step, shaped as :meth:`local_sum`.
+
+        Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
+        that knows them.
+        """

@@ -36,6 +36,8 @@ class JobSpec:
     """Groups that must be there to begin when the start-up time is over."""
     fingerprint: str
     """Digest of everything that must be equal on all groups (model, data, flags, versions)."""
+    heartbeat_timeout_s: float = 0.0
+    """Least time between the first failed vote of a step and the fencing of a group on the word of its peers."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job stops."""
 
@@ -89,6 +91,8 @@ class Vote:
     blamed: tuple[int, ...] = ()
     """Groups that the voter could not reach."""
     detail: str = ""
+    at_s: float = 0.0
+    """When the coordinator received it, on its own monotonic clock; decides only over failed votes."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +180,14 @@ class View:
     donors: tuple[int, ...] = ()
     """For a joiner: groups that hold state t*; empty for a member that holds it itself."""
     leave: bool = False
-    """The commit of ``step`` ends the run: apply it, save, leave."""
+    """The run ends with t*: save, send Applied(t*), leave."""
 
 
 @dataclass(frozen=True)
 class SendView:
     view: View
+    delay_s: float = 0.0
+    """Back-off before a step is tried again without a change of members."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ class SendCommit:
     step: int
     epoch: int
     leave: bool = False
-    """Save and leave after this step."""
+    """The run ends with this step: save, send Applied, leave."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""The one place that sequences decisions: membership, plan, patch, vote, commit, join, wipe-out, end.
+
+``step(state, event)`` is a pure function: no clock, no randomness, no I/O; what a decision needs of the world comes
+with the event, and the journal holds it. The coordinator of a real job and the simulator run this same function.
+The rules are those of the step protocol (docs/protocol.md); :mod:`spare_megatron.controller.invariants` states what
+must hold after every event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spare_megatron.controller import voting
+from spare_megatron.controller.membership import (
+    Outcome,
+    begin,
+    begin_if_ready,
+    decide,
+    ignore,
+    lose,
+    stop,
+)
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    AllVoted,
+    Applied,
+    Event,
+    Hello,
+    Loss,
+    Lost,
+    Opened,
+    Saved,
+    SendFenced,
+    SendStop,
+    SendView,
+    StartupOver,
+    StopRequested,
+    Vote,
+)
+from spare_megatron.controller.state import State, initial_state, opened_state
+
+__all__ = ["State", "initial_state", "step"]
+
+
+def step(state: State, event: Event) -> Outcome:
+    """The state after ``event``, what is to be done about it, and why."""
+    if isinstance(event, Opened):
+        return _opened(state, event)
+    if state.phase == "closed":
+        return ignore(state, f"{type(event).__name__} before the job was opened")
+    if state.phase == "stopped":
+        return _after_stop(state, event)
+    if isinstance(event, Vote):
+        return voting.vote(state, event)
+    if isinstance(event, AllVoted):
+        return voting.all_voted(state, event)
+    if isinstance(event, Applied):
+        return voting.applied(state, event)
+    if isinstance(event, Hello):
+        return _hello(state, event)
+    if isinstance(event, Lost):
+        return lose(state, event)
+    if isinstance(event, Saved):
+        return _saved(state, event)
+    if isinstance(event, StartupOver):
+        return _startup_over(state, event)
+    return _stop_requested(state, event)
+
+
+def _opened(state: State, event: Opened) -> Outcome:
+    if event.fencing <= state.fencing:
+        return ignore(state, f"fencing number {event.fencing} is not above {state.fencing}")
+    if event.life == state.life and state.spec is not None:
+        again = replace(state, fencing=event.fencing)
+        reason = f"the coordinator is back with fencing number {event.fencing}; {len(state.live)} groups are expected"
+        return decide(again, [], reason)
+    opened = opened_state(state, event.spec, event.life, event.fencing)
+    spec = event.spec
+    return decide(
+        opened,
+        [],
+        f"life {event.life} of the job: {spec.num_groups} groups, {spec.pieces_per_shard} pieces per shard, "
+        f"redundancy {len(spec.offsets)}, steps {spec.first_step + 1} to {spec.last_step}",
+    )
+
+
+def _after_stop(state: State, event: Event) -> Outcome:
+    """Whoever still speaks is told that the job is over; a checkpoint that comes late still counts."""
+    if isinstance(event, Hello | Vote):
+        return decide(
+            state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over"
+        )
+    if isinstance(event, Saved):
+        return _saved(state, event)
+    return ignore(state, "the job is over")
+
+
+def _hello(state: State, event: Hello) -> Outcome:
+    """A group arrives, comes back, or is told that its place is taken (rules 8 and 9)."""
+    group, incarnation = event.group, event.incarnation
+    refusal = _refusal(state, event)
+    if refusal:
+        return decide(state, [SendFenced(group, incarnation, refusal)], refusal)
+    if event.fencing > state.fencing:
+        reason = f"group {group} knows coordinator {event.fencing}, this one is {state.fencing}: a newer one has taken over"
+        return stop(state, "failed", reason)
+    if state.phase == "forming":
+        return _arrive(state, event)
+    if state.live.get(group) == incarnation:
+        return _return(state, event)
+    if state.waiting.get(group) == incarnation:
+        return ignore(state, f"group {group} incarnation {incarnation} still waits for the next commit")
+    return _queue(state, event)
+
+
+def _refusal(state: State, event: Hello) -> str:
+    """Why this Hello is fenced, empty if it is not."""
+    group, incarnation, spec = event.group, event.incarnation, state.job
+    if not 0 <= group < spec.num_groups:
+        return f"group {group} is not one of 0..{spec.num_groups - 1}"
+    if event.fingerprint != spec.fingerprint:
+        return f"group {group} runs another job: fingerprint {event.fingerprint}, expected {spec.fingerprint}"
+    known = state.highest.get(group, -1)
+    present = incarnation in (state.live.get(group), state.waiting.get(group))
+    if not present and incarnation <= known:
+        return f"group {group} incarnation {incarnation} is not in the live set, incarnation {known} was seen"
+    if state.phase == "forming" and event.last_applied != spec.first_step:
+        return f"group {group} starts from step {event.last_applied}, the job from step {spec.first_step}"
+    return ""
+
+
+def _arrive(state: State, event: Hello) -> Outcome:
+    group = event.group
+    arrived = replace(
+        state,
+        live={**state.live, group: event.incarnation},
+        highest={**state.highest, group: event.incarnation},
+        gone=state.gone - {group},
+    )
+    return begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
+
+
+def _return(state: State, event: Hello) -> Outcome:
+    """A member says Hello again: it gets its view, unless it knows more, or less, than a member can."""
+    group = event.group
+    step_committed = state.committed[0]
+    if event.last_applied > step_committed:
+        reason = (
+            f"group {group} has applied step {event.last_applied}, the last commit is {step_committed}: "
+            "the journal is not whole, or there is a second coordinator"
+        )
+        return stop(state, "failed", reason)
+    missed = event.last_applied == step_committed - 1 and event.held == state.committed
+    if group in state.holders and event.last_applied != step_committed and not missed:
+        detail = (
+            f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
+        )
+        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+    return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
+
+
+def _queue(state: State, event: Hello) -> Outcome:
+    """A new incarnation: the death of the older one, and a place in the queue for admission."""
+    group = event.group
+    outcome: Outcome = ignore(state, "")
+    if group in state.live:
+        detail = f"incarnation {event.incarnation} took its place"
+        outcome = lose(state, Lost((Loss(group, state.live[group], "replaced", detail=detail),)))
+        if outcome[0].stopped:
+            return outcome
+    after, decision = outcome
+    queued = replace(
+        after,
+        waiting={**after.waiting, group: event.incarnation},
+        highest={**after.highest, group: event.incarnation},
+    )
+    reason = f"group {group} incarnation {event.incarnation} joins with the next commit"
+    return decide(queued, decision.actions, f"{decision.reason}; {reason}" if decision.reason else reason)
+
+
+def _saved(state: State, event: Saved) -> Outcome:
+    """A checkpoint counts when the group that wrote it is still a member (rule 8)."""
+    group = event.group
+    if state.live.get(group) != event.incarnation:
+        reason = f"group {group} incarnation {event.incarnation} is not in the live set: its checkpoint does not count"
+        return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
+    if event.step > state.committed[0]:
+        return ignore(state, f"group {group} saved step {event.step}, only {state.committed[0]} is committed")
+    kept = replace(state, saved_step=max(state.saved_step, event.step))
+    accept = AcceptSave(group, event.incarnation, event.step, event.directory)
+    return decide(kept, [accept], f"the checkpoint of step {event.step} by group {group} counts")
+
+
+def _startup_over(state: State, event: StartupOver) -> Outcome:
+    if state.phase != "forming":
+        return ignore(state, "the job has begun")
+    spec = state.job
+    here = f"{len(state.live)} of {spec.num_groups} groups came within {event.waited_s:g} s"
+    if len(state.live) < max(1, spec.min_groups):
+        return stop(state, "failed", f"{here}, fewer than --spare-min-groups {spec.min_groups}")
+    missing = frozenset(range(spec.num_groups)) - state.live.keys()
+    return begin(replace(state, gone=missing), here)
+
+
+def _stop_requested(state: State, event: StopRequested) -> Outcome:
+    if state.phase == "forming":
+        return stop(state, "left", f"{event.reason}; nothing was trained yet")
+    if state.phase == "ending" or state.leave:
+        return ignore(state, f"{event.reason}; the run already ends")
+    leaving = replace(state, leave=event.reason)
+    return decide(leaving, [], f"{event.reason}; the run ends with step {state.step_in_flight}")

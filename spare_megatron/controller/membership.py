@@ -1,0 +1,286 @@
+"""Epoch changes: the job begins, loses groups, admits groups, tries a step again.
+
+Protocol rules 3 (one epoch for all that is known together), 4 (plans only grow inside a step), 13 (admission in the
+commit's own record). Every function takes a state and returns the next one with its decision; nothing else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
+from spare_megatron.controller.messages import (
+    Action,
+    Decision,
+    Loss,
+    Lost,
+    Segments,
+    SendFenced,
+    SendStop,
+    SendView,
+)
+from spare_megatron.controller.state import Retries, Standing, State
+
+Outcome = tuple[State, Decision]
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+
+
+def ignore(state: State, reason: str) -> Outcome:
+    """Nothing changes."""
+    return state, Decision((), reason, state.epoch)
+
+
+def decide(state: State, actions: Iterable[Action], reason: str) -> Outcome:
+    """The state with what is to be done and why."""
+    return state, Decision(tuple(actions), reason, state.epoch)
+
+
+def views(state: State, delay_s: float = 0.0) -> list[Action]:
+    """A view for every member."""
+    return [SendView(state.view_of(group), delay_s) for group in sorted(state.live)]
+
+
+def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Outcome:
+    """The job is over for every group that is still there, also for those that wait to be admitted."""
+    groups = tuple(sorted({*state.live, *state.waiting}))
+    stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
+    return decide(stopped, [*before, SendStop(groups, outcome, reason)], reason)
+
+
+def begin(state: State, why: str) -> Outcome:
+    """The groups that have come are the first members; the first step is planned."""
+    spec = state.job
+    live = tuple(sorted(state.live))
+    first = first_assignment(state.where, spec.pieces_per_shard, spec.granularity)
+    drawn = first
+    if len(live) < spec.num_groups:
+        found = assign(state.where, live, spec.pieces_per_shard, spec.granularity, first)
+        if isinstance(found, WipeOut):
+            return stop(
+                state, "failed", f"cannot begin with {len(live)} of {spec.num_groups} groups: {found.reason}"
+            )
+        drawn = found
+    standing = Standing(drawn, live)
+    begun = replace(
+        state,
+        phase="running",
+        epoch=state.epoch + 1,
+        holders=frozenset(live),
+        plan=standing.plan,
+        standing=standing,
+    )
+    return decide(begun, views(begun), f"{why}; step {begun.step_in_flight} begins, {drawn.reason}")
+
+
+def begin_if_ready(state: State, why: str) -> Outcome:
+    """Begin when every group has come or is known to be gone."""
+    spec = state.job
+    if len(state.live) + len(state.gone) < spec.num_groups:
+        return ignore(state, f"{why}; {len(state.live)} of {spec.num_groups} groups are here")
+    if not state.gone:
+        return begin(state, f"{why}; all {spec.num_groups} groups are here")
+    if len(state.live) < max(1, spec.min_groups):
+        gone = ", ".join(map(str, sorted(state.gone)))
+        return stop(
+            state,
+            "failed",
+            f"{why}; groups {gone} were lost before the job began and {len(state.live)} are left, "
+            f"fewer than --spare-min-groups {spec.min_groups}",
+        )
+    return begin(state, f"{why}; {len(state.live)} groups are here, {len(state.gone)} are gone")
+
+
+def lose(state: State, event: Lost) -> Outcome:
+    """Groups are gone: a new epoch without them, their pieces patched on the survivors."""
+    losses = [loss for loss in event.losses if _concerns(state, loss)]
+    if not losses:
+        return ignore(state, "the lost groups are not members: " + "; ".join(map(describe, event.losses)))
+    why = "; ".join(map(describe, losses))
+    dead = {loss.group for loss in losses}
+    fences: list[Action] = [
+        SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses if loss.cause != "exited"
+    ]
+    members = {loss.group for loss in losses if state.live.get(loss.group) == loss.incarnation}
+    after = replace(
+        state,
+        live={g: i for g, i in state.live.items() if g not in members},
+        waiting={
+            g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}
+        },
+        highest=_raise_highest(state.highest, losses),
+    )
+    if state.phase == "forming":
+        return _with_actions(
+            begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences
+        )
+    if not members:
+        return decide(after, fences, f"lost before it was admitted: {why}")
+    if state.phase == "ending":
+        return _lose_while_ending(after, fences, why)
+    return _shrink(after, state, members, dict(event.progress), fences, why)
+
+
+def _concerns(state: State, loss: Loss) -> bool:
+    """True for a member, a group that waits for admission, and a group that never came while the job forms."""
+    if loss.incarnation in (state.live.get(loss.group), state.waiting.get(loss.group)):
+        return True
+    never_came = loss.group not in state.live and loss.incarnation > state.highest.get(loss.group, -1)
+    return state.phase == "forming" and never_came
+
+
+def _raise_highest(highest: Mapping[int, int], losses: Iterable[Loss]) -> Mapping[int, int]:
+    raised = dict(highest)
+    for loss in losses:
+        raised[loss.group] = max(raised.get(loss.group, -1), loss.incarnation)
+    return raised
+
+
+def _with_actions(outcome: Outcome, before: list[Action]) -> Outcome:
+    state, decision = outcome
+    return state, replace(decision, actions=(*before, *decision.actions))
+
+
+def _lose_while_ending(after: State, fences: list[Action], why: str) -> Outcome:
+    """The last step is committed: nothing is planned any more, but somebody must hold the final state."""
+    step = after.committed[0]
+    after = replace(
+        after, holders=after.holders & after.live.keys(), applied_last=after.applied_last & after.live.keys()
+    )
+    if not after.live:
+        if after.saved_step == step:
+            return stop(
+                after, "finished" if not after.leave else "left", f"{why}; step {step} is saved", fences
+            )
+        return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
+    if after.applied_last >= after.live.keys():
+        return stop(after, *_ending(after), before=fences)
+    return decide(after, fences, f"{why}; the run ends with {len(after.live)} groups")
+
+
+def _ending(state: State) -> tuple[str, str]:
+    step = state.committed[0]
+    if state.leave:
+        return "left", f"{state.leave}; step {step} is committed, applied and saved"
+    return "finished", f"step {step}, the last, is committed and applied by all {len(state.live)} live groups"
+
+
+def finish_if_applied(state: State, why: str) -> Outcome:
+    """Stop when every live group has applied (and saved) the last step."""
+    if state.applied_last >= state.live.keys():
+        return stop(state, *_ending(state))
+    return ignore(state, f"{why}; {len(state.applied_last)} of {len(state.live)} groups are done")
+
+
+def _shrink(
+    after: State, before: State, dead: set[int], progress: Mapping[int, int], fences: list[Action], why: str
+) -> Outcome:
+    """A new epoch of a running job without the members ``dead``."""
+    spec = after.job
+    live = tuple(sorted(after.live))
+    holders = before.holders & after.live.keys()
+    after = replace(
+        after,
+        epoch=before.epoch + 1,
+        votes={},
+        holders=holders,
+        retries=Retries(),
+        plan={},
+        applied_last=frozenset(),
+    )
+    if not live:
+        return stop(after, "wipe-out", f"{why}; every group is lost", fences)
+    if not holders:
+        return stop(
+            after, "wipe-out", f"{why}; no live group holds the state of step {after.committed[0]}", fences
+        )
+    assert before.standing is not None, "a running job has a standing assignment"
+    drawn = assign(after.where, live, spec.pieces_per_shard, spec.granularity, before.standing.assignment)
+    if isinstance(drawn, WipeOut):
+        return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
+    grown = _patched_plan(before, live, holders, dead, progress)
+    if isinstance(grown, WipeOut):
+        return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
+    plan, patched = grown
+    after = replace(after, plan=plan, standing=Standing(drawn, live))
+    reason = (
+        f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
+        f"{patched.reason}; steps after it: {drawn.reason}"
+    )
+    return decide(after, [*fences, *views(after)], reason)
+
+
+def _patched_plan(
+    before: State, live: tuple[int, ...], holders: frozenset[int], dead: set[int], progress: Mapping[int, int]
+) -> tuple[dict[int, Segments], Patch] | WipeOut:
+    """Plans of the step in flight, grown by the pieces that died (protocol rule 4)."""
+    spec = before.job
+    missing = [p for group in sorted(dead) for segment in before.segments_of(group) for p in segment]
+    remaining = {g: max(0, sum(map(len, before.segments_of(g))) - progress.get(g, 0)) for g in live}
+    added = patch(
+        before.where,
+        able=sorted(holders),
+        last_resort=sorted(set(live) - holders),
+        missing=missing,
+        remaining=remaining,
+        pieces_per_shard=spec.pieces_per_shard,
+        granularity=spec.granularity,
+    )
+    if isinstance(added, WipeOut):
+        return added
+    plan: dict[int, Segments] = {}
+    for group in live:
+        more = added.added.get(group, ())
+        plan[group] = (*before.segments_of(group), tuple(more)) if more else before.segments_of(group)
+    return plan, added
+
+
+def retry(state: State, retries: Retries, why: str) -> Outcome:
+    """The same members try the step again in a new epoch, later and later (protocol rule 11)."""
+    if retries.failures > state.job.retry_limit:
+        return stop(
+            state,
+            "failed",
+            f"{why}; step {state.step_in_flight} failed {retries.failures} times without a death to explain it",
+        )
+    again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
+    delay_s = (
+        0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (retries.failures - 3))
+    )
+    reason = f"{why}; epoch {again.epoch}, same {len(again.live)} groups, attempt {retries.failures + 1}"
+    return decide(again, views(again, delay_s), reason)
+
+
+def admit(state: State, why: str) -> Outcome:
+    """Groups that wait become members: no piece in the step in flight, a share of the steps after it (rule 13)."""
+    spec = state.job
+    live = {**state.live, **state.waiting}
+    assert state.standing is not None, "a running job has a standing assignment"
+    drawn = assign(
+        state.where, tuple(sorted(live)), spec.pieces_per_shard, spec.granularity, state.standing.assignment
+    )
+    assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
+    joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
+    plan = {**state.plan, **dict.fromkeys(state.waiting, ())}
+    grown = replace(
+        state,
+        epoch=state.epoch + 1,
+        votes={},
+        live=live,
+        waiting={},
+        plan=plan,
+        retries=Retries(),
+        standing=Standing(drawn, tuple(sorted(live))),
+    )
+    reason = (
+        f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
+    )
+    return decide(grown, views(grown), reason)
+
+
+def describe(loss: Loss) -> str:
+    """One loss in words: 'group 2 (rank 1) exited: killed by signal 9'."""
+    who = f"group {loss.group}" if loss.position < 0 else f"group {loss.group} (rank {loss.position})"
+    return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")

@@ -1,0 +1,165 @@
+"""What the controller knows: one immutable value, rebuilt from the journal by replay.
+
+Mappings are plain dicts that nobody changes after construction (a copy is made for each change). Derived figures
+that are costly at a thousand groups, such as the plan of a standing assignment, are computed once per assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from spare_megatron.controller.assign import Assignment
+from spare_megatron.controller.messages import JobSpec, Segments, View, Vote
+from spare_megatron.placement import Placement, placement_from_offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """The assignment of the steps after the one in flight, with the plan that it gives each live group."""
+
+    assignment: Assignment
+    live: tuple[int, ...]
+
+    @cached_property
+    def plan(self) -> Mapping[int, Segments]:
+        """Group -> its pieces as one segment; no segment for a group without a piece."""
+        plan: dict[int, Segments] = {}
+        for group in self.live:
+            pieces = self.assignment.pieces_of(group)
+            plan[group] = (pieces,) if pieces else ()
+        return plan
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Failed votes of the step in flight since the live set last changed (protocol rule 11)."""
+
+    failures: int = 0
+    first_at_s: float = 0.0
+    blame: Mapping[int, int] = field(default_factory=dict)
+    refused: frozenset[int] = frozenset()
+    """Groups that voted no."""
+    result_mismatches: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """Membership, plan, votes and commits of one job. ``phase`` is one of
+
+    ========  =========================================================================================
+    closed    no spec yet
+    forming   groups are arriving, nothing is planned
+    running   step ``committed[0] + 1`` is in flight
+    ending    the last step of the run is committed; groups save and say Applied
+    stopped   ``outcome`` says how it ended; nothing is decided any more
+    ========  =========================================================================================
+    """
+
+    spec: JobSpec | None = None
+    placement: Placement | None = None
+    phase: str = "closed"
+    life: int = 0
+    fencing: int = 0
+    epoch: int = 0
+    live: Mapping[int, int] = field(default_factory=dict)
+    """Group -> incarnation of the members of ``epoch`` (while forming: of those that have come)."""
+    highest: Mapping[int, int] = field(default_factory=dict)
+    """Highest incarnation ever seen of each group, dead ones too."""
+    gone: frozenset[int] = frozenset()
+    """Groups that were lost while the job formed and have not come back."""
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    """Group -> incarnation of those that are admitted with the next commit."""
+    committed: tuple[int, int] = (0, 0)
+    """(t*, e*)."""
+    holders: frozenset[int] = frozenset()
+    """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
+    plan: Mapping[int, Segments] = field(default_factory=dict)
+    """Group -> plan of the step in flight."""
+    standing: Standing | None = None
+    votes: Mapping[int, Vote] = field(default_factory=dict)
+    """Ok votes of the step in flight in this epoch."""
+    retries: Retries = field(default_factory=Retries)
+    leave: str = ""
+    """Why the run ends before its last step, empty if it does not."""
+    applied_last: frozenset[int] = frozenset()
+    """While ending: groups whose every rank holds the last state, saved."""
+    saved_step: int = -1
+    """Newest checkpoint that counts, -1 before the first."""
+    outcome: str = ""
+    outcome_reason: str = ""
+
+    @property
+    def job(self) -> JobSpec:
+        """The spec of an opened job."""
+        assert self.spec is not None, "no Opened event yet"
+        return self.spec
+
+    @property
+    def where(self) -> Placement:
+        """The placement of an opened job."""
+        assert self.placement is not None, "no Opened event yet"
+        return self.placement
+
+    @property
+    def step_in_flight(self) -> int:
+        """t* + 1."""
+        return self.committed[0] + 1
+
+    @property
+    def stopped(self) -> str | None:
+        """How the job ended, or None."""
+        return self.outcome or None
+
+    def segments_of(self, group: int) -> Segments:
+        """The group's plan of the step in flight."""
+        return self.plan.get(group, ())
+
+    def standing_of(self, group: int) -> tuple[int, ...]:
+        """The group's pieces in the steps after the one in flight."""
+        if self.standing is None:
+            return ()
+        segments = self.standing.plan.get(group, ())
+        return segments[0] if segments else ()
+
+    def view_of(self, group: int) -> View:
+        """What the group must know now."""
+        return View(
+            group=group,
+            incarnation=self.live[group],
+            epoch=self.epoch,
+            fencing=self.fencing,
+            live=tuple(sorted(self.live.items())),
+            committed=self.committed,
+            step=self.step_in_flight,
+            segments=self.segments_of(group),
+            standing=self.standing_of(group),
+            donors=() if group in self.holders else tuple(sorted(self.holders)),
+            leave=self.phase == "ending",
+        )
+
+
+def initial_state() -> State:
+    """The state before the first event of a journal."""
+    return State()
+
+
+def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
+    """A new life of the job: nothing of the old one counts but epochs and incarnations, which never repeat."""
+    return State(
+        spec=spec,
+        placement=placement_from_offsets(spec.num_groups, spec.offsets),
+        phase="forming",
+        life=life,
+        fencing=fencing,
+        epoch=state.epoch,
+        highest=state.highest,
+        committed=(spec.first_step, 0),
+        saved_step=spec.first_step if spec.first_step else -1,
+    )
+
+
+def without_result(state: State) -> State:
+    """The same state in a new epoch: votes of the old one do not count any more."""
+    return replace(state, epoch=state.epoch + 1, votes={})

@@ -1,0 +1,224 @@
+"""Votes and commits: protocol rules 2 (commit), 7 (apply once), 11 (failed votes), 12 (divergence), 14 (end).
+
+A step is committed when every live group voted ok in the present epoch with exactly the pieces of its plan, and the
+voted sets together are the whole batch. The decision is final.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from spare_megatron.controller import membership
+from spare_megatron.controller.membership import Outcome, decide, ignore, lose, retry
+from spare_megatron.controller.messages import (
+    AllVoted,
+    Applied,
+    Loss,
+    Lost,
+    SendCommit,
+    SendFenced,
+    SendView,
+    Vote,
+)
+from spare_megatron.controller.state import Retries, State
+
+FENCE_AFTER_FAILURES = 3
+
+
+def vote(state: State, event: Vote) -> Outcome:
+    """Count one group's vote; commit when it is the last one."""
+    group = event.group
+    if state.live.get(group) != event.incarnation:
+        reason = f"group {group} incarnation {event.incarnation} is not in the live set and voted"
+        return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
+    if state.phase not in ("running", "ending"):
+        return ignore(state, f"group {group} voted while the job is {state.phase}")
+    if event.step != state.step_in_flight or state.phase == "ending":
+        return _vote_of_another_step(state, event)
+    if not event.ok:
+        return _failed_vote(state, event)
+    if event.epoch != state.epoch:
+        return ignore(state, f"group {group} voted for epoch {event.epoch}, the epoch is {state.epoch}")
+    if group not in state.holders:
+        return ignore(state, f"group {group} voted before it held the state of step {state.committed[0]}")
+    planned = [piece for segment in state.segments_of(group) for piece in segment]
+    if list(event.pieces) != planned:
+        detail = f"voted {len(event.pieces)} pieces for step {event.step} which are not the {len(planned)} of its plan"
+        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+    counted = replace(state, votes={**state.votes, group: replace(event, at_s=0.0)})
+    if len(counted.votes) < len(counted.live):
+        return ignore(counted, f"group {group} voted ok, {len(counted.votes)} of {len(counted.live)}")
+    return _all_ok(counted, event.at_s)
+
+
+def all_voted(state: State, event: AllVoted) -> Outcome:
+    """The single votes of every live group at once, all ok, all for their plans."""
+    if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
+        return ignore(
+            state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight"
+        )
+    if state.holders != state.live.keys():
+        return ignore(state, "a joiner has not said Applied yet")
+    return _commit(state)
+
+
+def applied(state: State, event: Applied) -> Outcome:
+    """A joiner holds the state of t*, or a member has finished the run's last step."""
+    group = event.group
+    if state.live.get(group) != event.incarnation:
+        return ignore(state, f"group {group} incarnation {event.incarnation} is not in the live set")
+    if event.step != state.committed[0]:
+        return ignore(
+            state, f"group {group} applied step {event.step}, the last commit is {state.committed[0]}"
+        )
+    if state.phase == "ending":
+        done = replace(state, applied_last=state.applied_last | {group})
+        return membership.finish_if_applied(done, f"group {group} is done")
+    if group in state.holders:
+        return ignore(state, f"group {group} holds step {event.step} already")
+    return ignore(
+        replace(state, holders=state.holders | {group}),
+        f"group {group} holds the state of step {event.step} now",
+    )
+
+
+def _vote_of_another_step(state: State, event: Vote) -> Outcome:
+    if (event.step, event.epoch) == state.committed:
+        reason = f"group {event.group} voted for step {event.step} again: it missed the commit"
+        return decide(state, [SendView(state.view_of(event.group))], reason)
+    return ignore(
+        state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight"
+    )
+
+
+def _failed_vote(state: State, event: Vote) -> Outcome:
+    """Somebody could not reduce: try again, and fence the most blamed when it goes on (rule 11)."""
+    old = state.retries
+    blame = Counter(dict(old.blame))
+    blame.update(peer for peer in event.blamed if peer in state.live)
+    refused = old.refused | {event.group}
+    if event.epoch != state.epoch:
+        kept = replace(state, retries=replace(old, blame=dict(blame), refused=refused))
+        return ignore(
+            kept, f"group {event.group} failed in epoch {event.epoch}, which is over; its blame counts"
+        )
+    retries = Retries(
+        failures=old.failures + 1,
+        first_at_s=old.first_at_s if old.failures else event.at_s,
+        blame=dict(blame),
+        refused=refused,
+        result_mismatches=old.result_mismatches,
+    )
+    why = f"group {event.group} failed step {event.step} in epoch {event.epoch}: {event.detail or 'no reason given'}"
+    waited_s = event.at_s - retries.first_at_s
+    if retries.failures >= FENCE_AFTER_FAILURES and waited_s >= state.job.heartbeat_timeout_s:
+        fenced = _fence_most_blamed(state, retries, why)
+        if fenced is not None:
+            return fenced
+    return retry(state, retries, why)
+
+
+def _fence_most_blamed(state: State, retries: Retries, why: str) -> Outcome | None:
+    """Lose the most blamed group; None if nobody is blamed or its loss would end the job."""
+    if not retries.blame:
+        return None
+    worst = max(sorted(retries.blame), key=lambda g: (retries.blame[g], g in retries.refused, g))
+    if worst not in state.live:
+        return None
+    detail = f"blamed {retries.blame[worst]} times in {retries.failures} failures of step {state.step_in_flight} ({why})"
+    outcome = lose(state, Lost((Loss(worst, state.live[worst], "blamed", detail=detail),)))
+    return None if outcome[0].stopped else outcome
+
+
+def _all_ok(state: State, at_s: float) -> Outcome:
+    """Every live group voted ok: compare the digests, then commit (rule 12)."""
+    suspects = _minority({g: v.weights_digest for g, v in state.votes.items()})
+    if suspects is None:
+        reason = f"the weights after step {state.committed[0]} differ between groups and no majority agrees"
+        return membership.stop(state, "failed", _with_checkpoint(state, reason))
+    if suspects:
+        return _fence_diverged(state, suspects, f"weights after step {state.committed[0]}")
+    suspects = _minority({g: v.result_digest for g, v in state.votes.items()})
+    if suspects == frozenset():
+        _check_partition(state)
+        return _commit(state)
+    if not state.retries.result_mismatches:
+        retries = replace(
+            state.retries, failures=state.retries.failures + 1, first_at_s=at_s, result_mismatches=1
+        )
+        return retry(
+            state, retries, f"the reduced results of step {state.step_in_flight} differ between groups"
+        )
+    if suspects is None:
+        reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
+        return membership.stop(state, "failed", _with_checkpoint(state, reason))
+    return _fence_diverged(state, suspects, f"reduced result of step {state.step_in_flight}")
+
+
+def _minority(digests: dict[int, str]) -> frozenset[int] | None:
+    """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
+
+    A group that gave no digest takes no part.
+    """
+    given = {g: d for g, d in digests.items() if d}
+    counts = Counter(given.values()).most_common()
+    if len(counts) <= 1:
+        return frozenset()
+    digest, number = counts[0]
+    if 2 * number <= len(given):
+        return None
+    return frozenset(g for g, d in given.items() if d != digest)
+
+
+def _fence_diverged(state: State, suspects: Iterable[int], what: str) -> Outcome:
+    detail = f"its {what} differs from the majority's"
+    return lose(
+        state, Lost(tuple(Loss(g, state.live[g], "diverged", detail=detail) for g in sorted(suspects)))
+    )
+
+
+def _with_checkpoint(state: State, reason: str) -> str:
+    good = (
+        f"the last good checkpoint is step {state.saved_step}"
+        if state.saved_step >= 0
+        else "there is no checkpoint"
+    )
+    return f"{reason}; {good}"
+
+
+def _check_partition(state: State) -> None:
+    """The voted sets are disjoint and together the batch: proved from the votes themselves, not from the plan."""
+    seen = bytearray(state.job.num_groups * state.job.pieces_per_shard)
+    total = 0
+    for ballot in state.votes.values():
+        for piece in ballot.pieces:
+            seen[piece] = 1
+        total += len(ballot.pieces)
+    assert total == len(seen) == sum(seen), (
+        f"votes of step {state.step_in_flight} are no partition of the batch"
+    )
+
+
+def _commit(state: State) -> Outcome:
+    """(t, e) is committed; the plan of t + 1 is the standing assignment, in the same record."""
+    step = state.step_in_flight
+    assert state.standing is not None, "a running job has a standing assignment"
+    ends = step >= state.job.last_step or bool(state.leave)
+    after = replace(
+        state,
+        phase="ending" if ends else "running",
+        committed=(step, state.epoch),
+        holders=frozenset(state.live),
+        votes={},
+        retries=Retries(),
+        plan={} if ends else state.standing.plan,
+    )
+    groups = tuple(sorted(after.live))
+    actions = [SendCommit(groups, step, state.epoch, ends)]
+    reason = f"step {step} is committed in epoch {state.epoch} by {len(groups)} groups"
+    if ends or not after.waiting:
+        return decide(after, actions, reason)
+    admitted, decision = membership.admit(after, reason)
+    return decide(admitted, [*actions, *decision.actions], decision.reason)

@@ -1,7 +1,7 @@
 """What must hold after every event, whatever happened before: protocol.md's last list but one, as code.
 
 ``check`` is called by the tests and by the simulator with the state before and after one event. It raises
-:class:`Broken` with the figures; it never repairs anything.
+:class:`InvariantError` with the figures; it never repairs anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spare_megatron.controller.messages import Decision, Event, Opened, SendComm
 from spare_megatron.controller.state import State
 
 
-class Broken(AssertionError):
+class InvariantError(AssertionError):
     """An invariant does not hold: a bug in the controller, never a user's fault."""
 
 
@@ -20,10 +20,10 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
     """Every invariant that one transition can show.
 
     Raises:
-        Broken: naming the invariant and the values.
+        InvariantError: naming the invariant and the values.
     """
     if not decision.reason:
-        raise Broken(f"{type(event).__name__} led to a decision without a reason")
+        raise InvariantError(f"{type(event).__name__} led to a decision without a reason")
     _membership(before, after)
     _commits(before, event, after, decision)
     if after.phase == "running":
@@ -35,53 +35,53 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
 
 def _membership(before: State, after: State) -> None:
     if after.epoch < before.epoch:
-        raise Broken(f"epoch went back from {before.epoch} to {after.epoch}")
+        raise InvariantError(f"epoch went back from {before.epoch} to {after.epoch}")
     changed = before.live != after.live and after.phase == before.phase == "running"
     if changed and after.epoch != before.epoch + 1:
-        raise Broken(f"the live set changed and the epoch went from {before.epoch} to {after.epoch}")
+        raise InvariantError(f"the live set changed and the epoch went from {before.epoch} to {after.epoch}")
     for group, incarnation in after.live.items():
         if after.highest.get(group, -1) < incarnation:
-            raise Broken(
+            raise InvariantError(
                 f"group {group} lives as {incarnation}, the highest known is {after.highest.get(group)}"
             )
     for group, known in before.highest.items():
         if after.highest.get(group, -1) < known:
-            raise Broken(f"the highest incarnation of group {group} went back from {known}")
+            raise InvariantError(f"the highest incarnation of group {group} went back from {known}")
     if not after.holders <= after.live.keys() and after.phase in ("running", "ending"):
-        raise Broken(f"holders {sorted(after.holders)} are not all in the live set {sorted(after.live)}")
+        raise InvariantError(f"holders {sorted(after.holders)} are not all in the live set {sorted(after.live)}")
     if after.phase == "running" and not after.holders:
-        raise Broken("no live group holds the last committed state")
+        raise InvariantError("no live group holds the last committed state")
 
 
 def _commits(before: State, event: Event, after: State, decision: Decision) -> None:
     sent = [a for a in decision.actions if isinstance(a, SendCommit)]
     if isinstance(event, Opened):
         if sent:
-            raise Broken("opening a job committed a step")
+            raise InvariantError("opening a job committed a step")
         return
     advanced = after.committed[0] - before.committed[0]
     if advanced not in (0, 1) or len(sent) != advanced:
-        raise Broken(
+        raise InvariantError(
             f"the last commit went from {before.committed[0]} to {after.committed[0]} with {len(sent)} commits sent"
         )
     if not advanced:
         return
     commit = sent[0]
     if (commit.step, commit.epoch) != after.committed or commit.epoch != before.epoch:
-        raise Broken(
+        raise InvariantError(
             f"commit {commit.step} of epoch {commit.epoch} is not {after.committed} in epoch {before.epoch}"
         )
     if set(commit.groups) != set(before.live):
-        raise Broken(f"commit went to {commit.groups}, the live set was {sorted(before.live)}")
+        raise InvariantError(f"commit went to {commit.groups}, the live set was {sorted(before.live)}")
     if not before.live.keys() <= before.holders:
-        raise Broken(f"step {commit.step} was committed with members that did not hold the state before it")
+        raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
 
 
 def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
     pieces = sorted(piece for segments in plans for segment in segments for piece in segment)
     if pieces != list(range(state.job.num_groups * state.job.pieces_per_shard)):
-        raise Broken(
+        raise InvariantError(
             f"the plans of step {state.step_in_flight} in epoch {state.epoch} are no partition of the batch"
         )
 
@@ -91,7 +91,7 @@ def _plans(state: State) -> None:
     _partition(state, [state.segments_of(g) for g in state.live])
     _partition(state, [(state.standing_of(g),) for g in state.live])
     if set(state.plan) != set(state.live):
-        raise Broken(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
+        raise InvariantError(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
     stacks = state.where.stacks()
     hosts: dict[int, set[int]] = {}
     for group in state.live:
@@ -101,11 +101,9 @@ def _plans(state: State) -> None:
         hosted = set(stacks[group].tolist())
         shards = {p // state.job.pieces_per_shard for segment in state.segments_of(group) for p in segment}
         if not shards <= hosted:
-            raise Broken(
-                f"group {group} is to compute shards {sorted(shards - hosted)} which it does not host"
-            )
+            raise InvariantError(f"group {group} is to compute shards {sorted(shards - hosted)} which it does not host")
         if group not in state.holders and any(hosts[shard] & state.holders for shard in shards):
-            raise Broken(
+            raise InvariantError(
                 f"joiner {group} got pieces of {sorted(shards)} although a holder of the state hosts them"
             )
 
@@ -113,13 +111,13 @@ def _plans(state: State) -> None:
 def _votes(state: State) -> None:
     for group, vote in state.votes.items():
         if state.live.get(group) != vote.incarnation or not vote.ok:
-            raise Broken(f"a vote of group {group} is counted which is not a live member's ok")
+            raise InvariantError(f"a vote of group {group} is counted which is not a live member's ok")
         if (vote.step, vote.epoch) != (state.step_in_flight, state.epoch):
-            raise Broken(
+            raise InvariantError(
                 f"a vote for {(vote.step, vote.epoch)} counts in {(state.step_in_flight, state.epoch)}"
             )
         if list(vote.pieces) != [p for segment in state.segments_of(group) for p in segment]:
-            raise Broken(f"the vote of group {group} has other pieces than its plan")
+            raise InvariantError(f"the vote of group {group} has other pieces than its plan")
 
 
 def _growth(before: State, after: State) -> None:
@@ -131,14 +129,14 @@ def _growth(before: State, after: State) -> None:
             continue
         old, new = before.segments_of(group), after.segments_of(group)
         if new[: len(old)] != old:
-            raise Broken(
+            raise InvariantError(
                 f"the plan of group {group} in step {after.step_in_flight} is no longer a prefix of the new one"
             )
         if len(new) > len(old) + 1:
-            raise Broken(f"the plan of group {group} grew by {len(new) - len(old)} segments in one epoch")
+            raise InvariantError(f"the plan of group {group} grew by {len(new) - len(old)} segments in one epoch")
 
 
 def _views(after: State, decision: Decision) -> None:
     for action in decision.actions:
         if isinstance(action, SendView) and action.view.epoch != after.epoch:
-            raise Broken(f"a view of epoch {action.view.epoch} was sent in epoch {after.epoch}")
+            raise InvariantError(f"a view of epoch {action.view.epoch} was sent in epoch {after.epoch}")

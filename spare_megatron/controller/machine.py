@@ -87,9 +87,7 @@ def _opened(state: State, event: Opened) -> Outcome:
 def _after_stop(state: State, event: Event) -> Outcome:
     """Whoever still speaks is told that the job is over; a checkpoint that comes late still counts."""
     if isinstance(event, Hello | Vote):
-        return decide(
-            state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over"
-        )
+        return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
     if isinstance(event, Saved):
         return _saved(state, event)
     return ignore(state, "the job is over")
@@ -102,7 +100,9 @@ def _hello(state: State, event: Hello) -> Outcome:
     if refusal:
         return decide(state, [SendFenced(group, incarnation, refusal)], refusal)
     if event.fencing > state.fencing:
-        reason = f"group {group} knows coordinator {event.fencing}, this one is {state.fencing}: a newer one has taken over"
+        reason = (
+            f"group {group} knows coordinator {event.fencing}, this one is {state.fencing}: a newer one has taken over"
+        )
         return stop(state, "failed", reason)
     if state.phase == "forming":
         return _arrive(state, event)
@@ -152,9 +152,7 @@ def _return(state: State, event: Hello) -> Outcome:
         return stop(state, "failed", reason)
     missed = event.last_applied == step_committed - 1 and event.held == state.committed
     if group in state.holders and event.last_applied != step_committed and not missed:
-        detail = (
-            f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
-        )
+        detail = f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
 

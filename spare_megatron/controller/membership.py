@@ -59,9 +59,7 @@ def begin(state: State, why: str) -> Outcome:
     if len(live) < spec.num_groups:
         found = assign(state.where, live, spec.pieces_per_shard, spec.granularity, first)
         if isinstance(found, WipeOut):
-            return stop(
-                state, "failed", f"cannot begin with {len(live)} of {spec.num_groups} groups: {found.reason}"
-            )
+            return stop(state, "failed", f"cannot begin with {len(live)} of {spec.num_groups} groups: {found.reason}")
         drawn = found
     standing = Standing(drawn, live)
     begun = replace(
@@ -107,15 +105,11 @@ def lose(state: State, event: Lost) -> Outcome:
     after = replace(
         state,
         live={g: i for g, i in state.live.items() if g not in members},
-        waiting={
-            g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}
-        },
+        waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
         highest=_raise_highest(state.highest, losses),
     )
     if state.phase == "forming":
-        return _with_actions(
-            begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences
-        )
+        return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
     if not members:
         return decide(after, fences, f"lost before it was admitted: {why}")
     if state.phase == "ending":
@@ -151,9 +145,7 @@ def _lose_while_ending(after: State, fences: list[Action], why: str) -> Outcome:
     )
     if not after.live:
         if after.saved_step == step:
-            return stop(
-                after, "finished" if not after.leave else "left", f"{why}; step {step} is saved", fences
-            )
+            return stop(after, "finished" if not after.leave else "left", f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
     if after.applied_last >= after.live.keys():
         return stop(after, *_ending(after), before=fences)
@@ -193,9 +185,7 @@ def _shrink(
     if not live:
         return stop(after, "wipe-out", f"{why}; every group is lost", fences)
     if not holders:
-        return stop(
-            after, "wipe-out", f"{why}; no live group holds the state of step {after.committed[0]}", fences
-        )
+        return stop(after, "wipe-out", f"{why}; no live group holds the state of step {after.committed[0]}", fences)
     assert before.standing is not None, "a running job has a standing assignment"
     drawn = assign(after.where, live, spec.pieces_per_shard, spec.granularity, before.standing.assignment)
     if isinstance(drawn, WipeOut):
@@ -246,9 +236,7 @@ def retry(state: State, retries: Retries, why: str) -> Outcome:
             f"{why}; step {state.step_in_flight} failed {retries.failures} times without a death to explain it",
         )
     again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
-    delay_s = (
-        0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (retries.failures - 3))
-    )
+    delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (retries.failures - 3))
     reason = f"{why}; epoch {again.epoch}, same {len(again.live)} groups, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
 
@@ -258,9 +246,7 @@ def admit(state: State, why: str) -> Outcome:
     spec = state.job
     live = {**state.live, **state.waiting}
     assert state.standing is not None, "a running job has a standing assignment"
-    drawn = assign(
-        state.where, tuple(sorted(live)), spec.pieces_per_shard, spec.granularity, state.standing.assignment
-    )
+    drawn = assign(state.where, tuple(sorted(live)), spec.pieces_per_shard, spec.granularity, state.standing.assignment)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
     joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
     plan = {**state.plan, **dict.fromkeys(state.waiting, ())}
@@ -274,9 +260,7 @@ def admit(state: State, why: str) -> Outcome:
         retries=Retries(),
         standing=Standing(drawn, tuple(sorted(live))),
     )
-    reason = (
-        f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
-    )
+    reason = f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
     return decide(grown, views(grown), reason)
 
 

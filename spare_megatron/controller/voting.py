@@ -56,9 +56,7 @@ def vote(state: State, event: Vote) -> Outcome:
 def all_voted(state: State, event: AllVoted) -> Outcome:
     """The single votes of every live group at once, all ok, all for their plans."""
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
-        return ignore(
-            state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight"
-        )
+        return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if state.holders != state.live.keys():
         return ignore(state, "a joiner has not said Applied yet")
     return _commit(state)
@@ -70,9 +68,7 @@ def applied(state: State, event: Applied) -> Outcome:
     if state.live.get(group) != event.incarnation:
         return ignore(state, f"group {group} incarnation {event.incarnation} is not in the live set")
     if event.step != state.committed[0]:
-        return ignore(
-            state, f"group {group} applied step {event.step}, the last commit is {state.committed[0]}"
-        )
+        return ignore(state, f"group {group} applied step {event.step}, the last commit is {state.committed[0]}")
     if state.phase == "ending":
         done = replace(state, applied_last=state.applied_last | {group})
         return membership.finish_if_applied(done, f"group {group} is done")
@@ -88,9 +84,7 @@ def _vote_of_another_step(state: State, event: Vote) -> Outcome:
     if (event.step, event.epoch) == state.committed:
         reason = f"group {event.group} voted for step {event.step} again: it missed the commit"
         return decide(state, [SendView(state.view_of(event.group))], reason)
-    return ignore(
-        state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight"
-    )
+    return ignore(state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight")
 
 
 def _failed_vote(state: State, event: Vote) -> Outcome:
@@ -101,9 +95,7 @@ def _failed_vote(state: State, event: Vote) -> Outcome:
     refused = old.refused | {event.group}
     if event.epoch != state.epoch:
         kept = replace(state, retries=replace(old, blame=dict(blame), refused=refused))
-        return ignore(
-            kept, f"group {event.group} failed in epoch {event.epoch}, which is over; its blame counts"
-        )
+        return ignore(kept, f"group {event.group} failed in epoch {event.epoch}, which is over; its blame counts")
     retries = Retries(
         failures=old.failures + 1,
         first_at_s=old.first_at_s if old.failures else event.at_s,
@@ -127,7 +119,9 @@ def _fence_most_blamed(state: State, retries: Retries, why: str) -> Outcome | No
     worst = max(sorted(retries.blame), key=lambda g: (retries.blame[g], g in retries.refused, g))
     if worst not in state.live:
         return None
-    detail = f"blamed {retries.blame[worst]} times in {retries.failures} failures of step {state.step_in_flight} ({why})"
+    detail = (
+        f"blamed {retries.blame[worst]} times in {retries.failures} failures of step {state.step_in_flight} ({why})"
+    )
     outcome = lose(state, Lost((Loss(worst, state.live[worst], "blamed", detail=detail),)))
     return None if outcome[0].stopped else outcome
 
@@ -145,12 +139,8 @@ def _all_ok(state: State, at_s: float) -> Outcome:
         _check_partition(state)
         return _commit(state)
     if not state.retries.result_mismatches:
-        retries = replace(
-            state.retries, failures=state.retries.failures + 1, first_at_s=at_s, result_mismatches=1
-        )
-        return retry(
-            state, retries, f"the reduced results of step {state.step_in_flight} differ between groups"
-        )
+        retries = replace(state.retries, failures=state.retries.failures + 1, first_at_s=at_s, result_mismatches=1)
+        return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups")
     if suspects is None:
         reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
         return membership.stop(state, "failed", _with_checkpoint(state, reason))
@@ -174,17 +164,11 @@ def _minority(digests: dict[int, str]) -> frozenset[int] | None:
 
 def _fence_diverged(state: State, suspects: Iterable[int], what: str) -> Outcome:
     detail = f"its {what} differs from the majority's"
-    return lose(
-        state, Lost(tuple(Loss(g, state.live[g], "diverged", detail=detail) for g in sorted(suspects)))
-    )
+    return lose(state, Lost(tuple(Loss(g, state.live[g], "diverged", detail=detail) for g in sorted(suspects))))
 
 
 def _with_checkpoint(state: State, reason: str) -> str:
-    good = (
-        f"the last good checkpoint is step {state.saved_step}"
-        if state.saved_step >= 0
-        else "there is no checkpoint"
-    )
+    good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
     return f"{reason}; {good}"
 
 
@@ -196,9 +180,7 @@ def _check_partition(state: State) -> None:
         for piece in ballot.pieces:
             seen[piece] = 1
         total += len(ballot.pieces)
-    assert total == len(seen) == sum(seen), (
-        f"votes of step {state.step_in_flight} are no partition of the batch"
-    )
+    assert total == len(seen) == sum(seen), f"votes of step {state.step_in_flight} are no partition of the batch"
 
 
 def _commit(state: State) -> Outcome:

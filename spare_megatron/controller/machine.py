@@ -100,9 +100,7 @@ def _hello(state: State, event: Hello) -> Outcome:
     if refusal:
         return decide(state, [SendFenced(group, incarnation, refusal)], refusal)
     if event.fencing > state.fencing:
-        reason = (
-            f"group {group} knows coordinator {event.fencing}, this one is {state.fencing}: a newer one has taken over"
-        )
+        reason = f"group {group} knows coordinator {event.fencing}, this is {state.fencing}: a newer one has taken over"
         return stop(state, "failed", reason)
     if state.phase == "forming":
         return _arrive(state, event)

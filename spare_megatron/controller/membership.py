@@ -249,7 +249,7 @@ def admit(state: State, why: str) -> Outcome:
     drawn = assign(state.where, tuple(sorted(live)), spec.pieces_per_shard, spec.granularity, state.standing.assignment)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
     joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
-    plan = {**state.plan, **dict.fromkeys(state.waiting, ())}
+    plan = {**state.plan, **dict.fromkeys(state.waiting, ((),))}
     grown = replace(
         state,
         epoch=state.epoch + 1,

@@ -5,15 +5,15 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 * a *piece* is the number ``i * K + j`` of microbatch ``j`` of shard ``i``; lists of pieces are in execution order;
 * ``step`` is t, ``epoch`` is e; ``(t*, e*)`` is the last commit; epochs start at 1, steps at ``first_step + 1``;
-* a group's plan is a tuple of *segments*: one for the plan it started the step with, one more for each epoch that
-  added pieces. Every rank of a group runs the same segments one after the other, each as one pipeline, so that ranks
-  which saw different views still run the same work in the same order.
+* a group's plan is a tuple of *segments*: one (perhaps empty) for the plan it started the step with, one more for
+  each epoch that added pieces. Every rank of a group runs the same segments one after the other, each as one
+  pipeline, so that ranks which saw different views still run the same work in the same order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 Segments = tuple[tuple[int, ...], ...]
 
@@ -153,7 +153,7 @@ class StopRequested:
     reason: str
 
 
-Event = Union[Opened, Hello, StartupOver, Vote, AllVoted, Applied, Lost, Saved, StopRequested]
+Event: TypeAlias = Opened | Hello | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested
 
 
 # --------------------------------------------------------------------------------------------------------- actions
@@ -228,7 +228,7 @@ class AcceptSave:
     directory: str
 
 
-Action = Union[SendView, SendCommit, SendFenced, SendStop, AcceptSave]
+Action: TypeAlias = SendView | SendCommit | SendFenced | SendStop | AcceptSave
 
 
 @dataclass(frozen=True)

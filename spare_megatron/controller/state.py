@@ -24,12 +24,8 @@ class Standing:
 
     @cached_property
     def plan(self) -> Mapping[int, Segments]:
-        """Group -> its pieces as one segment; no segment for a group without a piece."""
-        plan: dict[int, Segments] = {}
-        for group in self.live:
-            pieces = self.assignment.pieces_of(group)
-            plan[group] = (pieces,) if pieces else ()
-        return plan
+        """Group -> its pieces as one segment, an empty one for a group without a piece."""
+        return {group: (self.assignment.pieces_of(group),) for group in self.live}
 
 
 @dataclass(frozen=True)
@@ -120,8 +116,7 @@ class State:
         """The group's pieces in the steps after the one in flight."""
         if self.standing is None:
             return ()
-        segments = self.standing.plan.get(group, ())
-        return segments[0] if segments else ()
+        return self.standing.plan[group][0]
 
     def view_of(self, group: int) -> View:
         """What the group must know now."""

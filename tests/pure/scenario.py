@@ -1,0 +1,172 @@
+"""Golden scenarios: a text of commands and, after each, what the controller decided.
+
+A scenario file has one command a line; what the machine answers stands below it, indented. ``run`` plays the commands
+and returns the file as it should be; ``python -m tests.pure.scenario`` rewrites all files (read the diff before you
+commit it). Every transition is checked against the invariants on the way.
+
+Commands::
+
+    open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
+    reopen                          the coordinator restarts in the same life
+    life                            a new life of the job starts from step `first`
+    hello G[,G...] [inc=0] [applied=0] [held=t,e] [fencing=1] [fingerprint=job]
+    vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [blame=G] [at=seconds] [result=d] [weights=d]
+    vote all                        every live group, ok, with its plan
+    allvoted
+    applied G[,G...] [step=t]
+    lost G[,G...] [inc=0] [cause=exited] [progress=g:n,g:n]
+    saved G [step=t]
+    startup-over
+    stop-requested
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.invariants import check
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.placement import build_placement
+
+FOLDER = Path(__file__).parent / "scenarios"
+
+
+class Player:
+    """Plays one scenario; keeps the machine's state between commands."""
+
+    def __init__(self) -> None:
+        self.state: State = initial_state()
+        self.spec: m.JobSpec | None = None
+
+    def play(self, line: str) -> list[str]:
+        """Apply one command; the lines that describe the decisions."""
+        words = line.split()
+        options = dict(w.split("=", 1) for w in words if "=" in w)
+        plain = [w for w in words[1:] if "=" not in w]
+        lines: list[str] = []
+        for event in self._events(words[0], plain, options):
+            before = self.state
+            self.state, decision = step(before, event)
+            check(before, event, self.state, decision)
+            lines += [f"  {decision.reason}"] + [f"    {text}" for a in decision.actions for text in _describe(a)]
+        return lines
+
+    def _events(self, verb: str, plain: list[str], options: dict[str, str]) -> list[m.Event]:
+        if verb == "open":
+            self.spec = _spec(options)
+            return [m.Opened(self.spec, life=1, fencing=1)]
+        assert self.spec is not None, "the first command opens a job"
+        if verb == "reopen":
+            return [m.Opened(self.spec, self.state.life, self.state.fencing + 1)]
+        if verb == "life":
+            spec = replace(self.spec, first_step=int(options.get("first", 0)))
+            return [m.Opened(spec, self.state.life + 1, self.state.fencing + 1)]
+        if verb == "allvoted":
+            return [m.AllVoted(self.state.step_in_flight, self.state.epoch)]
+        if verb == "startup-over":
+            return [m.StartupOver(60.0)]
+        if verb == "stop-requested":
+            return [m.StopRequested("SIGTERM")]
+        if plain[0] == "all":
+            groups = sorted(self.state.live)
+        else:
+            groups = [int(g) for g in plain[0].split(",")]
+        if verb == "lost":
+            return [self._lost(groups, options)]
+        return [self._of_group(verb, g, plain, options) for g in groups]
+
+    def _lost(self, groups: list[int], options: dict[str, str]) -> m.Lost:
+        pairs = [p.split(":") for p in options.get("progress", "").split(",") if p]
+        progress = tuple((int(g), int(n)) for g, n in pairs)
+        cause = options.get("cause", "exited")
+        return m.Lost(tuple(m.Loss(g, self._incarnation(g, options), cause) for g in groups), progress)
+
+    def _incarnation(self, group: int, options: dict[str, str]) -> int:
+        return int(options.get("inc", self.state.live.get(group, 0)))
+
+    def _of_group(self, verb: str, group: int, plain: list[str], options: dict[str, str]) -> m.Event:
+        incarnation = self._incarnation(group, options)
+        if verb == "hello":
+            held = tuple(int(x) for x in options["held"].split(",")) if "held" in options else None
+            applied = int(options.get("applied", self.spec.first_step if self.spec else 0))
+            fingerprint = options.get("fingerprint", "job")
+            return m.Hello(group, incarnation, fingerprint, applied, held, int(options.get("fencing", 0)))  # type: ignore[arg-type]
+        if verb == "saved":
+            return m.Saved(group, incarnation, int(options.get("step", self.state.committed[0])), "dir")
+        if verb == "applied":
+            return m.Applied(group, incarnation, int(options.get("step", self.state.committed[0])))
+        assert verb == "vote", f"unknown command {verb}"
+        planned = tuple(p for segment in self.state.segments_of(group) for p in segment)
+        pieces = tuple(int(p) for p in options["pieces"].split(",")) if "pieces" in options else planned
+        return m.Vote(
+            group,
+            incarnation,
+            int(options.get("step", self.state.step_in_flight)),
+            int(options.get("epoch", self.state.epoch)),
+            ok="no" not in plain,
+            pieces=pieces,
+            result_digest=options.get("result", ""),
+            weights_digest=options.get("weights", ""),
+            blamed=tuple(int(g) for g in options.get("blame", "").split(",") if g),
+            at_s=float(options.get("at", 0.0)),
+        )
+
+
+def _spec(options: dict[str, str]) -> m.JobSpec:
+    groups, redundancy = int(options["N"]), int(options["r"])
+    placement = build_placement(groups, redundancy, options.get("kind", "independent"))  # type: ignore[arg-type]
+    return m.JobSpec(
+        num_groups=groups,
+        pieces_per_shard=int(options["K"]),
+        offsets=placement.offsets,
+        granularity=options.get("granularity", "microbatch"),
+        first_step=int(options.get("first", 0)),
+        last_step=int(options.get("steps", 3)),
+        min_groups=int(options.get("min", 1)),
+        fingerprint="job",
+        heartbeat_timeout_s=float(options.get("heartbeat", 5.0)),
+        retry_limit=int(options.get("retries", 8)),
+    )
+
+
+def _describe(action: m.Action) -> list[str]:
+    if isinstance(action, m.SendView):
+        v = action.view
+        segments = " + ".join("[" + " ".join(map(str, s)) + "]" for s in v.segments)
+        donors = f" donors {list(v.donors)}" if v.donors else ""
+        delay = f" after {action.delay_s:g} s" if action.delay_s else ""
+        leave = " leave" if v.leave else ""
+        standing = " ".join(map(str, v.standing))
+        return [
+            f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
+            f"then [{standing}]{donors}{leave}{delay}"
+        ]
+    if isinstance(action, m.SendCommit):
+        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}" + (" leave" if action.leave else "")]
+    if isinstance(action, m.SendFenced):
+        return [f"-> {action.group} (incarnation {action.incarnation}): fenced"]
+    if isinstance(action, m.SendStop):
+        return [f"-> {list(action.groups)}: stop, {action.outcome}"]
+    return [f"-> {action.group}: the checkpoint of step {action.step} counts"]
+
+
+def run(text: str) -> str:
+    """The scenario with the answers below each command; comments and blank lines stay."""
+    player = Player()
+    out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        out.append(line)
+        if line and not line.startswith("#"):
+            out += player.play(line)
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    for path in sorted(FOLDER.glob("*.txt")):
+        path.write_text(run(path.read_text()))
+        sys.stdout.write(f"rewrote {path}\n")

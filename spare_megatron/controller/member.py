@@ -101,7 +101,7 @@ def take_commit(orders: Orders, step: int, epoch: int, leave: bool) -> tuple[Ord
     """Commit(t, e): the plan of t + 1 is the standing assignment. Repeated or of another epoch: nothing."""
     if orders.over or (step, epoch) != (orders.step, orders.epoch):
         return orders, Change.NONE
-    segments: Segments = (orders.standing,) if orders.standing and not leave else ()
+    segments: Segments = () if leave else (orders.standing,)
     told = replace(
         orders,
         version=orders.version + 1,

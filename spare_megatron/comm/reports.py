@@ -1,0 +1,92 @@
+"""What a rank says to its leader, as plain values, and the progress counter that its heartbeats carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+PHASES = (
+    "start",
+    "join",
+    "forward",
+    "backward",
+    "compute",
+    "patch",
+    "rebuild",
+    "reduce",
+    "vote",
+    "apply",
+    "evaluate",
+    "checkpoint",
+    "end",
+)
+"""What a training thread can be at. Within a step it goes through them in this order, but for the patch, which
+brings it back to computing."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The reduction of (step, epoch) ended on this rank, well or badly."""
+
+    step: int
+    epoch: int
+    ok: bool
+    pieces: tuple[int, ...] = ()
+    result_digest: str = ""
+    weights_digest: str = ""
+    blamed: tuple[int, ...] = ()
+    detail: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The rank applied a committed step; what it knows of it."""
+
+    step: int
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """The rank holds verified state ``step`` (a joiner; at the end of the run, saved)."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """Does this checkpoint count?"""
+
+    step: int
+    directory: str
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """Save and leave at the next step boundary."""
+
+    reason: str
+
+
+RankReport = Union[Reduced, Applied, Holds, SaveRequest, StopRequest]
+
+
+class Progress:
+    """Written by the training thread, read by the control thread; each field alone is consistent, which is enough:
+    a heartbeat that mixes two moments is corrected by the next one."""
+
+    __slots__ = ("counter", "in_phase", "phase", "pieces_done", "step")
+
+    def __init__(self) -> None:
+        self.phase = "start"
+        self.step = 0
+        self.pieces_done = 0
+        self.counter = 0
+        self.in_phase = 0
+
+    def tick(self, phase: str, step: int, pieces_done: int) -> None:
+        """One more sign of life of the training thread."""
+        self.in_phase = self.in_phase + 1 if (phase, step) == (self.phase, self.step) else 0
+        self.phase, self.step, self.pieces_done = phase, step, pieces_done
+        self.counter += 1

@@ -1,0 +1,57 @@
+"""What the first group tells the coordinator about the job, beside the machine's JobSpec: for records, not decisions.
+
+Plain values only: it crosses the wire as JSON and is kept in the run directory, so that a restarted coordinator
+goes on with the same records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spare_megatron.config.timeouts import Timeouts
+
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """Figures for logs and metrics, and what must be the same on every rank."""
+
+    identity: Mapping[str, Plain] = field(default_factory=dict)
+    """Everything that must be equal on all ranks, by name: model, data, flags, versions."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    train_iters: int = 0
+    """Last step of the schedule, for the iteration line; the run may end before it."""
+    log_interval: int = 100
+    global_batch_size: int = 0
+    seq_length: int = 0
+    consumed_samples: int = 0
+    """Samples consumed before the first step of this life."""
+    world_size: int = 0
+    flops_per_step: float = 0.0
+    """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
+    loss_names: tuple[str, ...] = ("lm loss",)
+    """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
+    tensorboard_dir: str = ""
+    tensorboard_log_interval: int = 1
+    wandb_project: str = ""
+    wandb_exp_name: str = ""
+    wandb_save_dir: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity, for JobSpec.fingerprint."""
+        text = json.dumps(dict(self.identity), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def difference(ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3) -> str:
+    """What differs between two identities, in words: 'lr is 0.1, elsewhere 0.2'; empty if nothing does."""
+    absent = object()
+    names = [n for n in sorted({*ours, *theirs}) if ours.get(n, absent) != theirs.get(n, absent)]
+    parts = [f"{n} is {ours.get(n, 'not set')}, elsewhere {theirs.get(n, 'not set')}" for n in names[:shown]]
+    more = len(names) - shown
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,114 @@
+"""Where a rank stands in the job, read from the environment that a launcher gave it.
+
+Three launchers are understood: spare-launch (``SPARE_*``), torchrun started once per group (its own variables plus
+``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one step over all ranks). Nothing here reads the
+process environment: a mapping is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of the job."""
+
+    group: int
+    position: int
+    """m: place inside the group."""
+    num_groups: int
+    incarnation: int
+    """How often the group was started anew; 0 the first time."""
+    run_dir: str | None
+    launcher: str
+    """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
+
+
+@dataclass(frozen=True)
+class WorldHint:
+    """What the environment alone says of the job's size, before the flags are known."""
+
+    launcher: str
+    num_groups: int | None
+    """N, where the launcher says it."""
+    group_size: int | None
+    """M, where the launcher says it."""
+    world_size: int | None
+    """N x M, where the launcher says only that."""
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """The environment variable ``name`` as a number, None where it is not set."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"the environment variable {name} is {text!r}, but must be a number") from None
+    if value < 0:
+        raise ConfigError(f"the environment variable {name} is {value}, but must not be negative")
+    return value
+
+
+def required(environ: Mapping[str, str], name: str, beside: str) -> int:
+    """As :func:`number`, but it must be there because ``beside`` is."""
+    value = number(environ, name)
+    if value is None:
+        raise ConfigError(f"{beside} is set but {name} is not; set {name} as well, or start the job with spare-launch")
+    return value
+
+
+def world_hint(environ: Mapping[str, str]) -> WorldHint:
+    """Sizes that the launcher gave; the flags must agree with them."""
+    num_groups = number(environ, "SPARE_NUM_GROUPS")
+    if number(environ, "SPARE_POSITION") is not None:
+        return WorldHint("spare-launch", required(environ, "SPARE_NUM_GROUPS", "SPARE_POSITION"), None, None)
+    if number(environ, "RANK") is not None and number(environ, "SPARE_GROUP") is not None:
+        size = required(environ, "WORLD_SIZE", "RANK")
+        return WorldHint("torchrun", required(environ, "SPARE_NUM_GROUPS", "SPARE_GROUP"), size, None)
+    if number(environ, "RANK") is not None and (number(environ, "WORLD_SIZE") or 1) > 1:
+        raise ConfigError(
+            f"torchrun started {environ.get('WORLD_SIZE')} ranks but SPARE_GROUP is not set; start one torchrun per group "
+            "with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
+        )
+    if number(environ, "SLURM_PROCID") is not None and (number(environ, "SLURM_NTASKS") or 1) > 1:
+        return WorldHint("slurm", num_groups, None, required(environ, "SLURM_NTASKS", "SLURM_PROCID"))
+    return WorldHint("none", num_groups, None, None)
+
+
+def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_dir: str | None) -> Place:
+    """This rank's place in a job of ``num_groups`` groups of ``group_size`` ranks.
+
+    ``run_dir`` is what the flags say; ``SPARE_RUN_DIR`` counts where they say nothing.
+    """
+    hint = world_hint(environ)
+    run_dir = run_dir or environ.get("SPARE_RUN_DIR") or None
+    incarnation = number(environ, "SPARE_INCARNATION") or 0
+    if hint.launcher == "spare-launch":
+        group = required(environ, "SPARE_GROUP", "SPARE_POSITION")
+        position = required(environ, "SPARE_POSITION", "SPARE_GROUP")
+    elif hint.launcher == "torchrun":
+        group, position = required(environ, "SPARE_GROUP", "RANK"), required(environ, "RANK", "SPARE_GROUP")
+    elif hint.launcher == "slurm":
+        rank = required(environ, "SLURM_PROCID", "SLURM_NTASKS")
+        group, position = divmod(rank, group_size)
+        if number(environ, "SPARE_INCARNATION") is None:
+            incarnation = number(environ, "SLURM_RESTART_COUNT") or 0
+    else:
+        group, position = 0, 0
+    if group >= num_groups:
+        raise ConfigError(
+            f"this rank's group is {group}, but a job of {num_groups} groups has groups 0 to {num_groups - 1}"
+        )
+    if position >= group_size:
+        raise ConfigError(
+            f"this rank's position is {position}, but a group of {group_size} ranks has positions 0 to {group_size - 1}; "
+            "start as many ranks per group as --tensor-model-parallel-size x --pipeline-model-parallel-size x "
+            "--context-parallel-size x inner data-parallel size"
+        )
+    return Place(group, position, num_groups, incarnation, run_dir, hint.launcher)

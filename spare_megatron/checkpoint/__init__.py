@@ -1,0 +1,1 @@
+"""Durable state: how checkpoint directories are named, published, found and judged."""

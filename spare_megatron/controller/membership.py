@@ -113,7 +113,7 @@ def lose(state: State, event: Lost) -> Outcome:
     if not members:
         return decide(after, fences, f"lost before it was admitted: {why}")
     if state.phase == "ending":
-        return _lose_while_ending(after, fences, why)
+        return _lose_while_ending(state, after, fences, why)
     return _shrink(after, state, members, dict(event.progress), fences, why)
 
 
@@ -137,16 +137,24 @@ def _with_actions(outcome: Outcome, before: list[Action]) -> Outcome:
     return state, replace(decision, actions=(*before, *decision.actions))
 
 
-def _lose_while_ending(after: State, fences: list[Action], why: str) -> Outcome:
-    """The last step is committed: nothing is planned any more, but somebody must hold the final state."""
+def _lose_while_ending(before: State, after: State, fences: list[Action], why: str) -> Outcome:
+    """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
+
+    The member with the lowest id saves (training.loop). When it dies before its checkpoint counts, the next one is
+    asked: its Applied is withdrawn and a view of a new epoch tells it that it is the lowest now.
+    """
     step = after.committed[0]
     after = replace(
         after, holders=after.holders & after.live.keys(), applied_last=after.applied_last & after.live.keys()
     )
+    saved = after.saved_step == step
     if not after.live:
-        if after.saved_step == step:
-            return stop(after, "finished" if not after.leave else "left", f"{why}; step {step} is saved", fences)
+        if saved:
+            return stop(after, _ending(after)[0], f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
+    if min(after.live) != min(before.live) and not saved:
+        asked = replace(after, epoch=after.epoch + 1, applied_last=after.applied_last - {min(after.live)})
+        return decide(asked, [*fences, *views(asked)], f"{why}; group {min(after.live)} is to save step {step}")
     if after.applied_last >= after.live.keys():
         return stop(after, *_ending(after), before=fences)
     return decide(after, fences, f"{why}; the run ends with {len(after.live)} groups")

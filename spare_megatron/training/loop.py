@@ -1,0 +1,113 @@
+"""The life of one rank: wait for the first view, train step after step, save at boundaries, leave when told.
+
+Everything that a group does together at a step boundary follows from committed facts that all its ranks share (the
+step number, the members of the epoch in which the step was committed), never from what one rank happens to know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spare_megatron.comm.link import Session
+from spare_megatron.controller.member import Orders
+from spare_megatron.training.engine import StepEngine
+from spare_megatron.training.step import Committed, LeaveError, StepRunner
+
+log = logging.getLogger(__name__)
+
+
+class Saver(Protocol):
+    """Writes checkpoints of this rank's group; collective in the group."""
+
+    def due(self, step: int) -> bool:
+        """True when ``step`` is one at which the job saves."""
+
+    def save(self, step: int, epoch: int, accept: Callable[[int, str], bool]) -> bool:
+        """Write step ``step``; publish it if ``accept(step, directory)`` says that it counts. False: it does not."""
+
+
+@dataclass
+class TrainingLoop:
+    """Drives one rank from the first view to the end of the job."""
+
+    engine: StepEngine
+    runner: StepRunner
+    session: Session
+    saver: Saver | None
+    first_step: int
+    """Step whose state the engine holds at the start."""
+
+    def run(self) -> Orders:
+        """Train until the job is over for this rank; the orders that say how."""
+        try:
+            orders = self._wait_for_members()
+            step = self.first_step + 1
+            while not self._ends(orders, step):
+                committed = self.runner.run(step)
+                self._apply(committed)
+                if committed.leave:
+                    return self._end(committed)
+                if self.saver and self.saver.due(step) and self._saves(committed.live):
+                    self._save(committed)
+                step += 1
+                orders = self.session.orders
+        except LeaveError as leave:
+            return leave.orders
+        return self._until_over()
+
+    def _wait_for_members(self) -> Orders:
+        orders = self.session.orders
+        while orders.epoch == 0 and not orders.over:
+            orders = self.session.wait(orders.version)
+        if orders.over:
+            raise LeaveError(orders)
+        return orders
+
+    @staticmethod
+    def _ends(orders: Orders, step: int) -> bool:
+        """True when the run ended with the step before ``step`` (a life that starts at its last step)."""
+        return orders.leave and orders.committed[0] < step
+
+    def _apply(self, committed: Committed) -> None:
+        self.session.progress("apply", committed.step, 0)
+        report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
+        self.session.applied(committed.step, report)
+
+    def _saves(self, live: tuple[int, ...]) -> bool:
+        """One group saves for all: the lowest of those that committed the step."""
+        return self.session.orders.group == min(live)
+
+    def _save(self, committed: Committed) -> None:
+        assert self.saver is not None
+        self.session.progress("checkpoint", committed.step, 0)
+        self.runner.inject("checkpoint", committed.step, 0)
+        if not self.saver.save(committed.step, committed.epoch, self.session.saved):
+            log.warning("the checkpoint of step %d does not count", committed.step)
+        self.session.progress("checkpoint", committed.step, 0)
+
+    def _end(self, committed: Committed) -> Orders:
+        """The last step is applied: save it if this group is the one, say so, and stay until the job is over.
+
+        Should the group that saves die, a view without it makes the next one the lowest.
+        """
+        step, live, saved = committed.step, committed.live, self.saver is None
+        orders = self.session.orders
+        while True:
+            if self._saves(live) and not saved:
+                self._save(committed)
+                saved = True
+            self.session.holds(step)
+            while not orders.over and orders.live_groups == live:
+                orders = self.session.wait(orders.version)
+            if orders.over:
+                return orders
+            live = orders.live_groups
+
+    def _until_over(self) -> Orders:
+        orders = self.session.orders
+        while not orders.over:
+            orders = self.session.wait(orders.version)
+        return orders

@@ -1,0 +1,193 @@
+"""One step of one rank: run the plan, reduce over the groups, vote, wait for the commit. Failures are ordinary here.
+
+The runner interprets the newest :class:`~spare_megatron.controller.member.Orders` until the step is committed:
+
+1. a segment of the plan that has not been run is run (the first one is the step's own work, later ones are patches);
+2. with all segments of the newest epoch inside, the accumulators are reduced in that epoch, out of place;
+3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
+
+A newer epoch never interrupts computing and throws nothing away: accumulators grow until the commit. What a rank does
+*inside* its group follows from the sequence of segments alone, so ranks of a group that learn of an epoch at
+different moments still call the same collectives in the same order (protocol rule 4).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from spare_megatron.comm.link import Session
+from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.controller.member import Orders
+from spare_megatron.training.engine import StepEngine
+
+
+class LeaveError(Exception):
+    """The job is over for this rank: fenced or stopped; ``orders`` says which and why."""
+
+    def __init__(self, orders: Orders) -> None:
+        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
+        self.orders = orders
+
+
+class Replicas(Protocol):
+    """The part of :class:`~spare_megatron.comm.replica.ReplicaCommunicators` that a step needs."""
+
+    def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""
+
+
+@dataclass
+class StepTimes:
+    """Seconds that this rank spent in one step, by kind."""
+
+    compute_s: float = 0.0
+    patch_s: float = 0.0
+    rebuild_s: float = 0.0
+    reduce_s: float = 0.0
+    """Of the reduction that was committed."""
+    commit_s: float = 0.0
+    """Between the end of the reduction and the commit."""
+    attempts: int = 0
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A step that is committed and not yet applied by this rank."""
+
+    step: int
+    epoch: int
+    tensors: Sequence[torch.Tensor]
+    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``."""
+    scalars: Mapping[str, float]
+    times: StepTimes
+    live: tuple[int, ...]
+    """Groups that committed it: the members of ``epoch``."""
+    leave: bool
+    """The run ends with this step."""
+
+
+@dataclass
+class _Attempt:
+    """The reduction that was reported last."""
+
+    epoch: int = 0
+    live: tuple[int, ...] = ()
+    outcome: ReduceOutcome | None = None
+    ended_s: float = 0.0
+
+
+@dataclass
+class StepRunner:
+    """Interprets plans on one rank. Not thread-safe: it belongs to the training thread."""
+
+    engine: StepEngine
+    session: Session
+    replicas: Replicas
+    inject: Callable[[str, int, int], None]
+    """``inject(point, step, n)``: where faults can be injected."""
+    clock: Callable[[], float] = time.monotonic
+    _step: int = field(default=0, init=False)
+    _pieces: list[int] = field(default_factory=list, init=False)
+    _done: int = field(default=0, init=False)
+    _patching: bool = field(default=False, init=False)
+
+    def run(self, step: int) -> Committed:
+        """Compute ``step`` until it is committed.
+
+        Raises:
+            LeaveError: this group is fenced, or the job is over.
+        """
+        self._step, self._pieces, self._done = step, [], 0
+        times, attempt, ran = StepTimes(), _Attempt(), 0
+        self.engine.begin_step(step)
+        local: Sequence[torch.Tensor] = ()
+        while True:
+            orders = self.session.orders
+            if orders.committed[0] >= step:
+                return self._committed(step, orders, attempt, times)
+            if orders.over:
+                raise LeaveError(orders)
+            if ran < len(orders.segments):
+                local = self._run_segment(orders.segments[ran], ran > 0, times)
+                ran += 1
+            elif attempt.epoch != orders.epoch:
+                self._attempt(orders, local, attempt, times)
+            else:
+                self.session.progress("vote", step, self._done)
+                self.session.wait(orders.version)
+
+    def on_piece(self, phase: str, n: int) -> None:
+        """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
+        if phase == "backward":
+            self._done += 1
+        self.session.progress(phase, self._step, self._done)
+        self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
+
+    def on_bucket(self, done: int, total: int) -> None:
+        """Called between the buckets of a reduction."""
+        self.session.progress("reduce", self._step, self._done)
+        if 0 < done < total:
+            self.inject("reduce", self._step, done - 1)
+
+    def _run_segment(self, pieces: Sequence[int], patching: bool, times: StepTimes) -> Sequence[torch.Tensor]:
+        started_s = self.clock()
+        self._patching = patching
+        if pieces:
+            self.engine.run(self._step, pieces)
+        self._pieces.extend(pieces)
+        local = self.engine.local_sum()
+        spent_s = self.clock() - started_s
+        if patching:
+            times.patch_s += spent_s
+        else:
+            times.compute_s += spent_s
+        return local
+
+    def _attempt(
+        self, orders: Orders, local: Sequence[torch.Tensor], attempt: _Attempt, times: StepTimes
+    ) -> None:
+        """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
+        times.attempts += 1
+        self.session.progress("reduce", self._step, self._done)
+        if times.attempts > 1:
+            self.inject("rebuild", self._step, times.attempts - 2)
+        request = Reduction(tensors=local, scalars=self.engine.scalars(), on_bucket=self.on_bucket)
+        outcome = self.replicas.reduce(orders.epoch, request, lambda: self.session.orders.epoch != orders.epoch)
+        if outcome.stale:
+            return
+        attempt.epoch, attempt.live = orders.epoch, orders.live_groups
+        attempt.outcome, attempt.ended_s = outcome, self.clock()
+        times.rebuild_s, times.reduce_s = outcome.formation_s, outcome.reduce_s
+        if outcome.ok:
+            self.inject("vote", self._step, 0)
+        self.session.reduced(
+            self._step,
+            orders.epoch,
+            outcome.ok,
+            pieces=tuple(self._pieces),
+            blamed=outcome.blamed,
+            detail=outcome.error,
+            figures={
+                "compute_s": times.compute_s,
+                "patch_s": times.patch_s,
+                "rebuild_s": times.rebuild_s,
+                "reduce_s": times.reduce_s,
+                "pieces_discarded": self._done - len(self._pieces),
+            },
+        )
+
+    def _committed(self, step: int, orders: Orders, attempt: _Attempt, times: StepTimes) -> Committed:
+        epoch = orders.committed[1]
+        outcome = attempt.outcome
+        assert orders.committed[0] == step, f"step {orders.committed[0]} is committed, this rank is in step {step}"
+        assert outcome is not None, f"step {step} was committed without a vote of this rank"
+        assert outcome.ok, f"step {step} was committed although this rank's reduction failed: {outcome.error}"
+        assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
+        times.commit_s = self.clock() - attempt.ended_s
+        self.inject("apply", step, 0)
+        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave)

@@ -1,0 +1,304 @@
+"""A model of a whole job around the real controller: groups, links that break, reductions that fail, processes that die.
+
+The coordinator is :func:`spare_megatron.controller.machine.step` itself and each group follows
+:mod:`spare_megatron.controller.member` itself; only computing, the reduction and the network are modelled. Any
+interleaving can be drawn: ``enabled()`` lists what may happen now, ``do(choice)`` lets it happen. After every event
+the invariants are checked, and with them what only an observer of the whole job can see:
+
+* no two groups ever apply different results for one step, and every applied result holds each piece exactly once;
+* a group applies steps in order, without gap or repeat;
+* the journal, replayed, gives the same state and the same actions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.invariants import check
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
+from spare_megatron.placement import build_placement
+
+Result = tuple[int, int]
+"""(step, epoch) of a reduction; what went into it is in ``World.contributions``."""
+
+
+@dataclass
+class Group:
+    """One group as the model sees it."""
+
+    id: int
+    incarnation: int
+    alive: bool = True
+    connected: bool = True
+    orders: Orders = field(init=False)
+    applied: int = 0
+    ran: list[int] = field(default_factory=list)
+    segments_run: int = 0
+    held: Result | None = None
+    last_vote: m.Vote | None = None
+    inbox: deque[m.Action] = field(default_factory=deque)
+    outbox: deque[m.Event] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.orders = Orders(self.id, self.incarnation)
+
+
+class World:
+    """N groups, one coordinator, and everything that can go wrong between them."""
+
+    def __init__(
+        self, num_groups: int, pieces: int, redundancy: int, granularity: str, steps: int, faults: int
+    ) -> None:
+        placement = build_placement(num_groups, redundancy)
+        self.spec = m.JobSpec(
+            num_groups,
+            pieces,
+            placement.offsets,
+            granularity,
+            0,
+            steps,
+            1,
+            "job",
+            heartbeat_timeout_s=0.0,
+            retry_limit=99,
+        )
+        self.faults_left = faults
+        self.clock_s = 0.0
+        self.state: State = initial_state()
+        self.journal: list[tuple[m.Event, m.Decision]] = []
+        self.applied_result: dict[int, Result] = {}
+        self.contributions: dict[Result, dict[int, tuple[int, ...]]] = {}
+        self.trace: list[str] = []
+        self.feed(m.Opened(self.spec, 1, 1))
+        self.groups = [Group(g, 0) for g in range(num_groups)]
+        for group in self.groups:
+            group.outbox.append(self._hello(group))
+
+    # ------------------------------------------------------------------------------------------- the coordinator
+
+    def feed(self, event: m.Event) -> None:
+        """One event through the machine, with all checks; actions go into the inboxes."""
+        before = self.state
+        self.state, decision = step(before, event)
+        check(before, event, self.state, decision)
+        self.journal.append((event, decision))
+        self.trace.append(f"{event} => {decision.reason}")
+        for action in decision.actions:
+            self._send(action)
+
+    def _send(self, action: m.Action) -> None:
+        if isinstance(action, m.SendView):
+            targets = [(action.view.group, action.view.incarnation)]
+        elif isinstance(action, m.SendCommit | m.SendStop):
+            targets = [(g, self.groups[g].incarnation) for g in action.groups]
+        else:
+            targets = [(action.group, action.incarnation)]
+        for number, incarnation in targets:
+            if not 0 <= number < len(self.groups):
+                continue
+            group = self.groups[number]
+            if group.alive and group.connected and group.incarnation == incarnation:
+                group.inbox.append(action)
+
+    def replay(self) -> None:
+        """The journal gives the same state and the same actions."""
+        state = initial_state()
+        for event, decision in self.journal:
+            state, again = step(state, event)
+            assert again == decision, f"replay of {event} gives {again}, recorded was {decision}"
+        assert (state.epoch, state.committed, dict(state.live)) == (
+            self.state.epoch,
+            self.state.committed,
+            dict(self.state.live),
+        )
+
+    # ---------------------------------------------------------------------------------------------- what can happen
+
+    def enabled(self, chaos: bool = True) -> list[tuple[str, Callable[[], None]]]:
+        """Everything that may happen next; with ``chaos`` also faults, as long as there are any left."""
+        choices: list[tuple[str, Callable[[], None]]] = []
+        for group in self.groups:
+            if not group.alive:
+                if chaos and self.faults_left and not self.state.stopped:
+                    choices.append((f"restart {group.id}", lambda g=group: self._restart(g)))
+                continue
+            if group.outbox and group.connected:
+                choices.append((f"say {group.id}", lambda g=group: self.feed(g.outbox.popleft())))
+            if group.inbox:
+                choices.append((f"hear {group.id}", lambda g=group: self._hear(g)))
+            if not group.connected:
+                choices.append((f"reconnect {group.id}", lambda g=group: self._reconnect(g)))
+            choices += self._work(group)
+            if chaos and self.faults_left:
+                choices.append((f"kill {group.id}", lambda g=group: self._kill(g)))
+                if group.connected:
+                    choices.append((f"cut {group.id}", lambda g=group: self._cut(g)))
+                if group.last_vote is not None:
+                    choices.append((f"repeat {group.id}", lambda g=group: self._repeat(g)))
+                if self._reducing(group):
+                    choices.append((f"fail {group.id}", lambda g=group: self._fail(g)))
+        if chaos and self.faults_left:
+            choices.append(("coordinator restarts", self._reopen))
+        return choices
+
+    def _work(self, group: Group) -> list[tuple[str, Callable[[], None]]]:
+        """What the group itself can do next."""
+        orders = group.orders
+        if orders.epoch == 0 or orders.over or orders.leave:
+            return []
+        if orders.donors:
+            donor = next((d for d in orders.donors if self._gives(d, orders)), None)
+            return [] if donor is None else [(f"join {group.id}", lambda: self._take_state(group))]
+        if group.applied + 1 != orders.step:
+            return []
+        if group.segments_run < len(orders.segments):
+            return [(f"run {group.id}", lambda: self._run(group))]
+        if not self._voted(group):
+            key = (orders.step, orders.epoch)
+            if group.id not in self.contributions.get(key, {}):
+                return [(f"contribute {group.id}", lambda: self._contribute(group))]
+            if set(self.contributions[key]) == set(orders.live_groups):
+                return [(f"reduced {group.id}", lambda: self._reduced(group))]
+        return []
+
+    def _voted(self, group: Group) -> bool:
+        vote = group.last_vote
+        return vote is not None and (vote.step, vote.epoch) == (group.orders.step, group.orders.epoch)
+
+    def _reducing(self, group: Group) -> bool:
+        orders = group.orders
+        here = self.contributions.get((orders.step, orders.epoch), {})
+        return not orders.over and group.id in here and not self._voted(group)
+
+    # ------------------------------------------------------------------------------------------------------- the groups
+
+    def _hello(self, group: Group) -> m.Hello:
+        return m.Hello(group.id, group.incarnation, "job", group.applied, group.held, group.orders.fencing)
+
+    def _hear(self, group: Group) -> None:
+        action = group.inbox.popleft()
+        if isinstance(action, m.SendView):
+            self._told(group, *take_view(group.orders, action.view))
+        elif isinstance(action, m.SendCommit):
+            self._told(group, *take_commit(group.orders, action.step, action.epoch, action.leave))
+        elif isinstance(action, m.SendFenced):
+            self._told(group, *take_end(group.orders, fenced=action.reason))
+        elif isinstance(action, m.SendStop):
+            self._told(group, *take_end(group.orders, stop=(action.outcome, action.reason)))
+
+    def _told(self, group: Group, orders: Orders, change: Change) -> None:
+        group.orders = orders
+        if change is Change.SAME and group.last_vote is not None and self._voted(group):
+            group.outbox.append(group.last_vote)
+        if orders.over or orders.donors:
+            return
+        if orders.committed[0] == group.applied + 1 and group.held == orders.committed:
+            self._apply(group)
+
+    def _apply(self, group: Group) -> None:
+        assert group.held is not None
+        done, key = group.held[0], group.held
+        assert self.applied_result.setdefault(done, key) == key, f"two results for step {done}"
+        pieces = sorted(p for part in self.contributions[key].values() for p in part)
+        assert pieces == list(range(self.spec.num_groups * self.spec.pieces_per_shard)), "no partition was applied"
+        group.applied = done
+        self._fresh(group)
+        if group.orders.leave:
+            group.outbox.append(m.Applied(group.id, group.incarnation, done))
+
+    def _fresh(self, group: Group) -> None:
+        group.ran, group.segments_run, group.held, group.last_vote = [], 0, None, None
+
+    def _run(self, group: Group) -> None:
+        group.ran += group.orders.segments[group.segments_run]
+        group.segments_run += 1
+
+    def _contribute(self, group: Group) -> None:
+        key = (group.orders.step, group.orders.epoch)
+        self.contributions.setdefault(key, {})[group.id] = tuple(group.ran)
+
+    def _reduced(self, group: Group) -> None:
+        orders = group.orders
+        group.held = (orders.step, orders.epoch)
+        self._vote(group, True)
+
+    def _fail(self, group: Group) -> None:
+        self.faults_left -= 1
+        self._vote(group, False)
+
+    def _vote(self, group: Group, ok: bool) -> None:
+        self.clock_s += 1.0
+        orders = group.orders
+        blamed = () if ok else tuple(g for g in orders.live_groups if g != group.id)[:1]
+        vote = m.Vote(
+            group.id,
+            group.incarnation,
+            orders.step,
+            orders.epoch,
+            ok,
+            tuple(group.ran),
+            blamed=blamed,
+            at_s=self.clock_s,
+        )
+        group.last_vote = vote
+        group.outbox.append(vote)
+
+    def _gives(self, donor: int, orders: Orders) -> bool:
+        group = self.groups[donor]
+        return group.alive and group.applied == orders.committed[0] and not group.orders.over
+
+    def _take_state(self, group: Group) -> None:
+        group.applied = group.orders.committed[0]
+        self._fresh(group)
+        group.orders = take_view(group.orders, self._without_donors(group))[0]
+        group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
+
+    @staticmethod
+    def _without_donors(group: Group) -> m.View:
+        o = group.orders
+        return m.View(o.group, o.incarnation, o.epoch, o.fencing, o.live, o.committed, o.step, o.segments, o.standing)
+
+    # --------------------------------------------------------------------------------------------------------- faults
+
+    def _kill(self, group: Group) -> None:
+        self.faults_left -= 1
+        group.alive = False
+        done = tuple((g.id, len(g.ran)) for g in self.groups)
+        self.feed(m.Lost((m.Loss(group.id, group.incarnation, "exited", detail="killed"),), done))
+
+    def _restart(self, group: Group) -> None:
+        self.faults_left -= 1
+        fresh = Group(group.id, group.incarnation + 1)
+        self.groups[group.id] = fresh
+        fresh.outbox.append(self._hello(fresh))
+
+    def _cut(self, group: Group) -> None:
+        """The connection breaks: whatever was on the way is lost."""
+        self.faults_left -= 1
+        group.connected = False
+        group.inbox.clear()
+        group.outbox.clear()
+
+    def _reconnect(self, group: Group) -> None:
+        group.connected = True
+        group.outbox.append(self._hello(group))
+
+    def _repeat(self, group: Group) -> None:
+        assert group.last_vote is not None
+        self.faults_left -= 1
+        group.outbox.append(group.last_vote)
+
+    def _reopen(self) -> None:
+        """The coordinator dies and replays its journal; every connection breaks."""
+        self.faults_left -= 1
+        self.replay()
+        for group in self.groups:
+            if group.alive:
+                group.connected = False
+                group.inbox.clear()
+                group.outbox.clear()
+        self.feed(m.Opened(self.spec, self.state.life, self.state.fencing + 1))

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets up .venv in the repository root: the package, editable, with the pinned versions of constraints.txt.
+# Does nothing when it is already set up for these files. Usage: ./scripts/setup.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+  echo "setup.sh: $python is not Python 3.10 or newer; set PYTHON to one that is" >&2
+  exit 1
+fi
+
+stamp=.venv/spare_megatron.stamp
+want=$(cat setup.py pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
+  exit 0
+fi
+
+echo "Setting up .venv (the first time takes about two minutes; torch and megatron-core are the large parts) ..."
+if ! "$python" -m venv .venv; then
+  echo "setup.sh: python3 cannot make virtual environments here; on Debian: apt-get install python3-venv" >&2
+  exit 1
+fi
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+.venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages/{torch,megatron} spare_megatron >/dev/null || true
+echo "$want" >"$stamp"

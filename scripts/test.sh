@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Checks style, types, layers, then runs the tests. Usage: ./scripts/test.sh [--full] [pytest arguments]
+#   --full   also the long matrices; writes benchmarks/results/full_tests.txt, dated
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+./scripts/setup.sh
+export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+
+ruff check .
+ruff format --check .
+mypy
+lint-imports
+
+if [ "${1:-}" = "--full" ]; then
+  shift
+  { date -u +%FT%TZ; git rev-parse HEAD; nproc; } >benchmarks/results/full_tests.txt
+  python -m pytest "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt
+else
+  python -m pytest -m "not full" "$@"
+fi

@@ -38,7 +38,10 @@ class StepEngine(Protocol):
 
     def scalars(self) -> Mapping[str, float]:
         """Sums over the pieces inside the accumulators (loss, tokens, ...); the same keys on every rank, zero where
-        a rank has no share. They are summed over groups like one more bucket."""
+        a rank has no share. They are summed over groups like one more bucket.
+
+        Collective in the group; called once after each :meth:`local_sum`.
+        """
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The committed update: ``reduced`` has the sum over *all* pieces of the step, shaped as :meth:`local_sum`.

@@ -71,6 +71,14 @@ class Committed:
     """The run ends with this step."""
 
 
+@dataclass(frozen=True)
+class _Share:
+    """What this rank has for the reduction, after the newest segment."""
+
+    tensors: Sequence[torch.Tensor] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class _Attempt:
     """The reduction that was reported last."""
@@ -105,7 +113,7 @@ class StepRunner:
         self._step, self._pieces, self._done = step, [], 0
         times, attempt, ran = StepTimes(), _Attempt(), 0
         self.engine.begin_step(step)
-        local: Sequence[torch.Tensor] = ()
+        share = _Share()
         while True:
             orders = self.session.orders
             if orders.committed[0] >= step:
@@ -113,10 +121,10 @@ class StepRunner:
             if orders.over:
                 raise LeaveError(orders)
             if ran < len(orders.segments):
-                local = self._run_segment(orders.segments[ran], ran > 0, times)
+                share = self._run_segment(orders.segments[ran], ran > 0, times)
                 ran += 1
             elif attempt.epoch != orders.epoch:
-                self._attempt(orders, local, attempt, times)
+                self._attempt(orders, share, attempt, times)
             else:
                 self.session.progress("vote", step, self._done)
                 self.session.wait(orders.version)
@@ -134,29 +142,27 @@ class StepRunner:
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
 
-    def _run_segment(self, pieces: Sequence[int], patching: bool, times: StepTimes) -> Sequence[torch.Tensor]:
+    def _run_segment(self, pieces: Sequence[int], patching: bool, times: StepTimes) -> _Share:
         started_s = self.clock()
         self._patching = patching
         if pieces:
             self.engine.run(self._step, pieces)
         self._pieces.extend(pieces)
-        local = self.engine.local_sum()
+        share = _Share(self.engine.local_sum(), self.engine.scalars())
         spent_s = self.clock() - started_s
         if patching:
             times.patch_s += spent_s
         else:
             times.compute_s += spent_s
-        return local
+        return share
 
-    def _attempt(
-        self, orders: Orders, local: Sequence[torch.Tensor], attempt: _Attempt, times: StepTimes
-    ) -> None:
+    def _attempt(self, orders: Orders, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
         """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
         times.attempts += 1
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
-        request = Reduction(tensors=local, scalars=self.engine.scalars(), on_bucket=self.on_bucket)
+        request = Reduction(tensors=share.tensors, scalars=share.scalars, on_bucket=self.on_bucket)
         outcome = self.replicas.reduce(orders.epoch, request, lambda: self.session.orders.epoch != orders.epoch)
         if outcome.stale:
             return

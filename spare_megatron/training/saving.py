@@ -36,7 +36,7 @@ class GroupSaver:
         return self.interval is not None and step % self.interval == 0
 
     def save(self, step: int, epoch: int, accept: Callable[[int, str], bool]) -> bool:
-        """Write and publish step ``step``; False when the coordinator does not accept it or the disk does not take it."""
+        """Write and publish ``step``; False when the coordinator does not accept it or the disk does not take it."""
         partial = partial_directory(self.directory, step, self.place.group, self.place.incarnation, epoch)
         if not self.agree(not self.place.is_leader or self._prepare(partial)):
             return False

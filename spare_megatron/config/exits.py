@@ -1,0 +1,21 @@
+"""Exit codes: what scripts around a job may rely on, and what a rank tells its launcher."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Of every command of the package."""
+
+    FINISHED = 0
+    """The last step was reached, or the run left at its exit interval or duration."""
+    FAILED = 1
+    BAD_INPUT = 2
+    """Bad flags or configuration; the message names the flag, the value and the fix."""
+    NO_CHECKPOINT = 3
+    """Wipe-out or total loss, and no usable checkpoint to start from again."""
+    REQUEUE = 4
+    """Saved and left on SIGTERM or SIGUSR1."""
+    FENCED = 10
+    """Of a rank: its group is no member of the job any more."""
+    WIPE_OUT = 11
+    """Of a rank: too few groups are left; the job is to be started again from its last good checkpoint."""

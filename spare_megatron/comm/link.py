@@ -10,12 +10,16 @@ the new orders: that is where replica communicators of the old epoch are abandon
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spare_megatron.comm.rank import ControlThread, RankSetup
+from spare_megatron.comm.leader import Leader
+from spare_megatron.comm.rank import ControlThread, Follower, RankSetup
 from spare_megatron.comm.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.controller.member import Orders
@@ -28,22 +32,24 @@ class Session:
     """Thread-safe. One for each rank process; the methods are for its training thread."""
 
     def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
-        place = setup.place
         self._changed = threading.Condition()
-        self._orders = Orders(group=place.group, incarnation=place.incarnation)
+        self._orders = Orders(group=setup.group, incarnation=setup.incarnation)
         self._on_view = tuple(on_view)
         self._progress = Progress()
         self._answers: dict[tuple[int, str], bool] = {}
-        self._control = ControlThread(setup, self)
+        self._control = ControlThread(setup, self, Leader if setup.position == 0 else Follower)
 
     @classmethod
     def open(
         cls,
         place: Place,
+        group_size: int,
         spec: JobSpec,
         job: JobDescription,
         *,
         last_applied: int,
+        coordinator: str = "",
+        tls_dir: str = "",
         on_view: Sequence[OnView] = (),
     ) -> Session:
         """Connect: position 0 to the coordinator, the others to position 0. Returns once the connection stands.
@@ -51,12 +57,28 @@ class Session:
         Args:
             last_applied: step whose state this rank holds (``spec.first_step`` for a member, anything below the last
                 commit for a group that comes back).
+            coordinator: host:port; empty: read from the run directory.
             on_view: called in the control thread with the orders of each newer epoch, before they are visible.
 
         Raises:
             ConfigError: no coordinator is reachable, it refused the token, or the job differs from the others'.
         """
-        session = cls(RankSetup(place, spec, job, last_applied), on_view)
+        if place.run_dir is None:
+            raise ConfigError("the run directory is not known; give --spare-run-dir DIR or set SPARE_RUN_DIR")
+        setup = RankSetup(
+            group=place.group,
+            incarnation=place.incarnation,
+            position=place.position,
+            group_size=group_size,
+            run_dir=RunDirectory(place.run_dir),
+            spec=spec,
+            job=job,
+            last_applied=last_applied,
+            coordinator=coordinator,
+            tls_dir=tls_dir,
+            launcher_pid=os.getppid() if place.launcher == "spare-launch" else 0,
+        )
+        session = cls(setup, on_view)
         session._control.start()
         return session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 PHASES = (
     "start",
@@ -69,7 +69,7 @@ class StopRequest:
     reason: str
 
 
-RankReport = Union[Reduced, Applied, Holds, SaveRequest, StopRequest]
+RankReport = Reduced | Applied | Holds | SaveRequest | StopRequest
 
 
 class Progress:

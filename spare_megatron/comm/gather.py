@@ -1,0 +1,119 @@
+"""How a leader makes one word of its group out of the words of its ranks. Pure: no I/O, no clock.
+
+A group votes ok when every rank has reduced the same pieces of the same (step, epoch), and no as soon as one rank
+failed. A group has applied a step, holds a state, or has seen an epoch when its last rank says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spare_megatron.comm.reports import Reduced
+from spare_megatron.controller.messages import Vote
+
+Figures = tuple[tuple[str, float], ...]
+
+
+class Ballots:
+    """The votes of one group, one for each (step, epoch)."""
+
+    def __init__(self, group: int, incarnation: int, group_size: int) -> None:
+        self._group, self._incarnation, self._size = group, incarnation, group_size
+        self._at = (0, 0)
+        self._reduced: dict[int, Reduced] = {}
+        self.last: tuple[Vote, Figures] | None = None
+        """The last vote, to be sent again while its (step, epoch) is the present one."""
+
+    @property
+    def held(self) -> tuple[int, int] | None:
+        """(step, epoch) of the reduced result that every rank of the group has, if the last vote was ok."""
+        if self.last is None or not self.last[0].ok:
+            return None
+        return self.last[0].step, self.last[0].epoch
+
+    def add(self, position: int, reduced: Reduced) -> tuple[Vote, Figures] | None:
+        """One rank's result; the group's vote when this decides it. Results of an older (epoch, step) are dropped."""
+        at = (reduced.epoch, reduced.step)
+        if at < self._at:
+            return None
+        if at > self._at:
+            self._at, self._reduced = at, {}
+        voted = self.last is not None and (self.last[0].epoch, self.last[0].step) == at
+        if voted:
+            return None
+        self._reduced[position] = reduced
+        if not reduced.ok:
+            return self._vote(False, f"rank {position}: {reduced.detail or 'no reason given'}", reduced.blamed)
+        if len(self._reduced) < self._size:
+            return None
+        if len({one.pieces for one in self._reduced.values()}) > 1:
+            counts = ", ".join(str(len(self._reduced[p].pieces)) for p in sorted(self._reduced))
+            return self._vote(False, f"the ranks of the group reduced different pieces ({counts})", ())
+        return self._vote(True, "", ())
+
+    def forget_older(self, epoch: int, committed: tuple[int, int]) -> None:
+        """A newer epoch: results of other epochs are discarded, but for the one that the last commit is about."""
+        if self.last is not None and self.last[0].epoch < epoch and self.held != committed:
+            self.last = None
+
+    def _vote(self, ok: bool, detail: str, blamed: tuple[int, ...]) -> tuple[Vote, Figures]:
+        epoch, step = self._at
+        ranks = [self._reduced[p] for p in sorted(self._reduced)]
+        vote = Vote(
+            group=self._group,
+            incarnation=self._incarnation,
+            step=step,
+            epoch=epoch,
+            ok=ok,
+            pieces=ranks[0].pieces if ok else (),
+            result_digest=_joined(one.result_digest for one in ranks) if ok else "",
+            weights_digest=_joined(one.weights_digest for one in ranks) if ok else "",
+            blamed=blamed,
+            detail=detail,
+        )
+        figures = greatest(one.figures for one in ranks)
+        self.last = (vote, figures)
+        return self.last
+
+
+def _joined(digests: Iterable[str]) -> str:
+    """One digest of a group from those of its ranks, in order of position; empty when no rank gave one."""
+    parts = list(digests)
+    if not any(parts):
+        return ""
+    return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def greatest(figures: Iterable[Figures]) -> Figures:
+    """The greatest value of each figure."""
+    best: dict[str, float] = {}
+    for one in figures:
+        for name, value in one:
+            best[name] = max(value, best.get(name, value))
+    return tuple(sorted(best.items()))
+
+
+class Roll:
+    """Which ranks have reached a number that only grows (an applied step, a held step, a seen epoch)."""
+
+    def __init__(self, group_size: int, start: int = -1) -> None:
+        self._at = [start] * group_size
+        self.reached = start
+        """What every rank has reached."""
+
+    def add(self, position: int, number: int) -> bool:
+        """One rank reached ``number``; true when this makes it the group's."""
+        self._at[position] = max(self._at[position], number)
+        before, self.reached = self.reached, min(self._at)
+        return self.reached > before
+
+
+def merge_reports(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the ranks of a group know of one step: for each key the word of the lowest position that has one."""
+    merged: dict[str, Any] = {}
+    for position in sorted(reports):
+        for key, value in reports[position].items():
+            merged.setdefault(key, value)
+    return merged

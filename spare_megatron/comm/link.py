@@ -10,7 +10,6 @@ the new orders: that is where replica communicators of the old epoch are abandon
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,6 @@ class Session:
     def open(
         cls,
         place: Place,
-        group_size: int,
         spec: JobSpec,
         job: JobDescription,
         *,
@@ -69,14 +67,14 @@ class Session:
             group=place.group,
             incarnation=place.incarnation,
             position=place.position,
-            group_size=group_size,
+            group_size=place.group_size,
             run_dir=RunDirectory(place.run_dir),
             spec=spec,
             job=job,
             last_applied=last_applied,
             coordinator=coordinator,
             tls_dir=tls_dir,
-            launcher_pid=os.getppid() if place.launcher == "spare-launch" else 0,
+            launcher_pid=place.launcher_pid,
         )
         session = cls(setup, on_view)
         session._control.start()

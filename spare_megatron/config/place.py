@@ -26,6 +26,17 @@ class Place:
     run_dir: str | None
     launcher: str
     """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
+    group_size: int = 1
+    """M: ranks of the group."""
+    life: int = 1
+    """How often the launcher started the whole job; above 1 the last good checkpoint is loaded."""
+    launcher_pid: int = 0
+    """Process id of the spare-launch that this rank must not outlive; 0: none."""
+
+    @property
+    def is_leader(self) -> bool:
+        """True for position 0, which speaks for its group."""
+        return self.position == 0
 
 
 @dataclass(frozen=True)
@@ -111,4 +122,14 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
             "start as many ranks per group as --tensor-model-parallel-size x --pipeline-model-parallel-size x "
             "--context-parallel-size x inner data-parallel size"
         )
-    return Place(group, position, num_groups, incarnation, run_dir, hint.launcher)
+    return Place(
+        group=group,
+        position=position,
+        num_groups=num_groups,
+        incarnation=incarnation,
+        run_dir=run_dir,
+        launcher=hint.launcher,
+        group_size=group_size,
+        life=number(environ, "SPARE_LIFE") or 1,
+        launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
+    )

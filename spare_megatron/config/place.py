@@ -84,8 +84,8 @@ def world_hint(environ: Mapping[str, str]) -> WorldHint:
         return WorldHint("torchrun", required(environ, "SPARE_NUM_GROUPS", "SPARE_GROUP"), size, None)
     if number(environ, "RANK") is not None and (number(environ, "WORLD_SIZE") or 1) > 1:
         raise ConfigError(
-            f"torchrun started {environ.get('WORLD_SIZE')} ranks but SPARE_GROUP is not set; start one torchrun per group "
-            "with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
+            f"torchrun started {environ.get('WORLD_SIZE')} ranks but SPARE_GROUP is not set; start one torchrun per "
+            "group with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
         )
     if number(environ, "SLURM_PROCID") is not None and (number(environ, "SLURM_NTASKS") or 1) > 1:
         return WorldHint("slurm", num_groups, None, required(environ, "SLURM_NTASKS", "SLURM_PROCID"))
@@ -118,9 +118,9 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         )
     if position >= group_size:
         raise ConfigError(
-            f"this rank's position is {position}, but a group of {group_size} ranks has positions 0 to {group_size - 1}; "
-            "start as many ranks per group as --tensor-model-parallel-size x --pipeline-model-parallel-size x "
-            "--context-parallel-size x inner data-parallel size"
+            f"this rank's position is {position}, but a group of {group_size} ranks has positions 0 to "
+            f"{group_size - 1}; start as many ranks per group as --tensor-model-parallel-size x "
+            "--pipeline-model-parallel-size x --context-parallel-size x inner data-parallel size"
         )
     return Place(
         group=group,

@@ -29,7 +29,15 @@ class JobShape:
     """D: data-parallel ranks inside a group."""
 
     def __post_init__(self) -> None:
-        for name in ("num_groups", "micro_batch_size", "global_batch_size", "tensor", "pipeline", "context", "inner_data"):
+        for name in (
+            "num_groups",
+            "micro_batch_size",
+            "global_batch_size",
+            "tensor",
+            "pipeline",
+            "context",
+            "inner_data",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name.replace('_', ' ')} is {value}, but must be at least 1")

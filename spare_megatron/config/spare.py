@@ -1,0 +1,53 @@
+"""The framework's own flags, ``--spare-*``: what Megatron has no word for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spare_megatron.config.flags import flag
+
+
+@dataclass(frozen=True)
+class SpareConfig:
+    """How a job masks failures. Each field is the flag ``--spare-<field>``; ``None`` of an 'auto' flag is auto."""
+
+    redundancy: int | None = flag(None, kind="int-or-auto")
+    """r: on how many groups each shard of the data lies. auto: 2, or 1 where there is a single group."""
+    granularity: Literal["microbatch", "shard"] = "microbatch"
+    """The smallest unit that moves to another group after a failure."""
+    placement: Literal["independent", "consecutive"] = "independent"
+    """Which groups host a shard: offsets of pairwise distinct differences, or neighbours."""
+    data: Literal["shared", "staged"] = "staged"
+    """staged: a group reads only the shards that it hosts; shared: every group can read all data."""
+    reduce: Literal["exact", "exact32", "fp32", "bf16"] = "fp32"
+    """How gradients are summed over groups."""
+    audit_rate: float = 0.0
+    """Share of the pieces that a second group computes again to find silent corruption."""
+    allow_untested_core: bool = False
+    """Run with a megatron-core version that the tests have not seen."""
+    comm: Literal["auto", "nccl", "gloo"] = "auto"
+    """Backend of the sums over groups; gloo with CUDA tensors is staged through pinned host memory."""
+    run_dir: str | None = None
+    """Directory of the job's records; spare-launch makes one when it is not given."""
+    coordinator: str | None = None
+    """HOST:PORT of the coordinator; read from the run directory when it is not given."""
+    heartbeat_timeout_s: float = 5.0
+    """Silence of a rank after which its group counts as dead."""
+    progress_timeout_s: float | None = None
+    """Time a rank may stand still while others wait for it, before its group counts as dead; 60, or 12 times the
+    heartbeat time-out where that is more."""
+    min_groups: int | None = None
+    """Groups that must be there to begin once the start-up time is over; all when it is not given."""
+    max_group_restarts: int = 3
+    """Restarts of one lost group; 0: it stays lost."""
+    standby_groups: int = 0
+    """Started groups that hold no place until one is lost."""
+    standby_ranks: int = 0
+    """Started processes that take the place of single dead ranks."""
+    mtbf_gpu_hours: float | None = None
+    """Mean time between failures of one GPU, in hours: what 'auto' settings are computed from."""
+    inner_data_parallel: int | None = flag(None, kind="int-or-auto")
+    """D: data-parallel ranks inside a group. auto: the least that expert parallelism allows (1 without it)."""
+    check: bool = False
+    """Check the flags, print the resolved configuration and what it needs, and leave (exit 0, or 2 with the reason)."""

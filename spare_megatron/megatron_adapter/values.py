@@ -1,0 +1,34 @@
+"""Words of settings that stand for objects of torch and megatron-core.
+
+Settings hold plain values, so that they can be hashed and written down; this turns the few words among them that
+name functions, enum members and dtypes into what megatron-core's dataclasses take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TransformerConfig with objects in place of words; what is no word stays as it is."""
+    from megatron.core.activations import quick_gelu, squared_relu
+    from megatron.core.transformer.enums import AttnBackend
+
+    words: dict[str, dict[str, Any]] = {
+        "activation_func": {
+            "gelu": torch.nn.functional.gelu,
+            "silu": torch.nn.functional.silu,
+            "quick_gelu": quick_gelu,
+            "squared_relu": squared_relu,
+        },
+        "init_method": {"xavier_uniform": torch.nn.init.xavier_uniform_},
+        "output_layer_init_method": {"xavier_uniform": torch.nn.init.xavier_uniform_},
+        "attention_backend": {member.name: member for member in AttnBackend},
+    }
+    return {
+        name: words[name].get(value, value) if name in words and isinstance(value, str) else value
+        for name, value in fields.items()
+    }

@@ -1,0 +1,525 @@
+"""Flags of Megatron-LM that this framework does not honour, each with the reason and the nearest choice.
+
+A flag is never ignored: it is honoured, refused here, or listed in ``ALWAYS_SO`` because what it asks for holds here
+whether it is given or not. A test checks that every flag of ``megatron_lm.json`` is exactly one of the three.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+GROUPS: dict[str, tuple[str, str]] = {
+    # group of Megatron-LM's --help -> (reason, nearest choice)
+    "rl": ("reinforcement learning is not part of this framework", ""),
+    "profiling": (
+        "profiling of single steps is not part of this framework",
+        "metrics.jsonl has the time of every step",
+    ),
+    "autoresume": ("ADLR's autoresume is not part of this framework", "SIGTERM saves and leaves with exit code 4"),
+    "biencoder": ("only decoder-only language models are trained here", ""),
+    "vision": ("only decoder-only language models are trained here", ""),
+    "heterogeneous architecture": ("layers of different shape are not supported", ""),
+    "straggler": ("Megatron's straggler detector counts on one world of all ranks", "spare-status shows slow groups"),
+    "workload inspector": ("the workload inspector is not part of this framework", ""),
+    "inference": ("inference is not part of this framework", ""),
+    "one logger": ("NVIDIA's one-logger is not part of this framework", "use --wandb-project or --tensorboard-dir"),
+    "In-process restart": (
+        "lost groups are replaced, nothing is restarted in its process",
+        "--spare-max-group-restarts",
+    ),
+    "ft_package": ("NVIDIA's ft_package is replaced by our own detection", "--spare-heartbeat-timeout-s"),
+    "sft": ("supervised fine-tuning data is not supported", "make ordinary data files with tools/preprocess_data.py"),
+    "experimental_attention_variant": ("experimental attention is not supported", "leave it out"),
+    "rerun engine": ("suspicious steps are found by digests in every vote", "spare-launch --inject makes faults"),
+}
+
+FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    # (reason, nearest choice, flags without their dashes)
+    (
+        "a job's process groups are formed group by group, not by Megatron's world-wide start-up",
+        "leave it out",
+        (
+            "pipeline-model-parallel-comm-backend",
+            "distributed-timeout-seconds-after-init",
+            "high-priority-stream-groups",
+            "lazy-mpu-init",
+            "use-sharp",
+            "sharp-enabled-group",
+            "create-all-gather-group",
+            "nccl-communicator-config-path",
+            "use-tp-pp-dp-mapping",
+            "fake-process-group",
+        ),
+    ),
+    (
+        "packed or hierarchical context parallelism is not supported",
+        "use --context-parallel-size alone",
+        ("hierarchical-context-parallel-sizes", "max-seqlen-per-dp-cp-rank", "hybrid-context-parallel"),
+    ),
+    (
+        "overlapping tensor-parallel communication needs transformer-engine's user buffers, which need one world",
+        "leave it out",
+        (
+            "tp-comm-overlap",
+            "no-tp-comm-bulk-wgrad",
+            "disable-tp-comm-bulk-wgrad",
+            "no-tp-comm-bulk-dgrad",
+            "disable-tp-comm-bulk-dgrad",
+            "no-tp-comm-overlap-ag",
+            "disable-tp-comm-overlap-ag",
+            "no-tp-comm-overlap-rs",
+            "disable-tp-comm-overlap-rs",
+            "tp-comm-overlap-rs-dgrad",
+            "no-tp-comm-split-ag",
+            "disable-tp-comm-split-ag",
+            "no-tp-comm-split-rs",
+            "disable-tp-comm-split-rs",
+            "tp-comm-bootstrap-backend",
+            "tp-comm-overlap-cfg",
+        ),
+    ),
+    (
+        "each piece's backward must be complete before the next piece's gradient is counted",
+        "leave it out",
+        (
+            "overlap-moe-expert-parallel-comm",
+            "delay-wgrad-compute",
+            "ep-overlap-early-attn-memory-release",
+            "defer-embedding-wgrad-compute",
+            "wgrad-deferral-limit",
+        ),
+    ),
+    (
+        "the pipeline's length changes with the number of live groups, so its transport and grouping are set by us",
+        "leave it out",
+        (
+            "use-ring-exchange-p2p",
+            "overlap-p2p-communication-warmup-flush",
+            "microbatch-group-size-per-virtual-pipeline-stage",
+            "no-scatter-gather-tensors-in-pipeline",
+        ),
+    ),
+    (
+        "a step's gradients are kept until every group has voted, and are summed over groups by us",
+        "leave it out, the sum over groups is chosen by --spare-reduce",
+        (
+            "overlap-grad-reduce",
+            "no-align-grad-reduce",
+            "ddp-num-buckets",
+            "ddp-bucket-size",
+            "ddp-pad-buckets-for-high-nccl-busbw",
+            "ddp-reduce-scatter-with-fp32-accumulation",
+            "ddp-average-in-collective",
+            "overlap-param-gather",
+            "overlap-param-gather-with-optimizer-step",
+            "no-align-param-gather",
+            "no-gradient-reduce-div-fusion",
+            "check-for-large-grads",
+            "use-nccl-ub",
+            "disable-symmetric-registration",
+        ),
+    ),
+    (
+        "gradients are summed in at least fp32 inside a group",
+        "use --spare-reduce for the sum over groups",
+        ("grad-reduce-in-bf16",),
+    ),
+    (
+        "FSDP shards the weights, and a lost group would take its shards with it",
+        "use --use-distributed-optimizer",
+        (
+            "use-megatron-fsdp",
+            "data-parallel-sharding-strategy",
+            "outer-dp-sharding-strategy",
+            "fsdp-double-buffer",
+            "suggested-communication-unit-size",
+            "keep-fp8-transpose-cache",
+            "enable-full-sharding-in-hsdp",
+            "use-torch-fsdp2",
+            "torch-fsdp2-no-reshard-after-forward",
+            "fsdp-manual-registration",
+            "no-strict-fsdp-dtensor-load",
+            "disable-strict-fsdp-dtensor-load",
+            "init-model-with-meta-device",
+        ),
+    ),
+    (
+        "fp8 and fp4 scales depend on which microbatches a group ran, so groups would drift apart",
+        "use --bf16",
+        (
+            "fp8-format",
+            "fp8-recipe",
+            "fp8-quantizer-factory",
+            "fp8-margin",
+            "fp8-interval",
+            "fp8-amax-history-len",
+            "fp8-amax-compute-algo",
+            "no-fp8-wgrad",
+            "disable-fp8-wgrad",
+            "fp8-param-gather",
+            "first-last-layers-bf16",
+            "num-layers-at-start-in-bf16",
+            "num-layers-at-end-in-bf16",
+            "fp4-format",
+            "fp4-recipe",
+            "fp4-param-gather",
+            "fp4-quantizer-factory",
+            "reuse-grad-buf-for-mxfp8-param-ag",
+            "te-precision-config-file",
+            "use-kitchen-attention",
+            "kitchen-attention-backend",
+            "moe-router-padding-for-fp8",
+            "moe-router-padding-for-quantization",
+        ),
+    ),
+    (
+        "CUDA graphs fix the number of microbatches, which changes here when a group is lost",
+        "leave it out",
+        (
+            "enable-cuda-graph",
+            "cuda-graph-warmup-steps",
+            "external-cuda-graph",
+            "cuda-graph-impl",
+            "te-rng-tracker",
+            "moe-pad-experts-for-cuda-graph-inference",
+        ),
+    ),
+    (
+        "multi-token prediction is not supported",
+        "leave it out",
+        ("mtp-num-layers", "mtp-loss-scaling-factor", "mtp-standalone"),
+    ),
+    (
+        "offloading to host memory is not supported",
+        "use --recompute-granularity",
+        (
+            "cpu-offloading-num-layers",
+            "fine-grained-activation-offloading",
+            "offload-modules",
+            "min-offloaded-tensor-size",
+            "optimizer-cpu-offload",
+            "optimizer-offload-fraction",
+            "use-torch-optimizer-for-cpu-offload",
+            "overlap-cpu-optimizer-d2h-h2d",
+            "no-pin-cpu-grads",
+            "no-pin-cpu-params",
+        ),
+    ),
+    (
+        "QK clipping needs the largest attention logit of all groups in each step",
+        "use --qk-layernorm",
+        ("qk-clip", "qk-clip-alpha", "qk-clip-threshold", "log-max-attention-logit"),
+    ),
+    (
+        "experimental attention is not supported",
+        "leave it out",
+        (
+            "experimental-attention-variant",
+            "dsa-indexer-n-heads",
+            "dsa-indexer-head-dim",
+            "dsa-indexer-topk",
+            "dsa-indexer-loss-coeff",
+            "dsa-indexer-use-sparse-loss",
+            "linear-conv-kernel-dim",
+            "linear-key-head-dim",
+            "linear-value-head-dim",
+            "linear-num-key-heads",
+            "linear-num-value-heads",
+            "linear-attention-freq",
+            "enable-experimental",
+        ),
+    ),
+    (
+        "state-space and hybrid models are not supported",
+        "",
+        (
+            "is-hybrid-model",
+            "mamba-state-dim",
+            "mamba-head-dim",
+            "mamba-num-groups",
+            "mamba-num-heads",
+            "disable-mamba-mem-eff-path",
+            "hybrid-attention-ratio",
+            "hybrid-mlp-ratio",
+            "hybrid-override-pattern",
+        ),
+    ),
+    (
+        "it is for inference, which is not part of this framework",
+        "",
+        (
+            "flash-decode",
+            "inference-fuse-tp-communication",
+            "symmetric-ar-type",
+            "mlp-chunks-for-prefill",
+            "batch-invariant-mode",
+            "inference-rng-tracker",
+            "cache-mla-latents",
+        ),
+    ),
+    (
+        "only decoder-only language models are trained here",
+        "",
+        (
+            "decoder-num-layers",
+            "decoder-seq-length",
+            "mrope-section",
+            "bert-no-binary-head",
+            "sample-rate",
+            "mask-prob",
+            "short-seq-prob",
+        ),
+    ),
+    (
+        "relative position embeddings are not supported",
+        "use --position-embedding-type rope",
+        ("relative-attention-num-buckets", "relative-attention-max-distance"),
+    ),
+    (
+        "routing replay, DeepEP and upcycling are not supported",
+        "use --moe-token-dispatcher-type alltoall",
+        (
+            "moe-enable-routing-replay",
+            "moe-enable-deepep",
+            "moe-flex-dispatcher-backend",
+            "moe-deepep-num-sms",
+            "moe-hybridep-num-sms",
+            "moe-use-upcycling",
+            "moe-upcycling-granularity",
+            "moe-per-layer-logging",
+        ),
+    ),
+    (
+        "the Muon optimizer is not supported",
+        "use --optimizer adam",
+        (
+            "muon-momentum",
+            "muon-no-split-qkv",
+            "muon-use-nesterov",
+            "muon-scale-mode",
+            "muon-fp32-matmul-prec",
+            "muon-num-ns-steps",
+            "muon-tp-mode",
+            "muon-extra-scale-factor",
+        ),
+    ),
+    (
+        "optimizer state is kept in fp32",
+        "leave it out",
+        (
+            "use-precision-aware-optimizer",
+            "main-grads-dtype",
+            "main-params-dtype",
+            "exp-avg-dtype",
+            "exp-avg-sq-dtype",
+            "dump-param-to-param-group-map",
+        ),
+    ),
+    (
+        "batch sizes that change while training are not supported",
+        "use a constant --global-batch-size",
+        ("rampup-batch-size", "decrease-batch-size-if-needed", "phase-transition-iterations"),
+    ),
+    ("every vote carries a digest of the weights", "leave it out", ("check-weight-hash-across-dp-replicas-interval",)),
+    (
+        "steps that were found bad are not skipped by number",
+        "leave it out",
+        ("iterations-to-skip", "result-rejected-tracker-filename"),
+    ),
+    (
+        "the training loop of this framework has its own order of steps and collections",
+        "leave it out",
+        (
+            "empty-unused-memory-level",
+            "train-sync-interval",
+            "manual-gc",
+            "manual-gc-interval",
+            "no-manual-gc-eval",
+            "disable-manual-gc-eval",
+            "disable-jit-fuser",
+            "spec",
+        ),
+    ),
+    ("the job leaves on SIGTERM and SIGUSR1 only", "send SIGTERM", ("exit-signal",)),
+    ("Megatron-LM itself no longer takes it", "use --micro-batch-size", ("batch-size",)),
+    ("Megatron-LM itself no longer takes it", "use --lr-warmup-fraction", ("warmup",)),
+    ("Megatron-LM itself no longer takes it", "use --tensor-model-parallel-size", ("model-parallel-size",)),
+    ("Megatron-LM itself no longer takes it", "use --recompute-granularity", ("checkpoint-activations",)),
+    ("it is deprecated in Megatron-LM", "use --apply-wd-to-qk-layernorm", ("no-weight-decay-cond-type",)),
+    ("it has no effect on megatron-core's models", "use --attention-backend flash", ("use-flash-attn",)),
+    ("it is for Megatron's older models", "leave it out", ("use-legacy-models", "openai-gelu", "onnx-safe")),
+    (
+        "all groups must start from the same weights",
+        "leave it out",
+        ("data-parallel-random-init",),
+    ),
+    ("training cannot be skipped", "use --train-iters", ("skip-train", "test-mode")),
+    (
+        "each evaluation takes --eval-iters batches of one validation set",
+        "use --eval-iters",
+        ("full-validation", "multiple-validation-sets"),
+    ),
+    (
+        "only whole checkpoints in megatron-core's distributed format are written and read",
+        "use --save, --load and --save-interval",
+        (
+            "save-wgrads-interval",
+            "save-dgrads-interval",
+            "save-retain-interval",
+            "load-main-params-from-ckpt",
+            "non-persistent-save-interval",
+            "non-persistent-ckpt-type",
+            "non-persistent-global-ckpt-dir",
+            "non-persistent-local-ckpt-dir",
+            "non-persistent-local-ckpt-algo",
+            "pretrained-checkpoint",
+            "ckpt-convert-format",
+            "ckpt-convert-save",
+            "ckpt-convert-update-legacy-dist-opt-format",
+            "no-ckpt-fully-parallel-save",
+            "disable-ckpt-fully-parallel-save",
+            "use-persistent-ckpt-worker",
+            "ckpt-fully-parallel-load",
+            "ckpt-assume-constant-structure",
+            "dist-ckpt-strictness",
+            "dist-ckpt-save-pre-mcore-014",
+            "dist-ckpt-optim-fully-reshardable",
+            "distrib-optim-fully-reshardable-mem-efficient",
+            "dist-ckpt-format",
+            "replication",
+            "replication-jump",
+            "replication-factor",
+        ),
+    ),
+    (
+        "flags are not taken from a checkpoint",
+        "give them on the command line",
+        (
+            "use-checkpoint-args",
+            "use-mp-args-from-checkpoint-args",
+            "no-use-tokenizer-model-from-checkpoint-args",
+            "disable-use-tokenizer-model-from-checkpoint-args",
+        ),
+    ),
+    (
+        "the index of data files is always read whole, from a file system",
+        "leave it out",
+        (
+            "per-dataset-sequences-path",
+            "dataloader-fast-cache-load",
+            "dataloader-defer-npy-index-mmap",
+            "object-storage-cache-path",
+        ),
+    ),
+    (
+        "fill-in-the-middle data is not supported",
+        "leave it out",
+        (
+            "fim-data",
+            "fim-rate",
+            "fim-spm-rate",
+            "fim-split-sample",
+            "fim-fragment-rate",
+            "fim-no-prefix",
+            "fim-prefix-token",
+            "fim-middle-token",
+            "fim-suffix-token",
+            "fim-pad-token",
+            "fim-eod-token",
+        ),
+    ),
+    ("Megatron-LM's older tokenizers are not part of megatron-core", "use --tokenizer-type", ("legacy-tokenizer",)),
+    ("flags are read from the command line only", "write them there", ("yaml-cfg", "config-logger-dir")),
+    (
+        "this figure is not computed here",
+        "metrics.jsonl has loss, gradient norm, learning rate and times of every step",
+        (
+            "log-params-norm",
+            "log-progress",
+            "log-timers-to-tensorboard",
+            "log-memory-to-tensorboard",
+            "log-memory-interval",
+            "log-device-memory-used",
+            "log-num-zeros-in-grad",
+            "log-world-size-to-tensorboard",
+            "log-energy",
+        ),
+    ),
+)
+
+# What these ask for holds here in any case.
+ALWAYS_SO: dict[str, str] = {
+    "--use-mcore-models": "models are megatron-core's",
+    "--use-dist-ckpt": "checkpoints have megatron-core's distributed format",
+    "--auto-detect-ckpt-format": "there is one format of checkpoints",
+    "--ckpt-fully-parallel-save": "the ranks of a group write in parallel",
+    "--accumulate-allreduce-grads-in-fp32": "gradients are accumulated in fp32 or better",
+    "--no-gradient-accumulation-fusion": "the fused accumulation is off: pieces are counted one by one",
+    "--disable-gloo-process-groups": "megatron-core's extra gloo groups are not made",
+    "--no-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
+    "--disable-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
+    "--exit-signal-handler": "SIGTERM always saves and leaves",
+    "--exit-signal-handler-for-dataloader": "data is read by threads, which leave with their rank",
+    "--no-barrier-with-level-1-timing": "timers never wait for other ranks",
+    "--no-one-logger": "one-logger is not used",
+    "--disable-msc": "the multi-storage client is not used",
+    "--local-rank": "the place of a rank comes from its environment",
+}
+
+# (destination, value) -> (reason, nearest choice)
+VALUES: dict[tuple[str, object], tuple[str, str]] = {
+    ("optimizer", "muon"): ("the Muon optimizer is not supported", "use --optimizer adam"),
+    ("optimizer", "dist_muon"): ("the Muon optimizer is not supported", "use --optimizer adam"),
+    ("dataloader_type", "external"): (
+        "a shard's samples must be found again after a failure, which needs a data set with an index",
+        "use --dataloader-type single or cyclic",
+    ),
+    ("transformer_impl", "inference_optimized"): ("inference is not part of this framework", "use local"),
+    ("moe_token_dispatcher_type", "flex"): ("DeepEP is not supported", "use alltoall or allgather"),
+    ("position_embedding_type", "mrope"): ("only language models are trained here", "use rope"),
+    ("position_embedding_type", "relative"): ("only decoder-only language models are trained here", "use rope"),
+    ("rerun_mode", "validate_results"): (
+        "suspicious steps are found by digests in every vote",
+        "leave it out or use disabled",
+    ),
+    ("rerun_mode", "report_stats"): (
+        "suspicious steps are found by digests in every vote",
+        "leave it out or use disabled",
+    ),
+    ("ckpt_format", "torch"): ("only megatron-core's distributed format is written and read", "use torch_dist"),
+    ("ckpt_format", "torch_dcp"): ("it is for FSDP", "use torch_dist"),
+    ("ckpt_format", "fsdp_dtensor"): ("it is for FSDP", "use torch_dist"),
+    ("tokenizer_type", "BertWordPieceLowerCase"): ("only decoder-only language models are trained here", "use another"),
+    ("tokenizer_type", "BertWordPieceCase"): ("only decoder-only language models are trained here", "use another"),
+    ("tokenizer_type", "MultimodalTokenizer"): ("only language models are trained here", "use HuggingFaceTokenizer"),
+    ("tokenizer_type", "NullMultimodalTokenizer"): ("only language models are trained here", "use NullTokenizer"),
+    ("tokenizer_type", "SFTTokenizer"): ("supervised fine-tuning is not supported", "use HuggingFaceTokenizer"),
+    ("spare_reduce", "exact"): ("the exact sum is not part of this version", "use fp32"),
+    ("spare_reduce", "exact32"): ("the exact sum is not part of this version", "use fp32"),
+    ("spare_reduce", "bf16"): ("the sum in bf16 is not part of this version", "use fp32"),
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: str
+    instead: str
+
+    def sentence(self, said: str) -> str:
+        """The one sentence that a user sees; ``said`` is the flag, with its value where that is what is refused."""
+        return f"{said} is not supported: {self.reason}" + (f"; {self.instead}" if self.instead else "")
+
+
+@functools.cache
+def refused_names() -> dict[str, Refusal]:
+    """Flag name -> why it is refused."""
+    from spare_megatron.training.flags.specs import SECTIONS, megatron_table, specs_of
+
+    ours = {name for section, (_, cls) in SECTIONS.items() for spec in specs_of(section, cls) for name in spec.names}
+    refused = {f"--{name}": Refusal(reason, instead) for reason, instead, names in FLAGS for name in names}
+    for row in megatron_table().values():
+        for name in row["names"]:
+            if row["group"] in GROUPS and name not in ours and name not in ALWAYS_SO:
+                refused.setdefault(name, Refusal(*GROUPS[row["group"]]))
+    return refused

@@ -1,0 +1,361 @@
+"""From given flags to resolved ones: what Megatron derives from other flags, N and D, steps and samples.
+
+Every function takes the namespace and sets what it derives in it, so that users' code finds the values that it finds
+under Megatron. What cannot be derived is a ConfigError of one sentence. Imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.place import WorldHint
+from spare_megatron.config.shape import JobShape
+
+
+def need(namespace: Namespace, dest: str, example: str) -> Any:
+    """The value of a flag that a job cannot do without."""
+    value = getattr(namespace, dest)
+    if value is None:
+        raise ConfigError(f"--{dest.replace('_', '-')} is missing; give it, as in --{dest.replace('_', '-')} {example}")
+    return value
+
+
+def at_least(namespace: Namespace, least: int, *dests: str) -> None:
+    """ConfigError when one of the flags is given and below ``least``."""
+    for dest in dests:
+        value = getattr(namespace, dest)
+        if value is not None and value < least:
+            raise ConfigError(f"--{dest.replace('_', '-')} is {value}, but must be at least {least}")
+
+
+def resolve_model(ns: Namespace) -> None:
+    """Sizes of the model that follow from others, as Megatron derives them."""
+    if ns.num_layers is not None and ns.encoder_num_layers is not None and ns.num_layers != ns.encoder_num_layers:
+        raise ConfigError(
+            f"--num-layers {ns.num_layers} and --encoder-num-layers {ns.encoder_num_layers} differ; use --num-layers"
+        )
+    if ns.seq_length is not None and ns.encoder_seq_length is not None and ns.seq_length != ns.encoder_seq_length:
+        raise ConfigError(
+            f"--seq-length {ns.seq_length} and --encoder-seq-length {ns.encoder_seq_length} differ; use --seq-length"
+        )
+    ns.num_layers = ns.num_layers if ns.num_layers is not None else ns.encoder_num_layers
+    ns.seq_length = ns.seq_length if ns.seq_length is not None else ns.encoder_seq_length
+    need(ns, "num_layers", "24")
+    need(ns, "hidden_size", "1024")
+    need(ns, "num_attention_heads", "16")
+    need(ns, "seq_length", "1024")
+    need(ns, "max_position_embeddings", str(ns.seq_length))
+    at_least(ns, 1, "num_layers", "hidden_size", "num_attention_heads", "seq_length", "ffn_hidden_size", "kv_channels")
+    at_least(ns, 1, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    at_least(ns, 1, "expert_model_parallel_size", "expert_tensor_parallel_size", "num_query_groups")
+    ns.encoder_num_layers, ns.encoder_seq_length = ns.num_layers, ns.seq_length
+    if ns.kv_channels is None:
+        if ns.hidden_size % ns.num_attention_heads:
+            raise ConfigError(
+                f"--hidden-size {ns.hidden_size} is not divisible by --num-attention-heads {ns.num_attention_heads}; "
+                f"use --hidden-size {nearest_multiple(ns.hidden_size, ns.num_attention_heads)} or give --kv-channels"
+            )
+        ns.kv_channels = ns.hidden_size // ns.num_attention_heads
+    if ns.ffn_hidden_size is None:
+        ns.ffn_hidden_size = int(4 * ns.hidden_size * 2 / 3 / 64) * 64 if ns.swiglu else 4 * ns.hidden_size
+    if ns.num_experts == 0:
+        ns.num_experts = None
+    if ns.num_experts is not None and ns.moe_ffn_hidden_size is None:
+        ns.moe_ffn_hidden_size = ns.ffn_hidden_size
+    if ns.expert_tensor_parallel_size is None:
+        ns.expert_tensor_parallel_size = ns.tensor_model_parallel_size
+    if ns.use_rotary_position_embeddings:
+        ns.position_embedding_type = "rope"
+    if ns.recompute_activations:
+        ns.recompute_granularity = "selective"
+    if ns.tensor_model_parallel_size == 1:
+        ns.sequence_parallel = False
+    if ns.add_bias_linear:
+        ns.add_qkv_bias = True
+    else:
+        ns.bias_gelu_fusion = False
+    if ns.position_embedding_type != "rope":
+        ns.apply_rope_fusion = False
+    if ns.apply_query_key_layer_scaling:
+        ns.attention_softmax_in_fp32 = True
+    ns.moe_layer_freq = pattern("--moe-layer-freq", ns.moe_layer_freq)
+    ns.no_rope_freq = pattern("--no-rope-freq", ns.no_rope_freq)
+    ns.window_attn_skip_freq = pattern("--window-attn-skip-freq", ns.window_attn_skip_freq)
+    ns.window_size = window(ns.window_size)
+    for dest in ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "cp_comm_type"):
+        values = getattr(ns, dest)
+        if isinstance(values, list) and len(values) == 1 and dest != "cp_comm_type":
+            setattr(ns, dest, values[0])
+
+
+def nearest_multiple(value: int, unit: int) -> int:
+    """The multiple of ``unit`` next to ``value``, at least one unit."""
+    return max(1, round(value / unit)) * unit
+
+
+def pattern(name: str, text: Any) -> Any:
+    """A number, or a list written as an expression of lists of numbers with + and *, such as ``([0]+[1]*3)*4``."""
+    if text is None or isinstance(text, (int, list)):
+        return text
+    try:
+        return evaluated(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise ConfigError(
+            f"{name} is {text!r}, but takes a whole number or a list expression such as '([0]+[1]*3)*4'"
+        ) from None
+
+
+def evaluated(node: ast.expr) -> Any:
+    """The value of an expression of numbers, lists of numbers, + and *; ValueError for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.List):
+        return [evaluated(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = evaluated(node.left), evaluated(node.right)
+        if isinstance(node.op, ast.Add) and type(left) is type(right):
+            return left + right
+        if isinstance(node.op, ast.Mult) and not (isinstance(left, list) and isinstance(right, list)):
+            size = (left if isinstance(left, int) else len(left)) * (right if isinstance(right, int) else len(right))
+            if size > 1_000_000:
+                raise ValueError(size)
+            return left * right
+    raise ValueError(ast.dump(node))
+
+
+def window(text: Any) -> tuple[int, int] | None:
+    """``--window-size``: 'left,right'."""
+    if text is None:
+        return None
+    try:
+        left, right = (int(part) for part in text.strip("() ").split(","))
+    except ValueError:
+        raise ConfigError(f"--window-size is {text!r}, but takes two numbers, as in --window-size 127,0") from None
+    return left, right
+
+
+def resolve_stages(ns: Namespace) -> None:
+    """Model chunks of each pipeline rank."""
+    pipeline = ns.pipeline_model_parallel_size
+    given = [
+        name
+        for name in (
+            "num_layers_per_virtual_pipeline_stage",
+            "num_virtual_stages_per_pipeline_rank",
+            "pipeline_model_parallel_layout",
+        )
+        if getattr(ns, name) is not None
+    ]
+    if len(given) > 1:
+        raise ConfigError(
+            " and ".join(f"--{name.replace('_', '-')}" for name in given) + " say the same thing; give one of them"
+        )
+    chunks: int | None = ns.num_virtual_stages_per_pipeline_rank
+    if ns.num_layers_per_virtual_pipeline_stage is not None:
+        at_least(ns, 1, "num_layers_per_virtual_pipeline_stage")
+        unit = pipeline * ns.num_layers_per_virtual_pipeline_stage
+        layers = counted_layers(ns)
+        if layers % unit:
+            raise ConfigError(
+                f"{layers} layers are not divisible by {unit} = --pipeline-model-parallel-size {pipeline} x "
+                f"--num-layers-per-virtual-pipeline-stage {ns.num_layers_per_virtual_pipeline_stage}; "
+                f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}"
+            )
+        chunks = layers // unit
+    if ns.pipeline_model_parallel_layout is not None:
+        stages = ns.pipeline_model_parallel_layout.count("|") + 1
+        if stages % pipeline:
+            raise ConfigError(
+                f"--pipeline-model-parallel-layout has {stages} stages, not a multiple of "
+                f"--pipeline-model-parallel-size {pipeline}; use {nearest_multiple(stages, pipeline)} stages"
+            )
+        chunks = stages // pipeline
+    ns.virtual_pipeline_model_parallel_size = None if chunks in (None, 1) else chunks
+    ns.overlap_p2p_comm = ns.overlap_p2p_comm and ns.virtual_pipeline_model_parallel_size is not None
+    ns.transformer_pipeline_model_parallel_size = pipeline
+
+
+def counted_layers(ns: Namespace) -> int:
+    """Layers as pipeline stages count them: embedding and loss may count as one each."""
+    return (
+        ns.num_layers + bool(ns.account_for_embedding_in_pipeline_split) + bool(ns.account_for_loss_in_pipeline_split)
+    )
+
+
+def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
+    """N, D and the batch: from the flags and from what the launcher said."""
+    model = ns.tensor_model_parallel_size * ns.pipeline_model_parallel_size * ns.context_parallel_size
+    inner = resolve_inner(ns, hint, model)
+    groups = hint.num_groups
+    instances = ns.num_distributed_optimizer_instances
+    if hint.world_size is not None:
+        if hint.world_size % (model * inner):
+            raise ConfigError(
+                f"{hint.world_size} ranks were started, not a multiple of the {model * inner} ranks of a group "
+                f"(TP {ns.tensor_model_parallel_size} x PP {ns.pipeline_model_parallel_size} x CP "
+                f"{ns.context_parallel_size} x inner data {inner}); "
+                f"start {nearest_multiple(hint.world_size, model * inner)}"
+            )
+        counted = hint.world_size // (model * inner)
+        if groups is not None and groups != counted:
+            raise ConfigError(
+                f"SPARE_NUM_GROUPS is {groups}, but {hint.world_size} ranks are {counted} groups of {model * inner}; "
+                f"start {groups * model * inner} ranks or set SPARE_NUM_GROUPS={counted}"
+            )
+        groups = counted
+    if instances > 1 and groups is not None and groups != instances:
+        raise ConfigError(
+            f"--num-distributed-optimizer-instances {instances} means {instances} groups, but the job has {groups}; "
+            f"leave the flag out or use {groups}"
+        )
+    groups = groups or instances
+    need(ns, "micro_batch_size", "1")
+    at_least(ns, 1, "micro_batch_size")
+    if ns.global_batch_size is None:
+        ns.global_batch_size = ns.micro_batch_size * groups * inner
+    return JobShape(
+        num_groups=groups,
+        micro_batch_size=ns.micro_batch_size,
+        global_batch_size=ns.global_batch_size,
+        tensor=ns.tensor_model_parallel_size,
+        pipeline=ns.pipeline_model_parallel_size,
+        context=ns.context_parallel_size,
+        inner_data=inner,
+    )
+
+
+def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
+    """D: said outright, or by Megatron's word for N, or the least that expert parallelism allows."""
+    said = ns.spare_inner_data_parallel
+    at_least(ns, 1, "spare_inner_data_parallel", "num_distributed_optimizer_instances")
+    unit = expert_unit(ns)
+    inner = said or unit
+    if said is None and hint.world_size is not None and ns.num_distributed_optimizer_instances > 1:
+        ranks = model * ns.num_distributed_optimizer_instances
+        if hint.world_size % ranks:
+            raise ConfigError(
+                f"{hint.world_size} ranks were started, not a multiple of {ranks} = TP x PP x CP {model} x "
+                f"--num-distributed-optimizer-instances {ns.num_distributed_optimizer_instances}; "
+                f"start {nearest_multiple(hint.world_size, ranks)}"
+            )
+        inner = hint.world_size // ranks
+    if said is None and hint.group_size is not None and hint.group_size % model == 0:
+        inner = hint.group_size // model
+    if hint.group_size is not None and hint.group_size != model * inner:
+        raise ConfigError(
+            f"torchrun started {hint.group_size} ranks for this group, but TP {ns.tensor_model_parallel_size} x PP "
+            f"{ns.pipeline_model_parallel_size} x CP {ns.context_parallel_size} x inner data {inner} are "
+            f"{model * inner}; use --nproc-per-node x --nnodes = {model * inner}"
+        )
+    if inner % unit:
+        raise ConfigError(
+            f"inner data parallelism {inner} leaves no room for expert parallelism {ns.expert_model_parallel_size} x "
+            f"expert tensor parallelism {ns.expert_tensor_parallel_size}, which needs a multiple of {unit}; "
+            f"use --spare-inner-data-parallel {unit}"
+        )
+    return inner
+
+
+def expert_unit(ns: Namespace) -> int:
+    """The least D for which expert ranks fit into TP x CP x D."""
+    expert = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size
+    return expert // math.gcd(expert, ns.tensor_model_parallel_size * ns.context_parallel_size)
+
+
+def resolve_training(ns: Namespace) -> None:
+    """Steps or samples to train, and the schedule's lengths in samples (Megatron's ``OptimizerParamScheduler``)."""
+    if ns.train_iters is not None and ns.train_samples is not None:
+        raise ConfigError(
+            f"--train-iters {ns.train_iters} and --train-samples {ns.train_samples} are two ends of one job; give one"
+        )
+    if ns.train_iters is None and ns.train_samples is None:
+        raise ConfigError("neither --train-iters nor --train-samples is given; use --train-iters 1000")
+    at_least(ns, 1, "train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples")
+    at_least(ns, 0, "lr_warmup_iters", "lr_warmup_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
+    other, own = ("samples", "iters") if ns.train_samples is None else ("iters", "samples")
+    for name in ("lr_decay", "lr_warmup", "lr_wsd_decay"):
+        value = getattr(ns, f"{name}_{other}")
+        if value:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag}-{other} {value} does not go with --train-{own}; use --{flag}-{own}")
+    if ns.lr_warmup_fraction is not None and (ns.lr_warmup_iters or ns.lr_warmup_samples):
+        raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters (or -samples) say the same thing; give one")
+    ns.consumed_train_samples = ns.consumed_valid_samples = ns.skipped_train_samples = ns.iteration = 0
+    if ns.train_samples is not None:
+        ns.train_iters = ns.train_samples // ns.global_batch_size
+        if ns.train_iters == 0:
+            raise ConfigError(
+                f"--train-samples {ns.train_samples} is less than one --global-batch-size {ns.global_batch_size}; "
+                f"use --train-samples {ns.global_batch_size} or more"
+            )
+    if ns.weight_decay_incr_style == "constant":
+        if ns.start_weight_decay is not None or ns.end_weight_decay is not None:
+            raise ConfigError(
+                "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine"
+            )
+        ns.start_weight_decay = ns.end_weight_decay = ns.weight_decay
+    elif ns.start_weight_decay is None or ns.end_weight_decay is None:
+        raise ConfigError(
+            f"--weight-decay-incr-style {ns.weight_decay_incr_style} needs --start-weight-decay and --end-weight-decay"
+        )
+
+
+def scheduler_fields(ns: Namespace) -> dict[str, Any]:
+    """Arguments of megatron-core's OptimizerParamScheduler after the optimizer; lengths are in samples."""
+    if ns.train_samples is None:
+        batch = ns.global_batch_size
+        decay = (ns.lr_decay_iters or ns.train_iters) * batch
+        total, warmup = ns.train_iters * batch, ns.lr_warmup_iters * batch
+        wsd = None if ns.lr_wsd_decay_iters is None else ns.lr_wsd_decay_iters * batch
+    else:
+        decay, total = ns.lr_decay_samples or ns.train_samples, ns.train_samples
+        warmup, wsd = ns.lr_warmup_samples, ns.lr_wsd_decay_samples
+    if ns.lr_warmup_fraction is not None:
+        warmup = ns.lr_warmup_fraction * decay
+    if warmup >= decay:
+        raise ConfigError(
+            f"the warm-up of {warmup:g} samples is not shorter than the {decay} samples over which the learning rate "
+            "decays; use a smaller --lr-warmup-iters, --lr-warmup-samples or --lr-warmup-fraction"
+        )
+    if ns.lr_decay_style == "WSD" and wsd is None:
+        raise ConfigError("--lr-decay-style WSD needs the length of its last phase; give --lr-wsd-decay-iters")
+    return {
+        "init_lr": ns.lr_warmup_init,
+        "max_lr": ns.lr,
+        "min_lr": ns.min_lr,
+        "lr_warmup_steps": warmup,
+        "lr_decay_steps": decay,
+        "lr_decay_style": ns.lr_decay_style,
+        "start_wd": ns.start_weight_decay,
+        "end_wd": ns.end_weight_decay,
+        "wd_incr_steps": total,
+        "wd_incr_style": ns.weight_decay_incr_style,
+        "use_checkpoint_opt_param_scheduler": ns.use_checkpoint_opt_param_scheduler,
+        "override_opt_param_scheduler": ns.override_opt_param_scheduler,
+        "wsd_decay_steps": wsd,
+        "lr_wsd_decay_style": ns.lr_wsd_decay_style,
+    }
+
+
+def resolve_data(ns: Namespace) -> None:
+    """Data paths that stand in files, the split that Megatron takes when none is given, the loader's kind."""
+    if ns.data_args_path is not None:
+        if ns.data_path is not None:
+            raise ConfigError("--data-path and --data-args-path say the same thing; give one of them")
+        ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
+    if (ns.data_path is not None) and ns.split is None:
+        ns.split = "969, 30, 1"
+    if ns.dataloader_type is None:
+        ns.dataloader_type = "single"
+
+
+def read_words(path: Path, name: str) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give a file that exists") from None

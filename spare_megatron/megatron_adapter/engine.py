@@ -1,0 +1,217 @@
+"""Megatron's engine of the step loop: one rank of one group, nothing of other groups.
+
+It implements the seam :class:`spare_megatron.training.engine.StepEngine` on megatron-core's schedules, gradient
+buffers and optimizer. Between the backward pass and the optimizer step the gradients leave this module (``local_sum``)
+and come back summed over the whole batch (``apply``).
+
+May assume: every rank of the group gets the same calls of ``run``, ``local_sum``, ``apply`` and ``evaluate`` with the
+same arguments; ``begin_step`` and ``scalars`` call no collective. Promises: gradients of pieces are
+plain sums; the only divisor is the constant of :meth:`MegatronEngine._divisor`, applied once, in ``apply``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+
+from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
+from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
+from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.megatron_adapter.world import GroupWorld
+
+
+class MegatronEngine:
+    """One rank's model, gradient accumulators and optimizer. Pieces are numbers ``i * K + j``."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        world: GroupWorld,
+        forward_step: ForwardStep,
+        source: PieceSource,
+        *,
+        probe_piece: int = 0,
+        on_piece: PieceHook | None = None,
+    ) -> None:
+        """``source`` gives training microbatches. ``probe_piece`` is a piece that this group may read: a group that
+        has never run a piece learns from it what the loss function reports."""
+        self.replica = replica
+        self.world = world
+        self._forward_step = forward_step
+        self._source = source
+        self._probe_piece = probe_piece
+        self.on_piece = on_piece
+        self._step = 0
+        self._sums = self._new_sums()
+        self._scalars: dict[str, float] = {}
+        self._names: list[str] | None = None
+        self._summed: list[torch.Tensor | None] = []
+        self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
+
+    # ------------------------------------------------------------------------------------------ step engine
+
+    def begin_step(self, step: int) -> None:
+        """Zero the accumulators: no piece is inside."""
+        self._step = step
+        self._sums.clear()
+        for chunk in self.replica.chunks:
+            chunk.zero_grad_buffer()
+        self.replica.optimizer.zero_grad()
+        for counts in self._routing:
+            counts.zero_()
+
+    def run(self, step: int, pieces: Sequence[int]) -> None:
+        """Forward and backward of ``pieces`` in order, as one pipeline; adds to the accumulators."""
+        if step != self._step:
+            raise AssertionError(f"run of step {step}, but the accumulators belong to step {self._step}")
+        if not pieces:
+            return
+        for chunk in self.replica.chunks:
+            chunk.train()
+        self._piece_run(step, pieces, self._sums, forward_only=False).execute(self._source, self._seq_length)
+
+    def local_sum(self) -> Sequence[torch.Tensor]:
+        """The gradient buffers summed over context and inner data ranks, then the routing counts (int64) of this rank.
+
+        Collective in the group. A buffer that no other rank of the group shares is given as it is; else the sum is in
+        memory of its own.
+        """
+        self._scalars = self._group_sums(self._sums)
+        buffers = self._buffers()
+        if not self._summed:
+            self._summed = [torch.empty_like(data) if group.size() > 1 else None for data, group in buffers]
+        result = []
+        for (data, group), own in zip(buffers, self._summed, strict=True):
+            if own is None:
+                result.append(data)
+                continue
+            own.copy_(data)
+            dist.all_reduce(own, group=group)
+            result.append(own)
+        if self._routing:
+            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
+        return result
+
+    def scalars(self) -> Mapping[str, float]:
+        """Loss sums and token counts of the pieces inside, over the group's context and inner data ranks.
+
+        As of the last :meth:`local_sum`; the same on every rank of the group, because each rank position sums over
+        groups on its own and each must know the sum.
+        """
+        return dict(self._scalars)
+
+    def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
+        """The committed update from the sums over all pieces of the step; what is logged, the same on every rank."""
+        replica = self.replica
+        divisor = self._divisor(scalars)
+        buffers = self._buffers()
+        for (data, _), total in zip(buffers, reduced, strict=False):
+            torch.div(total, divisor, out=data)
+        if self._routing:
+            for counts, total in zip(self._routing, reduced[len(buffers)].view(len(self._routing), -1), strict=True):
+                counts.copy_(total)
+        loss_scale = float(replica.optimizer.get_loss_scale().item())
+        finalize_model_grads(list(replica.chunks), None)
+        updated, grad_norm, _ = replica.optimizer.step()
+        if updated:
+            replica.scheduler.step(increment=self.world.shape.global_batch_size)
+        values = averages(scalars)
+        return {
+            "loss": next(iter(values.values()), 0.0),
+            "grad_norm": None if grad_norm is None else float(grad_norm),
+            "lr": get_canonical_lr_for_logging(replica.optimizer.param_groups),
+            "tokens": int(scalars[TOKENS]),
+            "skipped": int(not updated),
+            "loss_scale": loss_scale,
+            **values,
+        }
+
+    # ------------------------------------------------------------------------------------------- evaluation
+
+    def evaluate(self, step: int, pieces: Sequence[int], source: PieceSource) -> Mapping[str, float]:
+        """Forward only over ``pieces`` of ``source``; sums as :meth:`scalars`. Collective in the group.
+
+        The accumulators and the generator states of training are not touched.
+        """
+        sums = self._new_sums()
+        if pieces:
+            self._forward(step, pieces, source, sums)
+        return self._group_sums(sums)
+
+    def _forward(self, step: int, pieces: Sequence[int], source: PieceSource, sums: LossSums) -> None:
+        chunks = self.replica.chunks
+        for chunk in chunks:
+            chunk.eval()
+        try:
+            with torch.no_grad():
+                self._piece_run(step, pieces, sums, forward_only=True).execute(source, self._seq_length)
+        finally:
+            for chunk in chunks:
+                chunk.train()
+
+    # ---------------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _seq_length(self) -> int:
+        return self.replica.settings.seq_length
+
+    def _new_sums(self) -> LossSums:
+        shape = self.world.shape
+        return LossSums(shape.micro_batch_size * self.replica.settings.seq_length // shape.context)
+
+    def _piece_run(self, step: int, pieces: Sequence[int], sums: LossSums, *, forward_only: bool) -> PieceRun:
+        return PieceRun(
+            replica=self.replica,
+            world=self.world,
+            step=step,
+            pieces=tuple(pieces),
+            forward_step=self._forward_step,
+            sums=sums,
+            on_piece=None if forward_only else self.on_piece,
+            forward_only=forward_only,
+        )
+
+    def _buffers(self) -> list[tuple[torch.Tensor, dist.ProcessGroup]]:
+        """Each flat gradient buffer of this rank with the ranks of the group that share its parameters."""
+        result = []
+        for chunk in self.replica.chunks:
+            result += [(buffer.grad_data, chunk.dp_cp_group) for buffer in chunk.buffers]
+            result += [(buffer.grad_data, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
+        return result
+
+    def _divisor(self, scalars: Mapping[str, float]) -> float:
+        """Megatron's mean of means over microbatches and data-parallel ranks, or the tokens of the batch."""
+        shape = self.world.shape
+        if self.replica.config.calculate_per_token_loss:
+            return max(scalars[TOKENS], 1.0)
+        return float(shape.pieces * shape.inner_data * shape.context)
+
+    def _group_sums(self, sums: LossSums) -> dict[str, float]:
+        """Sum over the group of what its last stage's ranks hold (one of each tensor-parallel group), on every rank."""
+        values = sums.values()
+        if self._names is None:
+            self._names = self._learn_names(values)
+        holds = self.world.is_last_stage and self.world.tensor_rank == 0
+        vector = torch.tensor(
+            [values.get(name, 0.0) if holds else 0.0 for name in self._names], dtype=torch.float64
+        ).to(compute_device())
+        dist.all_reduce(vector)
+        return dict(zip(self._names, vector.tolist(), strict=True))
+
+    def _learn_names(self, values: Mapping[str, float]) -> list[str]:
+        """What the loss function reports; known once a piece has been run, else from a forward pass of one piece."""
+        holder = self.world.last_stage_position
+        names = [sum_names(values)]
+        dist.broadcast_object_list(names, src=holder, device=compute_device())
+        if not names[0]:
+            sums = self._new_sums()
+            self._forward(self._step, (self._probe_piece,), self._source, sums)
+            names = [sum_names(sums.values())]
+            dist.broadcast_object_list(names, src=holder, device=compute_device())
+        return names[0]

@@ -1,0 +1,85 @@
+"""Sums of what a user's loss function reports, so that averages are taken once, over the whole step.
+
+Megatron has two conventions. A 2-tuple (loss, report): each value of the report is a mean over one microbatch, and
+means are averaged over microbatches. A 3-tuple (loss, number of tokens, report): each value of the report is a pair
+[sum, count] (or a plain mean). Both become a sum and a count for each key, and value = sum / count.
+
+May assume: the report has the same keys for each microbatch. Promises: sums are taken in float64 on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+TOKENS = "tokens"
+_SUM, _COUNT = "/sum", "/count"
+
+
+class LossSums:
+    """Running sums over the pieces of one step on one rank."""
+
+    def __init__(self, tokens_per_microbatch: int) -> None:
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._pending: list[tuple[Any, Mapping[str, Any]]] = []
+        self._sums: dict[str, float] = {}
+
+    def clear(self) -> None:
+        """No piece is inside."""
+        self._pending.clear()
+        self._sums.clear()
+
+    def add(self, outputs: Sequence[Any]) -> None:
+        """Take what the loss function returned for one microbatch; read from the device later."""
+        if len(outputs) == 3:
+            _, tokens, report = outputs
+        else:
+            (_, report), tokens = outputs, self._tokens_per_microbatch
+        self._pending.append((_snapshot(tokens), {key: _snapshot(value) for key, value in report.items()}))
+
+    def values(self) -> dict[str, float]:
+        """The sums: ``tokens``, and ``KEY/sum`` and ``KEY/count`` for each key of the report."""
+        for tokens, report in self._pending:
+            self._accumulate(TOKENS, float(tokens))
+            for key, value in report.items():
+                total, count = _sum_and_count(key, value)
+                self._accumulate(key + _SUM, total)
+                self._accumulate(key + _COUNT, count)
+        self._pending.clear()
+        return dict(self._sums)
+
+    def _accumulate(self, key: str, value: float) -> None:
+        self._sums[key] = self._sums.get(key, 0.0) + value
+
+
+def _snapshot(value: Any) -> Any:
+    return value.detach().clone() if torch.is_tensor(value) else value
+
+
+def _sum_and_count(key: str, value: Any) -> tuple[float, float]:
+    numbers = value.double().reshape(-1).tolist() if torch.is_tensor(value) else [float(value)]
+    if len(numbers) == 1:
+        return numbers[0], 1.0
+    if len(numbers) == 2:
+        return numbers[0], numbers[1]
+    raise ValueError(
+        f"the loss function reports {len(numbers)} numbers for {key!r}, but a value is one mean or a pair [sum, count]"
+    )
+
+
+def averages(scalars: Mapping[str, float]) -> dict[str, float]:
+    """The reported values, sum / count for each key, in sorted order; 0 where nothing was counted."""
+    result = {}
+    for name in sorted(scalars):
+        if name.endswith(_SUM):
+            key = name[: -len(_SUM)]
+            count = scalars[key + _COUNT]
+            result[key] = scalars[name] / count if count else 0.0
+    return result
+
+
+def sum_names(scalars: Mapping[str, float]) -> list[str]:
+    """The names in the order in which they travel in one flat vector."""
+    return sorted(scalars)

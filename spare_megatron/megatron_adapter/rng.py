@@ -1,0 +1,116 @@
+"""Random numbers inside a group: Megatron's seeding at start, then states that follow from the piece alone.
+
+Dropout and router jitter must give the same numbers for a piece whichever group computes it and in whatever order.
+So at the start of each piece's forward on each stage every generator state is set anew from a hash of (seed, step,
+global microbatch index, pipeline rank, chunk and what else the state depends on); recomputation in the backward pass
+restores the states that megatron-core saved in the forward pass.
+
+May assume: ``install_cpu_shims`` has run, model parallel state is initialised. Promises: two ranks that Megatron
+gives equal states (tensor-parallel ranks outside tensor-parallel regions) get equal states here too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from megatron.core.tensor_parallel import random as core_random
+
+
+class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
+    """megatron-core's tracker of named generator states, on torch's CPU generator."""
+
+    def add(self, name: str, seed: int) -> None:
+        """Track a new state under ``name``; a seed or name that is there already is an error, as in the base."""
+        if seed in self.seeds_:
+            raise ValueError(f"seed {seed} already exists")
+        if name in self.states_:
+            raise ValueError(f"rng state {name} already exists")
+        self._is_initialized = True
+        self.seeds_.add(seed)
+        self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def fork(self, name: str = core_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+        """Draw from the state ``name`` inside the block, from the state that was current after it."""
+        if name not in self.states_:
+            raise ValueError(f"rng state {name} is not added")
+        outer_name, outer_state = self._current_state_name, torch.get_rng_state()
+        torch.set_rng_state(self.states_[name])
+        self._current_state_name = name
+        try:
+            yield
+        finally:
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(outer_state)
+            self._current_state_name = outer_name
+
+
+def use_cpu_generator() -> None:
+    """Point megatron-core's tracker and its save/restore of states at torch's CPU generator."""
+
+    def get_state(device: Any = None, clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(new_state: torch.Tensor, device: Any = None, graph_safe: bool = False) -> None:
+        torch.set_rng_state(new_state)
+
+    core_random._get_cuda_rng_state = get_state
+    core_random._set_cuda_rng_state = set_state
+    core_random.CudaRNGStatesTracker = CpuRngStatesTracker
+
+
+def seed_start(seed: int, pipeline_rank: int) -> None:
+    """Seed every generator for model initialisation exactly as Megatron's training loop does."""
+    stage_seed = seed + 100 * pipeline_rank
+    random.seed(stage_seed)
+    numpy.random.seed(stage_seed)
+    torch.manual_seed(stage_seed)
+    core_random.model_parallel_cuda_manual_seed(stage_seed, force_reset_rng=True)
+
+
+@dataclass(frozen=True)
+class RankKeys:
+    """The coordinates of this rank that generator states depend on."""
+
+    pipeline: int
+    context: int
+    tensor: int
+    expert: int
+    expert_tensor: int
+
+
+def state_seed(*key: int | str) -> int:
+    """A 32-bit seed from the key: CPU generators use no more bits."""
+    text = ",".join(str(part) for part in key)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: RankKeys) -> None:
+    """Set the default state and the tracker's states for one microbatch on one model chunk of this rank.
+
+    ``microbatch`` is the index (j * N + i) * D + d of the microbatch in the step's global batch.
+    """
+    shared = (seed, step, microbatch, keys.pipeline, chunk, keys.context)
+    default = state_seed("default", *shared)
+    torch.manual_seed(default)
+    tracker = core_random.get_cuda_rng_tracker()
+    seeds = {
+        core_random._DATA_PARALLEL_RNG_TRACKER_NAME: default,
+        core_random._MODEL_PARALLEL_RNG_TRACKER_NAME: state_seed("tensor", *shared, keys.tensor),
+        core_random._EXPERT_PARALLEL_RNG_TRACKER_NAME: state_seed("expert", *shared, keys.expert, keys.expert_tensor),
+    }
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tracker.set_states(
+        {
+            name: torch.Generator(device=device).manual_seed(seeds[name]).get_state()
+            for name in tracker.get_states()
+            if name in seeds
+        }
+    )

@@ -1,0 +1,178 @@
+"""What the adapter needs to know to build a model, its optimizer and its schedule, in megatron-core's own names.
+
+:class:`MegatronSettings` holds plain values, so that it can be made from flags, hashed into a job's fingerprint and
+written into a checkpoint. Its mappings name fields of megatron-core's dataclasses; :func:`config_types` gives those
+dataclasses to whoever generates flags from them.
+
+May assume nothing: neither torch nor megatron is imported by importing this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+
+
+@dataclass(frozen=True)
+class MegatronSettings:
+    """Model, optimizer and schedule of a job; the same on every rank of every group."""
+
+    transformer: Mapping[str, Any]
+    """Fields of megatron-core's TransformerConfig (or MLATransformerConfig), except the parallel sizes of JobShape."""
+    optimizer: Mapping[str, Any]
+    """Fields of megatron-core's OptimizerConfig."""
+    scheduler: Mapping[str, Any]
+    """Arguments of OptimizerParamScheduler after the optimizer; lengths are in samples, as Megatron counts them."""
+    padded_vocab_size: int
+    seq_length: int
+    max_position_embeddings: int
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of megatron-core's DistributedDataParallelConfig."""
+    untie_embeddings_and_output_weights: bool = False
+    position_embedding_type: str = "learned_absolute"
+    rotary_percent: float = 1.0
+    rotary_base: int = 10000
+    rotary_seq_len_interpolation_factor: float | None = None
+    use_rope_scaling: bool = False
+    rope_scaling_factor: float = 8.0
+    fp16_lm_cross_entropy: bool = False
+    transformer_impl: str = "auto"
+    """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and CUDA is there."""
+    seed: int = 1234
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field of ``transformer``."""
+        return self.transformer.get(name, default)
+
+    @property
+    def virtual_pipeline(self) -> int | None:
+        """Model chunks of each pipeline stage, None without interleaving."""
+        return self.get("virtual_pipeline_model_parallel_size")
+
+    @property
+    def expert(self) -> int:
+        """Expert-parallel degree, carved out of TP x CP x D."""
+        return self.get("expert_model_parallel_size", 1)
+
+    @property
+    def expert_tensor(self) -> int | None:
+        """Expert-tensor-parallel degree; None means the tensor-parallel degree."""
+        return self.get("expert_tensor_parallel_size")
+
+
+def config_types() -> dict[str, type]:
+    """megatron-core's dataclasses that settings name fields of (imports megatron-core)."""
+    from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+    install_cpu_shims()
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    return {
+        "transformer": TransformerConfig,
+        "mla_transformer": MLATransformerConfig,
+        "optimizer": OptimizerConfig,
+        "ddp": DistributedDataParallelConfig,
+    }
+
+
+def uses_local_layers(settings: MegatronSettings) -> bool:
+    """Whether the model is built of megatron-core's own torch layers instead of transformer-engine's."""
+    if settings.transformer_impl == "auto":
+        import importlib.util
+
+        import torch
+
+        return not (torch.cuda.is_available() and importlib.util.find_spec("transformer_engine"))
+    return settings.transformer_impl == "local"
+
+
+def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
+    """Refuse, with the reason, what this adapter cannot train correctly; ConfigError."""
+    transformer, optimizer, ddp = settings.transformer, settings.optimizer, settings.ddp
+    if optimizer.get("use_distributed_optimizer") or ddp.get("use_distributed_optimizer"):
+        raise ConfigError(
+            "--use-distributed-optimizer is not supported yet: its shards of optimizer state have no copy in another "
+            "group's same position unless every group is sharded alike and saved with megatron-core's sharded format, "
+            "whose load has defects with torch's Adam; leave the flag out"
+        )
+    for name in ("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp", "use_custom_fsdp"):
+        if ddp.get(name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is not supported: gradients are reduced over groups after the backward "
+                "pass, outside megatron-core's DDP; leave the flag out"
+            )
+    if shape.context > 1 and uses_local_layers(settings):
+        raise ConfigError(
+            f"--context-parallel-size {shape.context} needs transformer-engine's attention: megatron-core's local "
+            "attention asserts a context-parallel size of 1; use --context-parallel-size 1 or install "
+            "transformer-engine on a machine with CUDA"
+        )
+    balancing = transformer.get("moe_router_load_balancing_type", "aux_loss")
+    if "global_aux_loss" in (balancing if isinstance(balancing, (list, tuple)) else [balancing]):
+        raise ConfigError(
+            "--moe-router-load-balancing-type global_aux_loss is not supported: that loss depends on which "
+            "microbatches this group computed before, so moving a microbatch changes it; use aux_loss or seq_aux_loss"
+        )
+    inner = shape.tensor * shape.context * shape.inner_data
+    expert_tensor = settings.expert_tensor or shape.tensor
+    expert = settings.expert * expert_tensor
+    if inner % expert:
+        enough = expert // math.gcd(expert, shape.tensor * shape.context)
+        raise ConfigError(
+            f"expert parallelism {settings.expert} x expert tensor parallelism {expert_tensor} = {expert} does not "
+            f"divide {inner} = TP {shape.tensor} x CP {shape.context} x inner data parallelism {shape.inner_data}; "
+            f"use --spare-inner-data-parallel {enough}"
+        )
+    virtual = settings.virtual_pipeline
+    if virtual is not None and shape.pipeline < 2:
+        raise ConfigError(
+            f"{virtual} virtual stages need --pipeline-model-parallel-size of at least 2, but it is {shape.pipeline}"
+        )
+    unknown = set(settings.scheduler) - _SCHEDULER_FIELDS
+    if unknown:
+        raise ConfigError(
+            f"scheduler settings {sorted(unknown)} are unknown; known are {', '.join(sorted(_SCHEDULER_FIELDS))}"
+        )
+
+
+_SCHEDULER_FIELDS = frozenset(
+    {
+        "init_lr",
+        "max_lr",
+        "min_lr",
+        "lr_warmup_steps",
+        "lr_decay_steps",
+        "lr_decay_style",
+        "start_wd",
+        "end_wd",
+        "wd_incr_steps",
+        "wd_incr_style",
+        "use_checkpoint_opt_param_scheduler",
+        "override_opt_param_scheduler",
+        "wsd_decay_steps",
+        "lr_wsd_decay_style",
+    }
+)
+
+
+def as_plain(settings: MegatronSettings) -> dict[str, Any]:
+    """The settings as nested plain values, for fingerprints and checkpoints."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", None) or str(value)

@@ -1,0 +1,275 @@
+"""The small, named set of changes under which megatron-core runs without CUDA.
+
+Each entry of :data:`CPU_SHIMS` says what is changed and which lines of megatron-core 0.16.1 need it. They are applied
+once, by :func:`install_cpu_shims`, and only where torch sees no CUDA device: with a GPU nothing here is in effect.
+Every shim changes a call that would raise (or be very slow) without CUDA, so code that runs on CPU anyway keeps its
+meaning. megatron-core's own structure (schedules, layers, optimizer, checkpoints) is left as it is.
+
+May assume: called before the first import of ``megatron``. Promises: calling it again does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spare_megatron.megatron_adapter.versions import silence_known_warnings
+
+
+@dataclass(frozen=True)
+class CpuShim:
+    """One change: ``apply`` makes it, ``reason`` says which lines need it, ``phase`` when it is made."""
+
+    name: str
+    reason: str
+    apply: Callable[[], None]
+    phase: str = "before import"
+    """'before import' of megatron.core, or 'after import' where one of its modules is changed."""
+
+
+_FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "randint")
+
+_installed: tuple[str, ...] | None = None
+
+
+def cuda_available() -> bool:
+    """Whether this process computes on CUDA; decided once, by what torch sees."""
+    return torch.cuda.is_available()
+
+
+def compute_device() -> torch.device:
+    """The device of model, gradients and optimizer state of this rank."""
+    return torch.device("cuda", torch.cuda.current_device()) if cuda_available() else torch.device("cpu")
+
+
+# ------------------------------------------------------------------------------------------------- before import
+
+
+def _current_device() -> None:
+    cpu = torch.device("cpu")
+    torch.cuda.current_device = lambda: cpu  # type: ignore[assignment,return-value]
+
+
+def _is_cuda(device: object) -> bool:
+    return str(device).startswith("cuda") if device is not None else False
+
+
+def _factories() -> None:
+    def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(factory)
+        def create(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if "device" in kwargs and _is_cuda(kwargs["device"]):
+                kwargs["device"] = "cpu"
+            return factory(*args, **kwargs)
+
+        return create
+
+    for name in _FACTORIES:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def _tensor_cuda() -> None:
+    torch.Tensor.cuda = lambda self, *_args, **_kwargs: self  # type: ignore[assignment]
+
+
+def _tensor_type() -> None:
+    original = torch.Tensor.type
+
+    def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        asked_by_megatron = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("megatron.")
+        if not args and not kwargs and asked_by_megatron:
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    torch.Tensor.type = type_of  # type: ignore[method-assign,assignment]
+
+
+def _synchronize() -> None:
+    torch.cuda.synchronize = lambda *_args, **_kwargs: None
+
+
+class _NoStream:
+    """Stands for a CUDA stream or event: work on CPU is done when the call returns."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+
+    def record_event(self, *_args: Any) -> _NoStream:
+        return self
+
+    def wait_stream(self, _stream: Any) -> None: ...
+
+    def wait_event(self, _event: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def _streams() -> None:
+    stream = _NoStream()
+    torch.cuda.Stream = _NoStream  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_args, **_kwargs: stream  # type: ignore[assignment,return-value]
+    torch.cuda.stream = lambda _stream: contextlib.nullcontext()  # type: ignore[assignment,return-value]
+
+
+def _no_fuser() -> None:
+    def keep(function: Any = None, **_kwargs: Any) -> Any:
+        return function if function is not None else (lambda decorated: decorated)
+
+    torch.compile = keep  # type: ignore[assignment]
+
+
+def _no_dynamo_in_optimizer() -> None:
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        method = getattr(torch.optim.Optimizer, name)
+        setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
+
+
+# -------------------------------------------------------------------------------------------------- after import
+
+
+def _rng_tracker() -> None:
+    from spare_megatron.megatron_adapter import rng
+
+    rng.use_cpu_generator()
+
+
+def _moe_gemm() -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def _moe_splits() -> None:
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    original = moe_utils.maybe_move_tensor_to_cpu
+
+    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        if as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda:
+            return tensor.numpy()
+        return original(tensor, as_numpy, record_stream)
+
+    token_dispatcher.maybe_move_tensor_to_cpu = to_host
+
+
+def _norm_under_sequence_parallelism() -> None:
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    original = WrappedTorchNorm.__new__
+
+    def create(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if not config.sequence_parallel:
+            return original(cls, config, *args, **kwargs)
+        config.sequence_parallel = False
+        try:
+            norm = original(cls, config, *args, **kwargs)
+        finally:
+            config.sequence_parallel = True
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = True
+        return norm
+
+    WrappedTorchNorm.__new__ = create
+
+
+CPU_SHIMS: tuple[CpuShim, ...] = (
+    CpuShim(
+        "current_device",
+        "torch.cuda.current_device() is cpu: param_and_grad_buffer 783-806, p2p_communication 190-321, "
+        "mappings 91-181, layers 552, utils 631, rotary_pos_embedding 162",
+        _current_device,
+    ),
+    CpuShim(
+        "factories",
+        "torch.zeros(..., device='cuda') and its kin are on cpu: schedules 596/983/2138, optimizer 473-485/907, "
+        "clip_grads 90-207, utils 1207, grad_scaler 15-94",
+        _factories,
+    ),
+    CpuShim("tensor_cuda", "Tensor.cuda() is the tensor: language_module 244, grad_scaler 140", _tensor_cuda),
+    CpuShim(
+        "tensor_type",
+        "Tensor.type() names a cuda type when megatron asks: clip_grads 167, optimizer 671/690",
+        _tensor_type,
+    ),
+    CpuShim(
+        "synchronize", "torch.cuda.synchronize() returns: p2p_communication 242/398, filesystem_async 230", _synchronize
+    ),
+    CpuShim("streams", "streams without CUDA: token_dispatcher 445/871-895, shared_experts 123-277", _streams),
+    CpuShim(
+        "no_fuser",
+        "torch.compile leaves functions as they are: jit 22; compiling costs 8 s in the first step and 0.4 s at import",
+        _no_fuser,
+    ),
+    CpuShim(
+        "no_dynamo_in_optimizer",
+        "torch.optim.Optimizer's methods without the wrapper that imports torch._dynamo (0.4 s) at the first call",
+        _no_dynamo_in_optimizer,
+    ),
+    CpuShim(
+        "rng_tracker",
+        "CudaRNGStatesTracker on the CPU generator, distinct for each TP rank: tensor_parallel/random 41-457",
+        _rng_tracker,
+        "after import",
+    ),
+    CpuShim(
+        "moe_gemm",
+        "te_general_gemm exists (None) without transformer-engine: moe/moe_utils 1192/1225",
+        _moe_gemm,
+        "after import",
+    ),
+    CpuShim(
+        "moe_splits",
+        "all-to-all splits as host integers also where they already are on the host: moe/moe_utils 1093",
+        _moe_splits,
+        "after import",
+    ),
+    CpuShim(
+        "sequence_parallel_norm",
+        "torch's norms under sequence parallelism, their weights marked for the sum over TP: torch_norm 32",
+        _norm_under_sequence_parallelism,
+        "after import",
+    ),
+)
+"""All shims, in the order in which they are applied."""
+
+
+@contextlib.contextmanager
+def _without_wandb() -> Iterator[None]:
+    """Keep dynamic_context 70 from importing wandb (0.4 s), which it uses for inference statistics only."""
+    absent = object()
+    before = sys.modules.get("wandb", absent)
+    if before is absent:
+        sys.modules["wandb"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is absent:
+            del sys.modules["wandb"]
+
+
+def install_cpu_shims() -> tuple[str, ...]:
+    """Import megatron.core and, without CUDA, make it run on CPU; names of the shims in effect (none on CUDA)."""
+    global _installed
+    if _installed is not None:
+        return _installed
+    silence_known_warnings()
+    shims = () if cuda_available() else CPU_SHIMS
+    for shim in shims:
+        if shim.phase == "before import":
+            shim.apply()
+    with _without_wandb():
+        import megatron.core
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.optimizer  # noqa: F401
+    for shim in shims:
+        if shim.phase == "after import":
+            shim.apply()
+    _installed = tuple(shim.name for shim in shims)
+    return _installed

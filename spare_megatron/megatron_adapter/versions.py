@@ -1,0 +1,47 @@
+"""Which megatron-core this adapter was tested with, and silencing what it says on every start.
+
+May assume nothing. Promises: neither torch nor megatron is imported by importing this module.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+from spare_megatron.config.errors import ConfigError
+
+TESTED_CORE_VERSIONS = ("0.16.1",)
+"""Versions of megatron-core that this package's tests ran with."""
+
+_KNOWN_WARNINGS = (
+    "Transformer Engine and Apex are not installed",
+    "Apex is not installed",
+    "The following imports from `dynamic_context.py` will be removed",
+    r"\s*The 'megatron.core.transformer.custom_layers.transformer_engine'\s+module is deprecated",
+    "full scope is deprecated. Use empty cuda_graph_scope",
+    "Warning: tp_group is None, using default tp group",
+    "MLP requires ffn_hidden_size, but it was not provided",
+)
+"""What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""
+
+
+def core_version() -> str:
+    """The installed version of megatron-core."""
+    return importlib.metadata.version("megatron-core")
+
+
+def check_core_version(allow_untested: bool = False) -> str:
+    """The installed version; ConfigError when it is not a tested one, unless ``allow_untested``."""
+    version = core_version()
+    if version not in TESTED_CORE_VERSIONS and not allow_untested:
+        raise ConfigError(
+            f"megatron-core {version} is installed, but this version of spare_megatron was tested with "
+            f"{', '.join(TESTED_CORE_VERSIONS)}; install one of these or pass --spare-allow-untested-core"
+        )
+    return version
+
+
+def silence_known_warnings() -> None:
+    """Ignore, for the rest of the process, the warnings that megatron-core gives on every start."""
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, module=r"megatron\.core\b")

@@ -1,0 +1,112 @@
+"""One group's own torch.distributed world, and megatron-core's parallel state inside it.
+
+The world has the M ranks of one group and nobody else, so another group's death cannot reach it, and everything in
+megatron-core that speaks to "the world" speaks to the group. Ranks meet in a store that the caller gives (a
+PrefixStore of the job's store), so no port is chosen here.
+
+May assume: one group per process, set up once at a time. Promises: ``destroy`` leaves the process as it was found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.shims import cuda_available, install_cpu_shims
+
+
+@dataclass(frozen=True)
+class GroupWorld:
+    """This rank's place in its group."""
+
+    shape: JobShape
+    position: int
+    """m, 0..M-1: this rank in the group's world."""
+    tensor_rank: int
+    pipeline_rank: int
+    context_rank: int
+    data_rank: int
+    """d: which of the group's inner data ranks this is."""
+    expert_rank: int
+    expert_tensor_rank: int
+    virtual_pipeline: int | None
+    timeout_s: float
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes losses."""
+        return self.pipeline_rank == self.shape.pipeline - 1
+
+    @property
+    def last_stage_position(self) -> int:
+        """A rank of the last pipeline stage: the pipeline is the outermost dimension of Megatron's rank order."""
+        return self.shape.group_size - 1
+
+
+def init_group_world(
+    shape: JobShape,
+    position: int,
+    store: dist.Store,
+    *,
+    virtual_pipeline: int | None = None,
+    expert: int = 1,
+    expert_tensor: int | None = None,
+    backend: str | None = None,
+    timeout_s: float = 600.0,
+) -> GroupWorld:
+    """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
+
+    Collective over the group. ``backend`` is nccl with CUDA and gloo without, unless given.
+    """
+    install_cpu_shims()
+    from megatron.core import parallel_state
+
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        backend or ("nccl" if cuda_available() else "gloo"),
+        store=store,
+        rank=position,
+        world_size=shape.group_size,
+        timeout=timeout,
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=shape.tensor,
+        pipeline_model_parallel_size=shape.pipeline,
+        virtual_pipeline_model_parallel_size=virtual_pipeline,
+        context_parallel_size=shape.context,
+        expert_model_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+        create_gloo_process_groups=False,
+    )
+    return GroupWorld(
+        shape=shape,
+        position=position,
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        data_rank=parallel_state.get_data_parallel_rank(),
+        expert_rank=parallel_state.get_expert_model_parallel_rank(),
+        expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
+        virtual_pipeline=virtual_pipeline,
+        timeout_s=timeout_s,
+    )
+
+
+def destroy() -> None:
+    """Leave the group's world; not collective, so it also works when another rank of the group is dead."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait for every rank of the group."""
+    device_ids = [torch.cuda.current_device()] if dist.get_backend() == "nccl" else None
+    dist.barrier(device_ids=device_ids)

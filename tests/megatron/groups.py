@@ -1,0 +1,127 @@
+"""The groups' side of the parity tests: N MegatronEngines, their sums exchanged by the test instead of by the runtime.
+
+Every rank of every group runs :func:`train`; ranks of the same position add their ``local_sum`` in a gloo group that
+exists for this test only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter import world as group_world
+from spare_megatron.megatron_adapter.settings import MegatronSettings
+from tests.megatron import toy
+
+
+def settings_of(case: dict[str, Any]) -> MegatronSettings:
+    """The case in the adapter's words."""
+    transformer = {**toy.TRANSFORMER, **case["transformer"], "expert_model_parallel_size": case["expert"]}
+    if case["virtual"]:
+        transformer["virtual_pipeline_model_parallel_size"] = case["virtual"]
+    return MegatronSettings(
+        transformer=transformer,
+        optimizer=toy.OPTIMIZER,
+        scheduler=toy.scheduler(case["steps"], case["global_batch_size"]),
+        padded_vocab_size=toy.VOCAB,
+        seq_length=toy.SEQ,
+        max_position_embeddings=toy.SEQ,
+        untie_embeddings_and_output_weights=not case["tied"],
+        seed=case["seed"],
+    )
+
+
+def shape_of(case: dict[str, Any]) -> JobShape:
+    return JobShape(
+        num_groups=case["groups"],
+        micro_batch_size=case["micro_batch_size"],
+        global_batch_size=case["global_batch_size"],
+        tensor=case["tensor"],
+        pipeline=case["pipeline"],
+        inner_data=case["inner_data"],
+    )
+
+
+def source_of(shape: JobShape, data_rank: int) -> Any:
+    """Microbatches of (step, piece) in Megatron's sampler order."""
+
+    def source(step: int, pieces: Sequence[int]) -> Iterator[dict[str, torch.Tensor]]:
+        for piece in pieces:
+            shard, j = divmod(piece, shape.pieces_per_shard)
+            row = (j * shape.num_groups + shard) * shape.inner_data + data_rank
+            first = (step - 1) * shape.global_batch_size + row * shape.micro_batch_size
+            yield toy.microbatch(range(first, first + shape.micro_batch_size))
+
+    return source
+
+
+def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
+    """Join the group's world and build its engine."""
+    settings, shape = settings_of(case), shape_of(case)
+    world = group_world.init_group_world(
+        shape,
+        position,
+        store,
+        virtual_pipeline=settings.virtual_pipeline,
+        expert=settings.expert,
+        timeout_s=60.0,
+    )
+    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.model import build_replica
+
+    return MegatronEngine(
+        build_replica(settings, world),
+        world,
+        partial(toy.forward_step, convention=case["convention"]),
+        source_of(shape, world.data_rank),
+    )
+
+
+def exchange(peers: Any, engine: Any) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Sums over the groups of one position's tensors and scalars."""
+    tensors = [tensor.clone() for tensor in engine.local_sum()]
+    scalars = engine.scalars()
+    vector = torch.tensor([scalars[name] for name in sorted(scalars)], dtype=torch.float64)
+    for tensor in (*tensors, vector):
+        peers.allreduce([tensor]).wait()
+    return tensors, dict(zip(sorted(scalars), vector.tolist(), strict=True))
+
+
+def peers_of(store: dist.Store, group: int, groups: int) -> Any:
+    """The replica communicator of this test: gloo over the same position of all groups."""
+    return dist.ProcessGroupGloo(store, group, groups, timedelta(seconds=60))
+
+
+def train(group: int, position: int, store: dist.Store, case: dict[str, Any]) -> list[dict[str, float]]:
+    """Per-step loss, gradient norm and learning rate; pieces are dealt as ``case['loads']`` says."""
+    engine = engine_of(case, position, dist.PrefixStore(f"group{group}", store))
+    try:
+        peers = peers_of(dist.PrefixStore(f"peers{position}", store), group, case["groups"])
+        history = []
+        for step in range(1, case["steps"] + 1):
+            engine.begin_step(step)
+            for segment in dealt(case, group):
+                engine.run(step, segment)
+            tensors, scalars = exchange(peers, engine)
+            report = engine.apply(step, tensors, scalars)
+            history.append({name: report[name] for name in ("loss", "grad_norm", "lr")})
+        return history
+    finally:
+        group_world.destroy()
+
+
+def dealt(case: dict[str, Any], group: int) -> list[list[int]]:
+    """This group's segments: its own shard, or as many pieces as ``loads`` gives each group, in two segments."""
+    pieces = list(range(shape_of(case).pieces))
+    if case["loads"] is None:
+        share = shape_of(case).pieces_per_shard
+        return [pieces[group * share : (group + 1) * share]]
+    first = sum(case["loads"][:group])
+    own = pieces[::-1][first : first + case["loads"][group]]
+    return [own[: case["cut"]], own[case["cut"] :]] if case["cut"] else [own]

@@ -1,0 +1,170 @@
+"""Plain megatron-core data parallelism: what the groups must reproduce.
+
+One torch.distributed world over all ranks, megatron-core's own DistributedDataParallel with its own gradient
+reduction, its own ``finalize_model_grads``, optimizer and schedule, and Megatron's sampler order. Of this project
+only the CPU shims are used, without which megatron-core does not run here. As a script it takes one JSON file (see
+:func:`main`) and torchrun's variables, and rank 0 writes the per-step losses as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+from megatron.core import tensor_parallel  # noqa: E402
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+from tests.megatron import toy  # noqa: E402
+
+CPU_SETTINGS = {
+    "use_cpu_initialization": True,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "bias_dropout_fusion": False,
+    "persist_layer_norm": False,
+    "batch_p2p_comm": False,
+    "deallocate_pipeline_outputs": False,
+    "pipeline_dtype": torch.float32,
+}
+
+
+def train(rank: int, world_size: int, store: dist.Store, case: dict[str, Any]) -> list[dict[str, float]]:
+    """Per-step loss, gradient norm and learning rate of ``case`` (as in test_parity) over ``world_size`` ranks."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=case["tensor"],
+        pipeline_model_parallel_size=case["pipeline"],
+        virtual_pipeline_model_parallel_size=case["virtual"],
+        expert_model_parallel_size=case["expert"],
+        create_gloo_process_groups=False,
+    )
+    try:
+        return _train(case)
+    finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def _train(case: dict[str, Any]) -> list[dict[str, float]]:
+    chunks, optimizer, config = _build(case)
+    data_ranks = mpu.get_data_parallel_world_size()
+    batch = case["global_batch_size"]
+    count = batch // (case["micro_batch_size"] * data_ranks)
+    schedule = OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], batch))
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if case["virtual"]:
+        config.microbatch_group_size_per_vp_stage = case["pipeline"]
+    history = []
+    for step in range(case["steps"]):
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = get_forward_backward_func()(
+            forward_step_func=partial(toy.forward_step, convention=case["convention"]),
+            data_iterator=[_sampler(case, step * batch) for _ in chunks],
+            model=chunks,
+            num_microbatches=count,
+            seq_length=toy.SEQ,
+            micro_batch_size=case["micro_batch_size"],
+            forward_only=False,
+        )
+        _, grad_norm, _ = optimizer.step()
+        schedule.step(increment=batch)
+        history.append({"loss": _loss(reports), "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"]})
+    return history
+
+
+def _build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
+    seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    config = TransformerConfig(
+        **{
+            **toy.TRANSFORMER,
+            **case["transformer"],
+            **CPU_SETTINGS,
+            "tensor_model_parallel_size": case["tensor"],
+            "pipeline_model_parallel_size": case["pipeline"],
+            "virtual_pipeline_model_parallel_size": case["virtual"],
+            "expert_model_parallel_size": case["expert"],
+        }
+    )
+    chunks = []
+    for stage in range(case["virtual"] or 1):
+        vp_stage = stage if case["virtual"] else None
+        block = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=vp_stage)
+        model = GPTModel(
+            config,
+            block,
+            toy.VOCAB,
+            toy.SEQ,
+            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            share_embeddings_and_output_weights=case["tied"],
+            vp_stage=vp_stage,
+        )
+        for parameter in model.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+        chunks.append(DistributedDataParallel(config, ddp, model, disable_bucketing=stage > 0))
+    optimizer = get_megatron_optimizer(OptimizerConfig(**toy.OPTIMIZER), chunks, use_gloo_process_groups=False)
+    return chunks, optimizer, config
+
+
+def _sampler(case: dict[str, Any], consumed: int) -> Iterator[dict[str, torch.Tensor]]:
+    """MegatronPretrainingSampler: consecutive runs of micro-batch-size samples go to consecutive data ranks."""
+    size, ranks, rank = case["micro_batch_size"], mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
+    while True:
+        first = consumed + rank * size
+        yield toy.microbatch(range(first, first + size))
+        consumed += ranks * size
+
+
+def _loss(reports: list[dict[str, torch.Tensor]]) -> float:
+    """The loss as Megatron logs it, on every rank: averaged over microbatches or tokens, and data ranks."""
+    vector = torch.zeros(2, dtype=torch.float64)
+    if reports and mpu.get_tensor_model_parallel_rank() == 0:
+        for report in reports:
+            value = report["lm loss"].double().view(-1)
+            vector += value if value.numel() == 2 else torch.tensor([value.item(), 1.0], dtype=torch.float64)
+    dist.all_reduce(vector)
+    return (vector[0] / vector[1]).item()
+
+
+def main() -> None:
+    """``python -m tests.megatron.plain_reference CASE.json OUT.json`` under torchrun's variables."""
+    case = json.loads(Path(sys.argv[1]).read_text())
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, is_master=rank == 0)
+    history = train(rank, size, store, case)
+    if rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(history))
+
+
+if __name__ == "__main__":
+    main()

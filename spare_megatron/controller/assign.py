@@ -1,0 +1,236 @@
+"""Who computes which piece: least largest load, and among those the fewest moves from the previous assignment.
+
+Microbatch granularity: the pieces of a shard may go to different hosts. Shard granularity: a shard goes whole, in the
+phases that SPARe published (arXiv 2603.00357): *fixed* (the survivors' present top S slots still cover every shard:
+nothing moves), else *free* (any order within the stacks, S raised as little as possible) with the reorder of fewest
+moves. Both run on augmenting chains from the previous plan, which give the optimum or prove that the load is too
+small. Pure and deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage
+from spare_megatron.controller.assign_patch import patch
+from spare_megatron.controller.assign_types import Assignment, Patch, WipeOut
+from spare_megatron.placement import Placement
+
+__all__ = ["Assignment", "Patch", "WipeOut", "assign", "first_assignment", "patch"]
+
+SHARDS_NAMED_MAX = 8
+"""A reason names at most this many shards."""
+
+
+def first_assignment(placement: Placement, pieces_per_shard: int, granularity: str) -> Assignment:
+    """Nobody lost: group i computes shard i."""
+    if granularity not in ("microbatch", "shard"):
+        raise ConfigError(f"--spare-granularity {granularity} is unknown; use microbatch or shard")
+    num_groups, redundancy = placement.num_groups, placement.redundancy
+    whole = granularity == "shard"
+    units = np.zeros((redundancy, num_groups), dtype=np.int64)
+    units[0] = 1 if whole else pieces_per_shard
+    slots = np.repeat(np.arange(redundancy, dtype=np.int32)[:, None], num_groups, axis=1) if whole else None
+    owner = np.repeat(np.arange(num_groups, dtype=np.int32)[:, None], pieces_per_shard, axis=1)
+    reason = f"all {num_groups} groups live; load {pieces_per_shard} pieces: every group computes its own shard"
+    live = tuple(range(num_groups))
+    return _frozen(owner, pieces_per_shard, 0, reason, live, granularity, units, slots)
+
+
+def assign(
+    placement: Placement,
+    live: Sequence[int],
+    pieces_per_shard: int,
+    granularity: str,
+    previous: Assignment | None,
+) -> Assignment | WipeOut:
+    """The plan for the ``live`` groups. ``previous`` is the plan that this function made last for the same placement,
+    K and granularity; None stands for the plan without failures."""
+    if previous is None:
+        previous = first_assignment(placement, pieces_per_shard, granularity)
+    assert (previous.granularity, previous.pieces_per_shard) == (granularity, pieces_per_shard)
+    alive = np.zeros(placement.num_groups, dtype=np.bool_)
+    alive[list(live)] = True
+    hosts_alive = alive[placement.hosts()].sum(axis=1)
+    if not hosts_alive.all():
+        return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
+    units = 1 if granularity == "shard" else pieces_per_shard
+    cap = max(-(-placement.num_groups * units // int(alive.sum())), -(-units // int(hosts_alive.min())))
+    bound = cap
+    newcomers = not set(np.flatnonzero(alive).tolist()) <= set(previous.live)
+    if not newcomers:
+        # Fewer groups never need less, and the previous plan was the least for its own.
+        cap = max(cap, previous.load_max * units // pieces_per_shard)
+    if granularity == "shard":
+        return _assign_shards(placement, alive, previous, cap, bound)
+    owned, cap, shortage = _least(placement, alive, previous.units, units, cap, None)
+    owner = _hand_over(placement, previous, owned)
+    return _planned(placement, alive, previous, owner, owned, None, bound, _why(shortage))
+
+
+def _least(
+    placement: Placement,
+    alive: NDArray[np.bool_],
+    present: IntTable,
+    units: int,
+    cap: int,
+    slots: NDArray[np.int32] | None,
+) -> tuple[IntTable, int, Shortage | None]:
+    """(owned units, least cap from ``cap`` up, the proof that one less is too little if chains found it). With
+    ``slots``, bringing up a shard that is not among the top ``cap`` slots of its host is the second cost."""
+    hosts = np.ascontiguousarray(placement.hosts().T)
+    stacks = np.ascontiguousarray(placement.stacks().T)
+    kept = np.where(alive[hosts], present, 0)
+    shortage: Shortage | None = None
+    while True:
+        extra = None
+        if slots is not None:
+            extra = (slots[np.arange(len(hosts))[:, None], hosts] >= cap).astype(np.int64)
+        result = Chains(hosts, stacks, alive, kept, units, cap, extra).run()
+        if not isinstance(result, Shortage):
+            return result, cap, shortage
+        shortage = result
+        cap = result.least_cap
+
+
+def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> NDArray[np.int32]:
+    """Owners of all pieces: every host keeps the first of its pieces of a shard, the rest goes in layer order."""
+    owner = previous.owner.copy()
+    changed = np.flatnonzero((owned != previous.units).any(axis=0))
+    hosts = placement.hosts()[changed]
+    rows = owner[changed]
+    held = rows[:, :, None] == hosts[:, None, :]
+    layer = held.argmax(axis=2)
+    place = np.take_along_axis(held.cumsum(axis=1), layer[:, :, None], axis=2)[:, :, 0]
+    now = owned.T[changed]
+    freed = place > np.take_along_axis(now, layer, axis=1)
+    gains = np.maximum(now - previous.units.T[changed], 0)
+    rows[freed] = np.repeat(hosts.ravel(), gains.ravel())
+    owner[changed] = rows
+    return owner
+
+
+def _assign_shards(
+    placement: Placement, alive: NDArray[np.bool_], previous: Assignment, depth: int, bound: int
+) -> Assignment:
+    assert previous.slots is not None
+    hosts = placement.hosts().T
+    owned = _fixed(hosts, alive, previous, depth)
+    slots = previous.slots
+    if owned is not None:
+        why = f"depth {depth} kept, the present top slots cover every shard"
+    else:
+        owned, depth, shortage = _least(placement, alive, previous.units, 1, depth, slots)
+        slots, reordered = _reorder(placement, owned, slots, depth)
+        why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"
+    group = np.take_along_axis(hosts, owned.argmax(axis=0)[None, :], axis=0)[0]
+    owner = np.repeat(group[:, None], previous.pieces_per_shard, axis=1)
+    return _planned(placement, alive, previous, owner, owned, slots, bound * previous.pieces_per_shard, f"; {why}")
+
+
+def _fixed(hosts: NDArray[np.int32], alive: NDArray[np.bool_], previous: Assignment, depth: int) -> IntTable | None:
+    """The fixed phase: every shard that lost its owner goes to a live host that has it among its top slots. A slot
+    holds one shard, so no two shards compete for it and no live owner changes; None where a shard is not covered."""
+    if depth != previous.depth or previous.slots is None:
+        return None
+    owned: IntTable = np.where(alive[hosts], previous.units, 0)
+    lost = np.flatnonzero(owned.sum(axis=0) == 0)
+    load = np.bincount(hosts.ravel(), weights=owned.ravel(), minlength=len(alive))
+    for shard in lost.tolist():
+        candidates = hosts[:, shard]
+        layers = [
+            layer
+            for layer, group in enumerate(candidates.tolist())
+            if alive[group] and previous.slots[layer, group] < depth
+        ]
+        if not layers:
+            return None
+        layer = min(layers, key=lambda at: (load[candidates[at]], at))
+        owned[layer, shard] = 1
+        load[candidates[layer]] += 1
+    return owned
+
+
+def _reorder(
+    placement: Placement, owned: IntTable, slots: NDArray[np.int32], depth: int
+) -> tuple[NDArray[np.int32], int]:
+    """Slots in which every group has the shards that it owns among its top ``depth``: each one below changes places
+    with the lowest of the top that the group does not own. Also how many groups changed their order."""
+    stacks = placement.stacks().T
+    mine = owned[np.arange(len(stacks))[:, None], stacks] > 0
+    below = np.flatnonzero((mine & (slots >= depth)).any(axis=0)).tolist()
+    slots = slots.copy()
+    for group in below:
+        order = np.argsort(slots[:, group])
+        spare = [layer for layer in order[:depth].tolist() if not mine[layer, group]]
+        for layer in order[depth:].tolist():
+            if mine[layer, group]:
+                other = spare.pop()
+                slots[layer, group], slots[other, group] = slots[other, group], slots[layer, group]
+    return slots, len(below)
+
+
+def _planned(
+    placement: Placement,
+    alive: NDArray[np.bool_],
+    previous: Assignment,
+    owner: NDArray[np.int32],
+    owned: IntTable,
+    slots: NDArray[np.int32] | None,
+    bound: int,
+    why: str,
+) -> Assignment:
+    per_shard = previous.pieces_per_shard
+    load_max = int(np.bincount(owner.ravel(), minlength=placement.num_groups).max())
+    kept = np.where(alive[placement.hosts().T], previous.units, 0)
+    moves = int(np.maximum(kept - owned, 0).sum()) * (per_shard if slots is not None else 1)
+    live = tuple(np.flatnonzero(alive).tolist())
+    reason = (
+        f"{placement.num_groups - len(live)} of {placement.num_groups} groups lost; load {previous.load_max} -> "
+        f"{load_max} pieces (bound {bound}); {moves} pieces moved{why}"
+    )
+    return _frozen(owner, load_max, moves, reason, live, previous.granularity, owned, slots)
+
+
+def _frozen(
+    owner: NDArray[np.int32],
+    load_max: int,
+    moves: int,
+    reason: str,
+    live: tuple[int, ...],
+    granularity: str,
+    units: IntTable,
+    slots: NDArray[np.int32] | None,
+) -> Assignment:
+    for array in (owner, units, slots):
+        if array is not None:
+            array.flags.writeable = False
+    return Assignment(owner, load_max, moves, reason, live, granularity, units, slots)
+
+
+def _why(shortage: Shortage | None) -> str:
+    if shortage is None:
+        return ""
+    return (
+        f"; {len(shortage.shards)} shards ({named(shortage.shards)}) have only {len(shortage.groups)} live hosts, so "
+        f"no less"
+    )
+
+
+def _wipe_out(placement: Placement, shards: list[int], live: int) -> WipeOut:
+    return WipeOut(
+        tuple(shards),
+        f"wipe-out: {len(shards)} of {placement.num_groups} shards ({named(shards)}) have none of their "
+        f"{placement.redundancy} hosts among the {live} live groups",
+    )
+
+
+def named(shards: Sequence[int]) -> str:
+    """'3, 5, 8' or, when there are many, the first of them and 'and n more'."""
+    first = ", ".join(str(shard) for shard in shards[:SHARDS_NAMED_MAX])
+    more = len(shards) - SHARDS_NAMED_MAX
+    return first if more <= 0 else f"{first} and {more} more"

@@ -1,0 +1,75 @@
+"""What the planner hands out: an assignment of all pieces, a patch for lost ones, or a wipe-out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """For every piece exactly one live host. Made by ``first_assignment`` and ``assign`` only; all arrays read-only."""
+
+    owner: NDArray[np.int32]
+    """[N, K]: the group that computes piece (i, j)."""
+    load_max: int
+    """Pieces of the most loaded group; the least possible for ``live``."""
+    moves: int
+    """Pieces whose owner differs from the previous assignment's although that owner still lives."""
+    reason: str
+    live: tuple[int, ...]
+    """The groups it was made for, ascending."""
+    granularity: str
+    """'microbatch' or 'shard'."""
+    units: NDArray[np.int64]
+    """[r, N]: what the layer-l host of shard i owns of it, in pieces; in shard granularity in shards (0 or 1)."""
+    slots: NDArray[np.int32] | None
+    """[r, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
+    shards that a group owns are among its top ``depth`` slots."""
+
+    @property
+    def pieces_per_shard(self) -> int:
+        """K."""
+        return int(self.owner.shape[1])
+
+    @property
+    def depth(self) -> int:
+        """S: whole shards' worth of the most loaded group, load_max / K rounded up."""
+        return -(-self.load_max // self.pieces_per_shard)
+
+    def pieces_of(self, group: int) -> tuple[int, ...]:
+        """The group's pieces i * K + j in execution order: ascending global microbatch index j * N + i."""
+        return self._pieces[group]
+
+    @cached_property
+    def _pieces(self) -> tuple[tuple[int, ...], ...]:
+        """pieces_of for every group at once: a stable sort by owner keeps the execution order inside a group."""
+        num_groups, per_shard = self.owner.shape
+        owners = self.owner.T.ravel()
+        order = np.argsort(owners, kind="stable")
+        pieces = (order % num_groups * per_shard + order // num_groups).tolist()
+        ends = np.cumsum(np.bincount(owners, minlength=num_groups)).tolist()
+        return tuple(tuple(pieces[low:high]) for low, high in zip([0, *ends[:-1]], ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Lost pieces of the step in flight, given to groups that can still compute them."""
+
+    added: Mapping[int, tuple[int, ...]]
+    """Group -> its further pieces, in execution order; groups that get none are not in it."""
+    load_max: int
+    """The largest remaining load of a group once the patch is added."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class WipeOut:
+    """Some shards have no live host."""
+
+    shards: tuple[int, ...]
+    reason: str

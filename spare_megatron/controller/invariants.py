@@ -92,20 +92,26 @@ def _plans(state: State) -> None:
     _partition(state, [(state.standing_of(g),) for g in state.live])
     if set(state.plan) != set(state.live):
         raise InvariantError(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
+    hosts = _hosts(state)
+    for group in state.live:
+        shards = _shards(state, [p for segment in state.segments_of(group) for p in segment])
+        strange = sorted(shard for shard in shards if group not in hosts[shard])
+        if strange:
+            raise InvariantError(f"group {group} is to compute shards {strange} which it does not host")
+
+
+def _hosts(state: State) -> dict[int, set[int]]:
+    """Shard -> live groups that host it."""
     stacks = state.where.stacks()
-    hosts: dict[int, set[int]] = {}
+    hosts: dict[int, set[int]] = {shard: set() for shard in range(state.job.num_groups)}
     for group in state.live:
         for shard in stacks[group].tolist():
-            hosts.setdefault(shard, set()).add(group)
-    for group in state.live:
-        hosted = set(stacks[group].tolist())
-        shards = {p // state.job.pieces_per_shard for segment in state.segments_of(group) for p in segment}
-        if not shards <= hosted:
-            raise InvariantError(f"group {group} is to compute shards {sorted(shards - hosted)} which it does not host")
-        if group not in state.holders and any(hosts[shard] & state.holders for shard in shards):
-            raise InvariantError(
-                f"joiner {group} got pieces of {sorted(shards)} although a holder of the state hosts them"
-            )
+            hosts[shard].add(group)
+    return hosts
+
+
+def _shards(state: State, pieces: Sequence[int]) -> set[int]:
+    return {piece // state.job.pieces_per_shard for piece in pieces}
 
 
 def _votes(state: State) -> None:
@@ -134,6 +140,11 @@ def _growth(before: State, after: State) -> None:
             )
         if len(new) > len(old) + 1:
             raise InvariantError(f"the plan of group {group} grew by {len(new) - len(old)} segments in one epoch")
+        if group not in after.holders:
+            added = _shards(after, [piece for segment in new[len(old) :] for piece in segment])
+            hosts = _hosts(after) if added else {}
+            if any(hosts[shard] & after.holders for shard in added):
+                raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
 
 
 def _views(after: State, decision: Decision) -> None:

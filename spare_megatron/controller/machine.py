@@ -152,6 +152,8 @@ def _return(state: State, event: Hello) -> Outcome:
     if group in state.holders and event.last_applied != step_committed and not missed:
         detail = f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+    if group not in state.holders and event.last_applied == step_committed:
+        state = replace(state, holders=state.holders | {group})
     return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
 
 

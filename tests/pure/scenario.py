@@ -62,8 +62,8 @@ class Player:
         if verb == "reopen":
             return [m.Opened(self.spec, self.state.life, self.state.fencing + 1)]
         if verb == "life":
-            spec = replace(self.spec, first_step=int(options.get("first", 0)))
-            return [m.Opened(spec, self.state.life + 1, self.state.fencing + 1)]
+            self.spec = replace(self.spec, first_step=int(options.get("first", 0)))
+            return [m.Opened(self.spec, self.state.life + 1, self.state.fencing + 1)]
         if verb == "allvoted":
             return [m.AllVoted(self.state.step_in_flight, self.state.epoch)]
         if verb == "startup-over":

@@ -19,9 +19,10 @@ WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
 @given(
     num_groups=st.integers(2, 5),
     pieces=st.integers(1, 3),
-    redundancy=st.integers(1, 3),
+    redundancy=st.integers(1, 4),
     granularity=st.sampled_from(["microbatch", "shard"]),
-    faults=st.integers(0, 12),
+    faults=st.integers(0, 15),
+    formed=st.sampled_from([True, True, True, False]),
     walk=WALK,
 )
 def test_any_interleaving_is_safe_and_ends(
@@ -45,7 +46,7 @@ def _run_out(world: World) -> None:
     for _ in range(20_000):
         if world.state.stopped:
             break
-        choices = world.enabled(chaos=False)
+        choices = world.enabled()
         assert choices, "the job stands still: " + "\n".join(world.trace[-12:])
         order.choice(choices)[1]()
     assert world.state.stopped, "the job does not end: " + "\n".join(world.trace[-12:])

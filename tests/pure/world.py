@@ -1,8 +1,8 @@
-"""A model of a whole job around the real controller: groups, links that break, reductions that fail, processes that die.
+"""A model of a whole job around the real controller: groups, links that break, reductions that fail, deaths.
 
 The coordinator is :func:`spare_megatron.controller.machine.step` itself and each group follows
 :mod:`spare_megatron.controller.member` itself; only computing, the reduction and the network are modelled. Any
-interleaving can be drawn: ``enabled()`` lists what may happen now, ``do(choice)`` lets it happen. After every event
+interleaving can be drawn: ``enabled()`` and ``faults()`` list what may happen now. After every event
 the invariants are checked, and with them what only an observer of the whole job can see:
 
 * no two groups ever apply different results for one step, and every applied result holds each piece exactly once;
@@ -22,6 +22,7 @@ from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
 from spare_megatron.placement import build_placement
 
+Choice = tuple[str, Callable[[], None]]
 Result = tuple[int, int]
 """(step, epoch) of a reduction; what went into it is in ``World.contributions``."""
 
@@ -118,13 +119,24 @@ class World:
 
     # ---------------------------------------------------------------------------------------------- what can happen
 
-    def enabled(self, chaos: bool = True) -> list[tuple[str, Callable[[], None]]]:
-        """Everything that may happen next; with ``chaos`` also faults, as long as there are any left."""
-        choices: list[tuple[str, Callable[[], None]]] = []
+    def pick(self, number: int) -> Choice | None:
+        """One thing that may happen next, a fault in one of ten cases; None when nothing can happen."""
+        faults = self.faults() if number % 10 == 0 else []
+        choices = faults or self.enabled() or self.faults()
+        return choices[number // 10 % len(choices)] if choices else None
+
+    def form(self) -> None:
+        """Every group's Hello is heard, every first view delivered."""
+        for group in self.groups:
+            self.feed(group.outbox.popleft())
+        for group in self.groups:
+            self._hear(group)
+
+    def enabled(self) -> list[Choice]:
+        """Everything that may happen next without a fault."""
+        choices: list[Choice] = []
         for group in self.groups:
             if not group.alive:
-                if chaos and self.faults_left and not self.state.stopped:
-                    choices.append((f"restart {group.id}", lambda g=group: self._restart(g)))
                 continue
             if group.outbox and group.connected:
                 choices.append((f"say {group.id}", lambda g=group: self.feed(g.outbox.popleft())))
@@ -133,19 +145,28 @@ class World:
             if not group.connected:
                 choices.append((f"reconnect {group.id}", lambda g=group: self._reconnect(g)))
             choices += self._work(group)
-            if chaos and self.faults_left:
-                choices.append((f"kill {group.id}", lambda g=group: self._kill(g)))
-                if group.connected:
-                    choices.append((f"cut {group.id}", lambda g=group: self._cut(g)))
-                if group.last_vote is not None:
-                    choices.append((f"repeat {group.id}", lambda g=group: self._repeat(g)))
-                if self._reducing(group):
-                    choices.append((f"fail {group.id}", lambda g=group: self._fail(g)))
-        if chaos and self.faults_left:
-            choices.append(("coordinator restarts", self._reopen))
         return choices
 
-    def _work(self, group: Group) -> list[tuple[str, Callable[[], None]]]:
+    def faults(self) -> list[Choice]:
+        """Every fault, repeat or return that may happen next, as long as there are any left."""
+        if not self.faults_left:
+            return []
+        choices: list[Choice] = [("coordinator restarts", self._reopen)]
+        for group in self.groups:
+            if not group.alive:
+                if not self.state.stopped:
+                    choices += [(f"restart {group.id}", lambda g=group: self._restart(g))] * 2
+                continue
+            choices.append((f"kill {group.id}", lambda g=group: self._kill(g)))
+            if group.connected:
+                choices.append((f"cut {group.id}", lambda g=group: self._cut(g)))
+            if group.last_vote is not None:
+                choices.append((f"repeat {group.id}", lambda g=group: self._repeat(g)))
+            if self._reducing(group):
+                choices.append((f"fail {group.id}", lambda g=group: self._fail(g)))
+        return choices
+
+    def _work(self, group: Group) -> list[Choice]:
         """What the group itself can do next."""
         orders = group.orders
         if orders.epoch == 0 or orders.over or orders.leave:
@@ -194,6 +215,9 @@ class World:
         group.orders = orders
         if change is Change.SAME and group.last_vote is not None and self._voted(group):
             group.outbox.append(group.last_vote)
+        again = change in (Change.SAME, Change.EPOCH)
+        if again and orders.leave and group.applied == orders.committed[0]:
+            group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
         if orders.over or orders.donors:
             return
         if orders.committed[0] == group.applied + 1 and group.held == orders.committed:

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _POLL_S = 0.05
+_LOG_CHARS = 4000
 
 
 def environment() -> dict[str, str]:
@@ -73,7 +75,8 @@ def run_ranks(target: str, arguments: Sequence[Any], timeout_s: float = 100.0) -
 
 
 def _report(directory: Path, which: Sequence[int], what: str) -> str:
-    logs = [(directory / f"rank{rank}.log").read_text(errors="replace")[-4000:] for rank in which[:2]]
+    logs = [(directory / f"rank{rank}.log").read_text(errors="replace") for rank in which[:2]]
+    logs = [re.sub(r"^(\[rank\d+\]: )+", "", log, flags=re.MULTILINE)[-_LOG_CHARS:] for log in logs]
     return f"ranks {list(which)} {what}:\n" + "\n----\n".join(logs)
 
 

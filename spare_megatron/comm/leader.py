@@ -93,7 +93,7 @@ class Leader:
         """The session of position 0 ends, and with it the group's voice."""
         self._closing.set()
         self._arrived.set()
-        self._uplink.close(pb.GroupReport(goodbye=pb.Goodbye()))
+        self._uplink.close()
 
     # ------------------------------------------------------------------------------------------- towards the ranks
 
@@ -121,8 +121,7 @@ class Leader:
                 await context.write(order)
         finally:
             listener.cancel()
-            if self._ranks.get(position) is orders:
-                del self._ranks[position]
+            self._closed(position, orders)
 
     def _refusal(self, arrival: pb.RankArrival) -> str:
         setup = self._setup
@@ -156,25 +155,24 @@ class Leader:
     async def _listen(
         self, position: int, context: grpc.aio.ServicerContext, orders: asyncio.Queue[pb.Order | None]
     ) -> None:
-        """A rank's reports; when its connection closes without a goodbye, the coordinator is told."""
+        """A rank's reports; when its connection closes before the job is over, the coordinator is told."""
         while (message := await context.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("kind")
             if kind == "beat":
                 self._beats[position] = message.beat
             elif kind == "seen":
                 self._saw(position, message.seen.epoch)
-            elif kind == "goodbye":
-                break
             else:
                 report = report_of(message)
                 if report is not None:
                     self._hear(position, report)
-        else:
-            self._closed(position, orders)
         orders.put_nowait(None)
 
     def _closed(self, position: int, orders: asyncio.Queue[pb.Order | None]) -> None:
-        if self._ranks.get(position) is orders and not self._agent.orders.over:
+        if self._ranks.get(position) is not orders:
+            return
+        del self._ranks[position]
+        if not self._agent.orders.over:
             self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=True)))
 
     async def _dismiss(self, server: grpc.aio.Server) -> None:

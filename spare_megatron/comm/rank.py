@@ -195,7 +195,7 @@ class Follower:
 
     def close(self) -> None:
         """The session ends."""
-        self._uplink.close(pb.RankReport(goodbye=pb.Goodbye()))
+        self._uplink.close()
 
     def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:

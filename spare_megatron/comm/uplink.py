@@ -61,10 +61,9 @@ class Uplink:
                 return
             await _first_of(backoff.wait(), self._closing.wait())
 
-    def close(self, goodbye: Any) -> None:
-        """Send what is queued and ``goodbye``, then end the stream; :meth:`run` returns when the other side did too."""
+    def close(self) -> None:
+        """Send what is queued, then end the stream; :meth:`run` returns when the other side did too."""
         self._closing.set()
-        self.send(goodbye)
         self.send(None)
 
     async def _attempt(self, address: str) -> bool:

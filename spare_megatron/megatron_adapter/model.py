@@ -166,8 +166,6 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
             "add the argument vp_stage=None to it and pass it to the model, or leave virtual stages out"
         )
     for stage in stages:
-        if stage is not None:
-            parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
         arguments: dict[str, Any] = {
             "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
             "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),

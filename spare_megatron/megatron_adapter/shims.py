@@ -259,7 +259,7 @@ def install_cpu_shims() -> tuple[str, ...]:
     global _installed
     if _installed is not None:
         return _installed
-    silence_known_warnings()
+    silence_known_warnings(on_cuda=cuda_available())
     shims = () if cuda_available() else CPU_SHIMS
     for shim in shims:
         if shim.phase == "before import":

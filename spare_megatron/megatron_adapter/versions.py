@@ -24,6 +24,11 @@ _KNOWN_WARNINGS = (
 )
 """What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""
 
+_CUDA_ADVICE = ("When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX_CONNECTIONS",)
+
+_RENAMED_IN_TORCH = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+"""Names that megatron-core 0.16.1 calls; torch 2.13 has new ones for them."""
+
 
 def core_version() -> str:
     """The installed version of megatron-core."""
@@ -41,7 +46,8 @@ def check_core_version(allow_untested: bool = False) -> str:
     return version
 
 
-def silence_known_warnings() -> None:
+def silence_known_warnings(on_cuda: bool) -> None:
     """Ignore, for the rest of the process, the warnings that megatron-core gives on every start."""
-    for message in _KNOWN_WARNINGS:
+    for message in _KNOWN_WARNINGS + (() if on_cuda else _CUDA_ADVICE):
         warnings.filterwarnings("ignore", message=message, module=r"megatron\.core\b")
+    warnings.filterwarnings("ignore", message=_RENAMED_IN_TORCH, category=FutureWarning, module=r"torch\.distributed\b")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.megatron import toy
 from tests.spawn import run_ranks
 
 TOLERANCE = 1e-5
@@ -38,9 +39,42 @@ def case(**changes: Any) -> dict[str, Any]:
     return {**BASE, **changes}
 
 
-CASES = {
-    "PP2": case(pipeline=2),
+MOE = {**toy.MOE, "num_moe_experts": 4}
+BALANCED = {
+    **MOE,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.01,
 }
+
+FOUR_RANKS = {
+    "1x1x4": case(groups=4),
+    "TP2": case(tensor=2),
+    "TP2, sequence parallel, untied, SwiGLU, RMSNorm": case(
+        tensor=2,
+        tied=False,
+        transformer={
+            "sequence_parallel": True,
+            "gated_linear_unit": True,
+            "normalization": "RMSNorm",
+            "add_bias_linear": False,
+        },
+    ),
+    "PP2": case(pipeline=2),
+    "PP2, older loss convention": case(pipeline=2, convention="mean"),
+    "PP2, loss per token": case(pipeline=2, transformer={"calculate_per_token_loss": True}),
+    "PP2, uneven loads in two segments": case(pipeline=2, loads=[3, 5], cut=2),
+    "PP2, virtual stages": case(pipeline=2, virtual=2),
+    "PP2, virtual stages, uneven loads": case(pipeline=2, virtual=2, loads=[1, 7], cut=3),
+    "D2": case(inner_data=2, loads=[3, 1]),
+    "MoE, EP2": case(inner_data=2, expert=2, transformer=MOE),
+    "MoE, EP2, expert bias": case(inner_data=2, expert=2, transformer=BALANCED, loads=[1, 3]),
+    "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 7]),
+}
+EIGHT_RANKS = {
+    "TP2 x PP2": case(tensor=2, pipeline=2),
+}
+CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
 def both(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -61,6 +95,9 @@ def both(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str, A
 
 
 def compare(name: str, results: list[Any]) -> None:
+    print(f"seed {SEED}")
+    losses = [step["loss"] for step in results[0][name]["plain"]]
+    assert losses[-1] < losses[0], "the reference itself must learn"
     for rank, result in enumerate(results):
         for step, (plain, ours) in enumerate(zip(result[name]["plain"], result[name]["ours"], strict=True), 1):
             for key in ("loss", "grad_norm"):
@@ -70,12 +107,19 @@ def compare(name: str, results: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def four_ranks() -> list[Any]:
-    return run_ranks("tests.megatron.test_parity:both", [CASES] * 4)
+    return run_ranks("tests.megatron.test_parity:both", [FOUR_RANKS] * 4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module")
+def eight_ranks() -> list[Any]:
+    return run_ranks("tests.megatron.test_parity:both", [EIGHT_RANKS] * 8)
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
 def test_loss_equals_plain_megatron_core(four_ranks: list[Any], name: str) -> None:
-    print(f"seed {SEED}")
     compare(name, four_ranks)
-    losses = [step["loss"] for step in four_ranks[0][name]["plain"]]
-    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", EIGHT_RANKS)
+def test_loss_equals_plain_megatron_core_on_eight_ranks(eight_ranks: list[Any], name: str) -> None:
+    compare(name, eight_ranks)

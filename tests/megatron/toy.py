@@ -24,6 +24,7 @@ MOE = {
     "num_moe_experts": 4,
     "moe_router_topk": 2,
     "moe_aux_loss_coeff": 0.01,
+    "moe_ffn_hidden_size": 2 * HIDDEN,
     "moe_token_dispatcher_type": "alltoall",
     "add_bias_linear": False,
 }

@@ -15,7 +15,12 @@ from tests.pure.world import World
 WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
 
 
-@settings(max_examples=300, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=300,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(
     num_groups=st.integers(2, 5),
     pieces=st.integers(1, 3),
@@ -26,16 +31,17 @@ WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
     walk=WALK,
 )
 def test_any_interleaving_is_safe_and_ends(
-    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, walk: list[int]
+    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, formed: bool, walk: list[int]
 ) -> None:
-    world = World(num_groups, pieces, min(redundancy, num_groups), granularity, steps=4, faults=faults)
+    world = World(num_groups, pieces, min(redundancy, num_groups), granularity, steps=5, faults=faults)
+    if formed:
+        world.form()
     for number in walk:
-        choices = world.enabled()
-        if not choices:
+        choice = world.pick(number)
+        if choice is None:
             break
-        name, happen = choices[number % len(choices)]
-        note(name)
-        happen()
+        note(choice[0])
+        choice[1]()
     _run_out(world)
     world.replay()
 

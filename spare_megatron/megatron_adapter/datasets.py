@@ -1,0 +1,71 @@
+"""megatron-core's data sets, and what makes their cached indices safe for many groups at once.
+
+megatron-core lets rank 0 of *its* world write the cached sample indices while the others wait. Here each group is
+such a world, so N ranks may write the same files at the same time; the contents are the same, but a reader may find
+a file half written. :func:`whole_files_only` makes each index file appear at once, complete.
+
+May assume: CPU shims are installed where there is no CUDA. Promises: importing this module imports megatron-core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+from megatron.core.datasets import blended_dataset, gpt_dataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.utils import Split
+
+__all__ = [
+    "BlendedMegatronDatasetBuilder",
+    "DType",
+    "GPTDataset",
+    "GPTDatasetConfig",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
+    "MockGPTDataset",
+    "Split",
+    "whole_files_only",
+]
+
+_lock = threading.Lock()
+
+
+def save_whole(path: str, array: Any, **options: Any) -> None:
+    """``numpy.save`` to a file that appears complete: written beside it, then renamed."""
+    final = Path(path)
+    part = final.with_name(f".{final.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with part.open("wb") as file:
+            numpy.save(file, array, **options)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(final)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def whole_files_only() -> Iterator[None]:
+    """While inside, megatron-core's data sets write their index files by :func:`save_whole`.
+
+    Their modules see a copy of numpy whose ``save`` is that; numpy itself is left alone.
+    """
+    stand_in = types.ModuleType("numpy")
+    stand_in.__dict__.update(numpy.__dict__)
+    stand_in.save = save_whole  # type: ignore[attr-defined]
+    with _lock:
+        gpt_dataset.numpy = blended_dataset.numpy = stand_in
+        try:
+            yield
+        finally:
+            gpt_dataset.numpy = blended_dataset.numpy = numpy

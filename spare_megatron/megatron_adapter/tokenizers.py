@@ -1,0 +1,70 @@
+"""megatron-core's tokenizers, built from flags.
+
+megatron-core's own builder reads a namespace of flags; what it raises on a missing file or package is turned into
+one sentence. Importing this module imports megatron-core (and torch).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+
+FILES = {
+    "SentencePieceTokenizer": "--tokenizer-model",
+    "GPTSentencePieceTokenizer": "--tokenizer-model",
+    "Llama2Tokenizer": "--tokenizer-model",
+    "TikTokenizer": "--tokenizer-model",
+}
+"""Tokenizers that read one file, and the flag that names it. HuggingFace's may also be a name on its hub."""
+
+
+def build_tokenizer(args: Namespace) -> Any:
+    """The tokenizer that the flags say: with ``tokenize``, ``detokenize``, ``vocab_size`` and ``eod``."""
+    from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+    install_cpu_shims()
+    from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer as build
+
+    check_files(args)
+    if args.tiktoken_special_tokens and not args.tokenizer_special_tokens:
+        args.tokenizer_special_tokens = args.tiktoken_special_tokens
+    said = f"--tokenizer-type {args.tokenizer_type}"
+    try:
+        tokenizer = build(args)
+    except ImportError as error:
+        package = error.name or str(error)
+        raise ConfigError(
+            f"{said} needs the package {package}, which is not installed; pip install {package}"
+        ) from error
+    except (OSError, ValueError, RuntimeError, AssertionError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{said} cannot be built: {reason[:300]}; check --tokenizer-model and its kind") from error
+    if args.vocab_size is not None and args.tokenizer_type not in ("NullTokenizer", "TikTokenizer"):
+        size = int(tokenizer.vocab_size)
+        if size != args.vocab_size:
+            raise ConfigError(
+                f"--vocab-size {args.vocab_size} is not the {size} ids of {args.tokenizer_model or args.tokenizer_type}; "
+                "leave the flag out or give the right model"
+            )
+    return tokenizer
+
+
+def check_files(args: Namespace) -> None:
+    """ConfigError for files that a tokenizer needs and that are not there."""
+    needed = {}
+    if args.tokenizer_type in FILES:
+        needed[FILES[args.tokenizer_type]] = args.tokenizer_model
+    if args.tokenizer_type == "GPT2BPETokenizer":
+        needed = {"--vocab-file": args.vocab_file, "--merge-file": args.merge_file}
+    if args.tokenizer_type == "HuggingFaceTokenizer" and args.tokenizer_model is None:
+        needed["--tokenizer-model"] = None
+    if args.tokenizer_metadata is not None:
+        needed["--tokenizer-metadata"] = args.tokenizer_metadata
+    for flag, path in needed.items():
+        if path is None:
+            raise ConfigError(f"--tokenizer-type {args.tokenizer_type} needs {flag} FILE; give it")
+        if not Path(path).is_file():
+            raise ConfigError(f"{flag} {path} does not exist; give the file of the tokenizer that made the data")

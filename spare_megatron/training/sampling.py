@@ -1,0 +1,91 @@
+"""Which samples a piece has: Megatron's sampler order as a function of (samples consumed, piece, inner data rank).
+
+A piece ``p = i * K + j`` is microbatch j of shard i, so the data-parallel rank of Megatron's samplers is
+``r = i * D + d`` of ``N * D``, and the piece's place in the step is microbatch j of that rank. Nothing here depends
+on who computes the piece, so a checkpoint of Megatron-LM goes on here at the same sample, and a piece that moves to
+another group keeps its samples. Shuffling (``cyclic``) needs torch's generator; ``single`` is plain arithmetic.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(size: int, seed: int) -> Sequence[int]:
+    """Megatron's shuffle of ``range(size)``: torch.randperm with a generator of its own."""
+    import torch
+
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return torch.randperm(size, generator=generator).numpy()
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order of samples of one data set in one job."""
+
+    shape: JobShape
+    total_samples: int
+    kind: str = "single"
+    """'single': each sample once, in order; 'cyclic': shuffled anew in each epoch."""
+    data_sharding: bool = True
+    """cyclic: each data-parallel rank shuffles a part of its own."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "cyclic" and self.total_samples < self.row:
+            raise ConfigError(
+                f"the data set has {self.total_samples} samples, but --dataloader-type cyclic needs at least "
+                f"{self.row}: --micro-batch-size {self.shape.micro_batch_size} on each of {self.ranks} data-parallel ranks; "
+                "use more data or --dataloader-type single"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of the whole job, N x D."""
+        return self.shape.num_groups * self.shape.inner_data
+
+    @property
+    def row(self) -> int:
+        """Samples of one microbatch of every data-parallel rank."""
+        return self.ranks * self.shape.micro_batch_size
+
+    def microbatch(self, consumed: int, piece: int, inner: int) -> list[int]:
+        """Sample numbers of ``piece`` on inner data rank ``inner``, in a step before which ``consumed`` were consumed.
+
+        IndexError when a 'single' order has no such samples left.
+        """
+        shape = self.shape
+        if not 0 <= piece < shape.pieces or not 0 <= inner < shape.inner_data:
+            raise IndexError(f"piece {piece} of {shape.pieces} on inner data rank {inner} of {shape.inner_data}")
+        shard, j = divmod(piece, shape.pieces_per_shard)
+        rank = shard * shape.inner_data + inner
+        before = consumed + j * self.row
+        size = shape.micro_batch_size
+        if self.kind == "cyclic":
+            return self._shuffled(before, rank)
+        first = before + rank * size
+        if before + self.row > self.total_samples:
+            raise IndexError(f"samples {first} to {first + size - 1} of a data set of {self.total_samples}")
+        return list(range(first, first + size))
+
+    def _shuffled(self, before: int, rank: int) -> list[int]:
+        """As Megatron's random sampler: an epoch is the samples that fill whole rows, and is its shuffle's seed.
+
+        Without sharding Megatron's ranks can end an epoch at different microbatches; here all end with the last row.
+        """
+        size, total = self.shape.micro_batch_size, self.total_samples
+        epoch, inside = divmod(before, total - total % self.row)
+        if self.data_sharding:
+            bucket = total // self.row * size
+            first = inside // self.ranks
+            order = permutation(bucket, epoch)[first : first + size]
+            return [rank * bucket + int(index) for index in order]
+        order = permutation(total // size * size, epoch)
+        first = inside + rank
+        return [int(index) for index in order[first : first + size * self.ranks : self.ranks]]

@@ -6,6 +6,7 @@ one sentence. Importing this module imports megatron-core (and torch).
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ FILES = {
 }
 """Tokenizers that read one file, and the flag that names it. HuggingFace's may also be a name on its hub."""
 
+PACKAGES = {
+    "TikTokenizer": "tiktoken",
+    "HuggingFaceTokenizer": "transformers",
+    "GPT2BPETokenizer": "transformers",
+}
+"""Packages that megatron-core's tokenizers need and that do not come with this framework."""
+
 
 def build_tokenizer(args: Namespace) -> Any:
     """The tokenizer that the flags say: with ``tokenize``, ``detokenize``, ``vocab_size`` and ``eod``."""
@@ -28,28 +36,38 @@ def build_tokenizer(args: Namespace) -> Any:
     install_cpu_shims()
     from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer as build
 
+    check_package(args)
     check_files(args)
     if args.tiktoken_special_tokens and not args.tokenizer_special_tokens:
         args.tokenizer_special_tokens = args.tiktoken_special_tokens
     said = f"--tokenizer-type {args.tokenizer_type}"
     try:
         tokenizer = build(args)
-    except ImportError as error:
-        package = error.name or str(error)
-        raise ConfigError(
-            f"{said} needs the package {package}, which is not installed; pip install {package}"
-        ) from error
     except (OSError, ValueError, RuntimeError, AssertionError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{said} cannot be built: {reason[:300]}; check --tokenizer-model and its kind") from error
+    check_vocab_size(args, int(tokenizer.vocab_size))
+    return tokenizer
+
+
+def check_vocab_size(args: Namespace, size: int) -> None:
+    """--vocab-size, where it is given beside a tokenizer that knows better, must agree with it."""
     if args.vocab_size is not None and args.tokenizer_type not in ("NullTokenizer", "TikTokenizer"):
-        size = int(tokenizer.vocab_size)
         if size != args.vocab_size:
             raise ConfigError(
-                f"--vocab-size {args.vocab_size} is not the {size} ids of {args.tokenizer_model or args.tokenizer_type}; "
-                "leave the flag out or give the right model"
+                f"--vocab-size {args.vocab_size} is not the {size} ids of "
+                f"{args.tokenizer_model or args.tokenizer_type}; leave the flag out or give the right model"
             )
-    return tokenizer
+
+
+def check_package(args: Namespace) -> None:
+    """ConfigError where the tokenizer's package is not installed."""
+    package = PACKAGES.get(args.tokenizer_type)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"--tokenizer-type {args.tokenizer_type} needs the package {package}, which is not installed; "
+            f"pip install {package}"
+        )
 
 
 def check_files(args: Namespace) -> None:

@@ -41,8 +41,8 @@ class SampleOrder:
         if self.kind == "cyclic" and self.total_samples < self.row:
             raise ConfigError(
                 f"the data set has {self.total_samples} samples, but --dataloader-type cyclic needs at least "
-                f"{self.row}: --micro-batch-size {self.shape.micro_batch_size} on each of {self.ranks} data-parallel ranks; "
-                "use more data or --dataloader-type single"
+                f"{self.row}: --micro-batch-size {self.shape.micro_batch_size} on each of {self.ranks} data-parallel "
+                "ranks; use more data or --dataloader-type single"
             )
 
     @property

@@ -20,11 +20,11 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
     if args.padded_vocab_size is None:
         return padded(vocab_size + args.vocab_extra_ids, args.make_vocab_size_divisible_by, tensor)
     said = args.padded_vocab_size
+    usual = padded(vocab_size, args.make_vocab_size_divisible_by, tensor)
     if said < vocab_size or said % tensor:
         raise ConfigError(
             f"--padded-vocab-size {said} must be at least the tokenizer's {vocab_size} ids and divisible by "
-            f"--tensor-model-parallel-size {tensor}; use {padded(vocab_size, args.make_vocab_size_divisible_by, tensor)} "
-            "or leave it out"
+            f"--tensor-model-parallel-size {tensor}; use {usual} or leave it out"
         )
     return said
 

@@ -30,6 +30,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import rng
 from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings, uses_local_layers
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
+from spare_megatron.megatron_adapter.values import with_objects
 from spare_megatron.megatron_adapter.world import GroupWorld
 
 ModelProvider = Callable[..., torch.nn.Module]
@@ -75,7 +76,7 @@ class Replica:
 
 def transformer_config(settings: MegatronSettings, world: GroupWorld) -> TransformerConfig:
     """megatron-core's TransformerConfig from the settings, the group's degrees and what this machine needs."""
-    values = dict(settings.transformer)
+    values = with_objects(settings.transformer)
     shape = world.shape
     values.update(
         tensor_model_parallel_size=shape.tensor,

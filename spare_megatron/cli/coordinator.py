@@ -1,0 +1,48 @@
+"""``spare-coordinator``: the one process of a job that decides. Started by spare-launch, or by a Slurm script."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.coordinator import Options, main_loop
+
+EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser("spare-coordinator", description=__doc__, epilog=EXAMPLE)
+    made.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address to serve on; port 0: any")
+    made.add_argument("--run-dir", required=True, metavar="DIR", help="directory of the job's records")
+    made.add_argument(
+        "--new-life", action="store_true", help="begin the job anew (from its checkpoint) with the first group"
+    )
+    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in spare_megatron.config.exits."""
+    args = parser().parse_args(argv)
+    options = Options(
+        listen=args.listen,
+        run_dir=RunDirectory(args.run_dir),
+        new_life=args.new_life,
+        tls_dir=args.tls_dir,
+        with_store=not args.no_store,
+    )
+    try:
+        return int(main_loop(options))
+    except ConfigError as error:
+        sys.stderr.write(f"spare-coordinator: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Scalars for TensorBoard and W&B under Megatron's names, with ``spare/*`` beside them.
+
+Both are written by the coordinator alone, once per job. Neither needs torch. A restarted coordinator appends an
+event file and resumes the W&B run whose id it finds in the run directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.observe.iteration_line import throughput
+
+_NAMES = {"grad_norm": "grad-norm", "loss_scale": "loss-scale", "num_zeros": "num-zeros", "params_norm": "params-norm"}
+_SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discarded")
+
+
+def scalars(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
+    """One metrics line as named scalars."""
+    values: dict[str, float] = {"batch-size": float(job.global_batch_size), "world-size": float(job.world_size)}
+    if line.get("lr") is not None:
+        values["learning-rate"] = float(line["lr"])
+    for index, name in enumerate(job.loss_names):
+        value = line.get("loss") if index == 0 else line.get(name)
+        if value is not None:
+            values[name] = float(value)
+    for key, name in _NAMES.items():
+        if line.get(key) is not None:
+            values[name] = float(line[key])
+    step_time_s = float(line["step_time_s"])
+    values["iteration-time"] = step_time_s
+    if job.flops_per_step and step_time_s:
+        values["throughput"] = throughput(job, step_time_s)
+    for key in _SPARE:
+        values[f"spare/{key}"] = float(line[key])
+    for key, value in (line.get("recovery") or {}).items():
+        if key.endswith("_s"):
+            values[f"spare/recovery/{key}"] = float(value)
+    return values
+
+
+class Boards:
+    """Both writers of a job, as far as it wants them."""
+
+    def __init__(self, job: JobDescription, run_dir: Path) -> None:
+        self._job = job
+        self._events: Any = None
+        self._run: Any = None
+        if job.tensorboard_dir:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._events = EventFileWriter(job.tensorboard_dir)
+        if job.wandb_project:
+            self._run = _wandb_run(job, run_dir)
+
+    def write(self, line: Mapping[str, Any], consumed_samples: int) -> None:
+        """The scalars of one committed step."""
+        job, step = self._job, int(line["step"])
+        if (self._events is None and self._run is None) or step % max(1, job.tensorboard_log_interval):
+            return
+        values = scalars(line, job)
+        if self._events is not None:
+            self._event(values, step)
+            by_samples = {f"{name} vs samples": v for name, v in values.items() if name in _by_samples(job)}
+            self._event(by_samples, consumed_samples)
+            self._events.flush()
+        if self._run is not None:
+            self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        if self._events is not None:
+            self._events.close()
+        if self._run is not None:
+            self._run.finish()
+
+    def _event(self, values: Mapping[str, float], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _by_samples(job: JobDescription) -> frozenset[str]:
+    return frozenset({"learning-rate", "grad-norm", "loss-scale", "batch-size", *job.loss_names})
+
+
+def _wandb_run(job: JobDescription, run_dir: Path) -> Any:
+    import wandb
+
+    kept = run_dir / "wandb-id"
+    identity = kept.read_text().strip() if kept.exists() else wandb.util.generate_id()
+    kept.write_text(identity)
+    return wandb.init(
+        project=job.wandb_project,
+        name=job.wandb_exp_name or None,
+        dir=job.wandb_save_dir or str(run_dir),
+        id=identity,
+        resume="allow",
+        config=dict(job.identity),
+    )

@@ -1,0 +1,88 @@
+"""Megatron's iteration line, which users' scripts parse, with fields of our own after Megatron's.
+
+    iteration       10/     500 | consumed samples:          320 | elapsed time per iteration (ms): 251.3 | ...
+
+Losses are averaged over the steps since the line before, skipped ones left out, as Megatron does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spare_megatron.config.job import JobDescription
+
+
+class IterationLines:
+    """Collects committed steps; a line every ``log_interval`` steps."""
+
+    def __init__(self, job: JobDescription, first_step: int) -> None:
+        self._job, self._first_step = job, first_step
+        self._reset()
+
+    def _reset(self) -> None:
+        self._time_s, self._steps, self._skipped = 0.0, 0, 0
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._recovered: list[Mapping[str, Any]] = []
+
+    def add(self, line: Mapping[str, Any]) -> str | None:
+        """One line of metrics.jsonl; the text to print when the interval is full."""
+        job = self._job
+        self._steps += 1
+        self._time_s += line["step_time_s"]
+        skipped = bool(line.get("skipped"))
+        self._skipped += skipped
+        for index, name in enumerate(job.loss_names):
+            value = line.get("loss") if index == 0 else line.get(name)
+            if value is not None and not skipped:
+                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+                self._counts[name] = self._counts.get(name, 0) + 1
+        if line.get("recovery"):
+            self._recovered.append(line["recovery"])
+        if line["step"] % job.log_interval:
+            return None
+        text = self._text(line)
+        self._reset()
+        return text
+
+    def consumed_samples(self, step: int) -> int:
+        """Samples of all steps up to ``step``."""
+        return self._job.consumed_samples + (step - self._first_step) * self._job.global_batch_size
+
+    def _text(self, line: Mapping[str, Any]) -> str:
+        job, step = self._job, line["step"]
+        per_step_s = self._time_s / max(1, self._steps)
+        fields = [
+            f" iteration {step:8d}/{job.train_iters:8d}",
+            f" consumed samples: {self.consumed_samples(step):12d}",
+            f" elapsed time per iteration (ms): {per_step_s * 1000.0:.1f}",
+        ]
+        if job.flops_per_step and per_step_s:
+            fields.append(f" throughput per GPU (TFLOP/s/GPU): {throughput(job, per_step_s):.1f}")
+        if line.get("lr") is not None:
+            fields.append(f" learning rate: {line['lr']:.6E}")
+        fields.append(f" global batch size: {job.global_batch_size:5d}")
+        for name in job.loss_names:
+            if self._counts.get(name):
+                fields.append(f" {name}: {self._sums[name] / self._counts[name]:.6E}")
+        fields.append(f" loss scale: {line.get('loss_scale') or 1.0:.1f}")
+        if line.get("grad_norm") is not None:
+            fields.append(f" grad norm: {line['grad_norm']:.3f}")
+        if line.get("num_zeros") is not None:
+            fields.append(f" num zeros: {line['num_zeros']}")
+        if line.get("params_norm") is not None:
+            fields.append(f" params norm: {line['params_norm']:.3f}")
+        fields.append(f" number of skipped iterations: {self._skipped:3d}")
+        fields.append(f" number of nan iterations: {int(line.get('nan_iterations') or 0):3d}")
+        fields.append(f" live groups: {line['live_groups']}")
+        fields.append(f" max load: {line['load_max']}")
+        for recovery in self._recovered:
+            lost = ",".join(map(str, recovery["lost_groups"]))
+            fields.append(f" masked loss of group {lost} in {recovery['total_s']:.2f} s")
+        return " |".join(fields) + " |"
+
+
+def throughput(job: JobDescription, step_time_s: float) -> float:
+    """TFLOP/s of one rank."""
+    return job.flops_per_step / step_time_s / max(1, job.world_size) / 1e12

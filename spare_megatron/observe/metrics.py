@@ -1,0 +1,195 @@
+"""What is recorded of each committed step, worked out from the controller's own records. No I/O.
+
+The book sees every event with its decision, live or in a replay, so a restarted coordinator has the same figures.
+What the ranks alone know (loss, times) comes in beside it: from the votes that led to a commit, and from the first
+group's report after applying it. A line is ready when that report is there, or when a later step's is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit
+
+TIMES = ("rebuild_s", "patch_s", "reduce_s")
+"""Recovery figures that come with the votes; the greatest over ranks and groups counts."""
+Figures = Sequence[tuple[str, float]]
+
+
+@dataclass
+class _Recovery:
+    """What happened to the step in flight."""
+
+    detect_s: float
+    first_evidence_s: float
+    agree_s: float = 0.0
+    lost: set[int] = field(default_factory=set)
+    computed_by_dead: int = 0
+    decided_s: float = 0.0
+    missing: set[int] = field(default_factory=set)
+    """Groups whose every rank has not dropped the old epoch yet."""
+
+
+@dataclass
+class Totals:
+    """Over all lives of the job, for the summary."""
+
+    steps_committed: int = 0
+    failures_masked: int = 0
+    wipe_outs: int = 0
+    joins: int = 0
+    steps_lost: int = 0
+    """Steps that were committed, and then computed again from a checkpoint."""
+    recoveries: int = 0
+
+
+class MetricsBook:
+    """Collects until lines are ready; ``written`` is the (life, step) of the last line that exists already."""
+
+    def __init__(self, loss_name: str = "lm loss", written: tuple[int, int] = (0, -1)) -> None:
+        self.loss_name = loss_name
+        self.totals = Totals()
+        self._written = written
+        self._pending: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, Mapping[str, Any]] = {}
+        self._figures: dict[int, dict[str, float]] = {}
+        self._figures_at = (0, 0)
+        self._recovery: _Recovery | None = None
+        self._last_commit_s: float | None = None
+        self._times: list[float] = []
+        self._disturbed: list[float] = []
+        self._life = 0
+
+    # ---------------------------------------------------------------------------------------------- what is decided
+
+    def observe(
+        self,
+        time_s: float,
+        before: State,
+        event: Event,
+        decision: Decision,
+        after: State,
+        detect_s: float = 0.0,
+    ) -> None:
+        """One transition. ``detect_s``: time between the first evidence of a loss and this event."""
+        if isinstance(event, Opened):
+            self._open(time_s, before, after)
+            return
+        if before.phase == "forming" and after.phase == "running":
+            self._last_commit_s = time_s
+        if isinstance(event, Lost) and before.phase in ("running", "ending"):
+            self._lose(time_s, before, event, after, detect_s)
+        for action in decision.actions:
+            if isinstance(action, SendCommit):
+                self._commit(time_s, before, action)
+        if before.phase == "running" and after.phase == "running":
+            self.totals.joins += len(after.live.keys() - before.live.keys())
+        if after.outcome == "wipe-out" and not before.outcome:
+            self.totals.wipe_outs += 1
+
+    def _open(self, time_s: float, before: State, after: State) -> None:
+        if after.life == before.life:
+            return
+        if before.spec is not None:
+            self.totals.steps_lost += max(0, before.committed[0] - after.committed[0])
+        self._life = after.life
+        self._pending, self._reports, self._figures = {}, {}, {}
+        self._recovery, self._last_commit_s = None, time_s
+
+    def _lose(self, time_s: float, before: State, event: Lost, after: State, detect_s: float) -> None:
+        dead = before.live.keys() - after.live.keys()
+        if not dead:
+            return
+        if not after.outcome or after.outcome in ("finished", "left"):
+            self.totals.failures_masked += len(dead)
+        if before.phase != "running":
+            return
+        if self._recovery is None:
+            self._recovery = _Recovery(detect_s, time_s - detect_s)
+            self.totals.recoveries += 1
+        recovery, progress = self._recovery, dict(event.progress)
+        recovery.lost |= dead
+        recovery.computed_by_dead += sum(progress.get(group, 0) for group in dead)
+        recovery.decided_s, recovery.missing = time_s, set(after.live)
+
+    def _commit(self, time_s: float, before: State, commit: SendCommit) -> None:
+        loads = [sum(map(len, before.segments_of(group))) for group in before.live]
+        times = self._figures if self._figures_at == (commit.step, commit.epoch) else {}
+        discarded = int(sum(f.get("pieces_discarded", 0.0) for f in times.values()))
+        recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
+        line: dict[str, Any] = {
+            "step": commit.step,
+            "epoch": commit.epoch,
+            "life": self._life,
+            "live_groups": len(before.live),
+            "load_max": max(loads, default=0),
+            "pieces": before.job.num_groups * before.job.pieces_per_shard,
+            "step_time_s": round(step_time_s, 6),
+            "pieces_computed": sum(loads) + discarded + (recovery.computed_by_dead if recovery else 0),
+            "pieces_discarded": discarded,
+            "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
+        }
+        (self._times if recovery is None else self._disturbed).append(step_time_s)
+        self.totals.steps_committed += 1
+        if (self._life, commit.step) > self._written:
+            self._pending[commit.step] = line
+        self._recovery, self._last_commit_s, self._figures = None, time_s, {}
+
+    # ----------------------------------------------------------------------------------------- what the ranks report
+
+    def figures(self, step: int, epoch: int, group: int, figures: Figures) -> None:
+        """The numbers that came with a group's vote; call it before the vote is decided on."""
+        if (step, epoch) != self._figures_at:
+            self._figures_at, self._figures = (step, epoch), {}
+        self._figures[group] = dict(figures)
+
+    def seen(self, group: int, time_s: float) -> None:
+        """All ranks of a group have dropped the communicators of older epochs; the last one ends the agreement."""
+        recovery = self._recovery
+        if recovery is None or group not in recovery.missing:
+            return
+        recovery.missing.discard(group)
+        if not recovery.missing:
+            recovery.agree_s += time_s - recovery.decided_s
+
+    def report(self, step: int, report: Mapping[str, Any]) -> None:
+        """What one group knows of a step that it applied; the first one counts."""
+        if step in self._pending and step not in self._reports:
+            self._reports[step] = report
+
+    def ready(self, all_of_them: bool = False) -> list[dict[str, Any]]:
+        """Lines to be written now, in order of step; each is handed out once."""
+        newest = max(self._pending, default=0) if all_of_them else max(self._reports, default=0)
+        lines = []
+        for step in sorted(s for s in self._pending if s <= newest):
+            lines.append(self._finish(self._pending.pop(step), self._reports.pop(step, {})))
+        return lines
+
+    def _finish(self, line: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+        self._written = (line["life"], line["step"])
+        whole = {"step": line["step"], "epoch": line["epoch"], "loss": report.get(self.loss_name)}
+        for key in ("grad_norm", "lr", "tokens"):
+            whole[key] = report.get(key)
+        rest = {key: value for key, value in report.items() if key not in whole}
+        return {**whole, **line, **rest}
+
+    @property
+    def stall_s(self) -> float:
+        """What failures cost: time of the steps with a recovery beyond the usual step time."""
+        usual_s = statistics.median(self._times) if self._times else 0.0
+        return sum(max(0.0, time_s - usual_s) for time_s in self._disturbed)
+
+
+def _recovery_line(recovery: _Recovery, times: Mapping[int, Mapping[str, float]], time_s: float) -> dict[str, Any]:
+    greatest = {name: max((f.get(name, 0.0) for f in times.values()), default=0.0) for name in TIMES}
+    return {
+        "detect_s": round(recovery.detect_s, 6),
+        "agree_s": round(recovery.agree_s, 6),
+        **{name: round(value, 6) for name, value in greatest.items()},
+        "total_s": round(time_s - recovery.first_evidence_s, 6),
+        "lost_groups": sorted(recovery.lost),
+    }

@@ -1,0 +1,415 @@
+"""The coordinator: the controller's machine behind a gRPC server, with a journal before it and a detector beside it.
+
+One event loop, one event at a time: an event goes through the machine, its record is in the journal, then its
+actions are sent. What reaches it as a message becomes an event; what it must conclude itself (silence, a closed
+connection) the detector finds. Restarted on the same run directory it replays the journal, waits for the live groups
+up to the heartbeat time-out, and goes on; no training process notices more than a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc.aio
+
+from spare_megatron.comm import control_pb2 as pb
+from spare_megatron.comm import wire
+from spare_megatron.comm.channel import COORDINATOR, Security, serve
+from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.job import JobDescription, difference
+from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
+from spare_megatron.controller.machine import step
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Action,
+    Applied,
+    Event,
+    Hello,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    Saved,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+    StartupOver,
+    StopRequested,
+    Vote,
+)
+from spare_megatron.recovery.detector import Beat, Detector, Finding
+from spare_megatron.recovery.journal import Journal, cut_torn_line, replay
+from spare_megatron.recovery.records import Records, say
+from spare_megatron.recovery.streams import Stream, Streams
+
+TOGETHER_S = 0.003
+"""Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
+STATUS_INTERVAL_S = 0.5
+SIGNAL_REASON = "signal"
+"""Start of the reason of a stop that a signal asked for: the job is to be queued again."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the command line."""
+
+    listen: str
+    run_dir: RunDirectory
+    new_life: bool = False
+    """Begin a new life of the job with the first Hello, whatever the journal says of the last one."""
+    tls_dir: str = ""
+    with_store: bool = True
+    """False for control planes without communicators (simulated clients): torch is not loaded."""
+
+
+class Coordinator:
+    """One coordinator process. Holds the run directory's lock from construction on."""
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._dir = options, options.run_dir
+        self._dir.create()
+        self._lock = self._dir.lock("coordinator", "spare-coordinator")
+        self._security = Security(self._dir.token(create=True), options.tls_dir)
+        self._streams = Streams()
+        cut_torn_line(self._dir.journal)
+        self._records = Records(self._dir)
+        self._state, count = replay(
+            self._dir.journal,
+            lambda record, before, decision, after: self._records.observe(record, before, decision, after, 0.0, False),
+        )
+        self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time)
+        published = self._dir.coordinator()
+        self._fencing = 1 + max(self._state.fencing, published.fencing if published else 0)
+        self._unopened = options.new_life or self._state.phase in ("closed", "stopped")
+        self._job = JobDescription()
+        self._detector = Detector(self._job.timeouts, time.monotonic())
+        self._store: Any = None
+        self._held_views: list[SendView] = []
+        self._findings: list[Finding] = []
+        self._over = asyncio.Event()
+        self._exit_code = ExitCode.FAILED
+        self._error: Exception | None = None
+
+    # --------------------------------------------------------------------------------------------------------- life
+
+    async def run(self) -> ExitCode:
+        """Serve until the job is over; the exit code says how it ended."""
+        loop = asyncio.get_running_loop()
+        unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
+        server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
+        if not self._unopened:
+            self._resume()
+        host = _advertised(self._options.listen)
+        self._publish(f"{host}:{port}")
+        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._write_status())]
+        if self._options.with_store:
+            tasks.append(asyncio.create_task(self._start_store(host)))
+        try:
+            await self._until_over(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await server.stop(grace=0.2)
+            self._journal.close()
+        return self._exit_code
+
+    async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Until the machine has stopped and the groups have left; a failed task is the end too."""
+        over = asyncio.create_task(self._over.wait())
+        done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        for task in done - {over}:
+            task.result()
+        if self._error is not None:
+            raise self._error
+        if self._state.stopped:
+            await self._streams.wait_empty(self._job.timeouts.heartbeat_timeout_s)
+            self._records.finish(self._state)
+
+    def _resume(self) -> None:
+        """The same life after a restart: members must be heard again within the heartbeat time-out."""
+        kept = read_json(self._dir.path / "job.json")
+        if kept is not None:
+            self._adopt_job(decode(kept))
+        self._apply(Opened(self._state.job, self._state.life, self._fencing))
+        now_s = time.monotonic()
+        for group, incarnation in {**self._state.live, **self._state.waiting}.items():
+            self._detector.expect(group, incarnation, now_s)
+        self._expect_all()
+
+    def _open(self, spec: JobSpec, job: JobDescription) -> None:
+        """The first Hello of a new life."""
+        self._unopened = False
+        write_json(self._dir.path / "job.json", encode(job), durable=True)
+        self._apply(Opened(spec, self._state.life + 1, self._fencing))
+        self._adopt_job(job)
+        self._expect_all()
+        self._flush_losses()
+
+    def _adopt_job(self, job: JobDescription) -> None:
+        self._job = job
+        self._detector.adopt(job.timeouts)
+        self._records.begin(job, self._state)
+
+    def _expect_all(self) -> None:
+        """A job that forms waits for its groups only so long."""
+        waited_s, life = self._job.timeouts.startup_timeout_s, self._state.life
+
+        def over() -> None:
+            if self._state.phase == "forming" and self._state.life == life:
+                self._apply(StartupOver(waited_s))
+
+        if self._state.phase == "forming":
+            asyncio.get_running_loop().call_later(waited_s, over)
+
+    def _publish(self, address: str) -> None:
+        self._dir.publish_coordinator(
+            CoordinatorAddress(
+                address=address,
+                fencing=self._fencing,
+                life=self._state.life + self._unopened,
+                highest_incarnation=max(self._state.highest.values(), default=-1),
+                pid=os.getpid(),
+                host=socket.gethostname(),
+            )
+        )
+
+    async def _start_store(self, host: str) -> None:
+        """torch takes a second to load: meanwhile groups may say Hello already."""
+
+        def start() -> tuple[Any, str]:
+            from spare_megatron.comm.store import StoreServer
+
+            store = StoreServer(host)
+            return store, f"{host}:{store.port}"
+
+        self._store = await asyncio.to_thread(start)
+        held, self._held_views = self._held_views, []
+        for send in held:
+            self._send_view(send)
+        await asyncio.Event().wait()
+
+    def _signal(self, name: str) -> None:
+        if self._state.phase in ("closed", "stopped") or self._unopened:
+            self._exit_code = ExitCode.REQUEUE
+            self._over.set()
+        else:
+            self._apply(StopRequested(f"{SIGNAL_REASON} {name}"))
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _apply(self, event: Event, detect_s: float = 0.0) -> None:
+        """One event: decide, write it down, then act."""
+        before = self._state
+        try:
+            self._state, decision = step(before, event)
+            record = self._journal.append(event, decision)
+        except Exception as error:  # a bug, or a full disk: nothing may be decided that is not written down
+            self._error = error
+            self._over.set()
+            raise
+        self._records.observe(record, before, decision, self._state, detect_s, live=True)
+        for action in decision.actions:
+            self._act(action)
+        if self._state.stopped and not before.stopped:
+            self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
+            self._over.set()
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, SendView):
+            self._send_view(action)
+        elif isinstance(action, SendCommit):
+            commit = pb.Commit(step=action.step, epoch=action.epoch, leave=action.leave)
+            self._streams.send_all(action.groups, pb.Order(commit=commit))
+        elif isinstance(action, SendFenced):
+            fenced = pb.Fenced(fencing=self._fencing, reason=action.reason)
+            self._streams.send(action.group, action.incarnation, pb.Order(fenced=fenced))
+            self._streams.end(action.group, action.incarnation)
+            self._detector.lost(action.group, action.incarnation)
+        elif isinstance(action, SendStop):
+            stop = pb.Stop(outcome=action.outcome, reason=action.reason)
+            self._streams.send_all(action.groups, pb.Order(stop=stop))
+        elif isinstance(action, AcceptSave):
+            accepted = pb.SaveAccepted(step=action.step, directory=action.directory)
+            self._streams.send(action.group, action.incarnation, pb.Order(save_accepted=accepted))
+
+    def _send_view(self, send: SendView) -> None:
+        """Now, after its back-off, or when the store is there; a view that is old by then is not sent."""
+        view = send.view
+        if self._options.with_store and self._store is None:
+            self._held_views.append(send)
+        elif send.delay_s > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(send.delay_s, self._send_view, replace(send, delay_s=0.0))
+        elif (view.epoch, view.committed) == (self._state.epoch, self._state.committed):
+            store = self._store[1] if self._store else ""
+            order = pb.ViewOrder(store=store, store_prefix=f"life{self._state.life}/coordinator{self._fencing}")
+            wire.fill(order.view, view)
+            self._streams.send(view.group, view.incarnation, pb.Order(view=order))
+
+    # ------------------------------------------------------------------------------------------------------- groups
+
+    async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
+        """One leader's stream, from arrival to end."""
+        first = await context.read()
+        if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
+            return
+        hello = wire.read(first.arrival.hello, Hello)
+        spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
+        refusal = self._refusal(hello, job)
+        if refusal:
+            await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
+            return
+        stream = Stream(hello.group, hello.incarnation, context)
+        self._streams.add(stream)
+        stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
+        if self._unopened:
+            self._open(spec, job)
+        self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
+        self._apply(hello)
+        listener = asyncio.create_task(self._listen(stream, context))
+        try:
+            await stream.write()
+        finally:
+            listener.cancel()
+            if self._streams.remove(stream):
+                self._detector.closed(stream.group, stream.incarnation, time.monotonic())
+
+    def _refusal(self, hello: Hello, job: JobDescription) -> str:
+        """Why a group runs another job than the first one, empty if it does not: a user's error."""
+        if self._unopened or hello.fingerprint == self._state.job.fingerprint:
+            return ""
+        differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
+        return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
+
+    async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        while (report := await context.read()) is not grpc.aio.EOF:
+            self._hear(stream, report)
+        stream.end()
+
+    def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
+        kind, group, now_s = report.WhichOneof("kind"), stream.group, time.monotonic()
+        if kind == "heartbeat":
+            beats = [wire.read(beat, Beat) for beat in report.heartbeat.beats]
+            self._detector.heartbeat(group, stream.incarnation, beats, now_s)
+        elif kind == "ballot":
+            vote = wire.read(report.ballot.vote, Vote)
+            figures = [(figure.name, figure.value) for figure in report.ballot.figures]
+            self._records.book.figures(vote.step, vote.epoch, group, figures)
+            self._apply(replace(vote, at_s=round(now_s, 3)))
+        elif kind == "applied":
+            self._apply(wire.read(report.applied, Applied))
+        elif kind == "saved":
+            self._apply(wire.read(report.saved, Saved))
+        elif kind == "report":
+            self._records.report(report.report.step, json.loads(report.report.report_json))
+        elif kind == "seen" and report.seen.epoch == self._state.epoch:
+            self._records.book.seen(group, time.time())
+        elif kind == "stop_request":
+            self._apply(StopRequested(report.stop_request.reason))
+        elif kind == "rank_closed":
+            position = report.rank_closed.position
+            if report.rank_closed.closed:
+                self._detector.closed(group, stream.incarnation, now_s, position)
+            else:
+                self._detector.opened(group, stream.incarnation, position, now_s)
+
+    # ------------------------------------------------------------------------------------------------------- losses
+
+    async def _report_exit(self, request: pb.Exited, _: grpc.aio.ServicerContext) -> pb.Done:
+        """The launcher saw a rank end: a fact, unless it left in order at the end of the job."""
+        group, incarnation = request.group, request.incarnation
+        ended = self._state.phase == "ending" and group in self._state.applied_last
+        if request.status == 0 and (self._state.stopped or ended):
+            return pb.Done()
+        if self._detector.lost(group, incarnation):
+            loss = Loss(group, incarnation, "exited", request.position, _status_words(request.status))
+            since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
+            self._lose(Finding(loss, since_s))
+        return pb.Done()
+
+    async def _request_stop(self, request: pb.StopRequest, _: grpc.aio.ServicerContext) -> pb.Done:
+        if self._unopened or self._state.phase == "closed":
+            self._signal(request.reason)
+        else:
+            self._apply(StopRequested(request.reason))
+        return pb.Done()
+
+    def _lose(self, finding: Finding) -> None:
+        """Collect what becomes known together, then make it one event."""
+        if not self._findings:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._flush_losses)
+        self._findings.append(finding)
+
+    def _flush_losses(self) -> None:
+        if self._unopened or not self._findings:
+            return  # a group that is lost before the job is opened is lost when it is
+        findings, self._findings = self._findings, []
+        progress = self._detector.progress(self._state.live, self._state.step_in_flight)
+        losses = tuple(sorted((one.loss for one in findings), key=lambda loss: loss.group))
+        detect_s = max(0.0, time.monotonic() - min(one.since_s for one in findings))
+        self._apply(Lost(losses, progress), detect_s)
+
+    async def _watch(self) -> None:
+        """Ask the detector, again and again."""
+        while True:
+            await asyncio.sleep(self._detector.tick_s)
+            if self._state.stopped or self._unopened:
+                continue
+            members = self._state.live if self._state.phase == "running" else None
+            for finding in self._detector.tick(time.monotonic(), members):
+                self._lose(finding)
+
+    async def _write_status(self) -> None:
+        while True:
+            self._records.write_status(self._state)
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+
+def _exit_code(outcome: str, reason: str) -> ExitCode:
+    if outcome == "finished":
+        return ExitCode.FINISHED
+    if outcome == "left":
+        return ExitCode.REQUEUE if reason.startswith(SIGNAL_REASON) else ExitCode.FINISHED
+    return ExitCode.WIPE_OUT if outcome == "wipe-out" else ExitCode.FAILED
+
+
+def _status_words(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _advertised(listen: str) -> str:
+    """The host that others are told: the one listened on, or this host's name where that is every address."""
+    host = listen.rpartition(":")[0]
+    return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
+
+
+def main_loop(options: Options) -> ExitCode:
+    """Run one coordinator to its end. Raises ConfigError for a user's error."""
+    try:
+        host, _, port = options.listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
+        coordinator = Coordinator(options)
+    except OSError as error:
+        raise ConfigError(f"cannot use the run directory {options.run_dir.path}: {error.strerror}") from None
+    code = asyncio.run(coordinator.run())
+    say(f"the coordinator leaves with exit code {int(code)}")
+    return code

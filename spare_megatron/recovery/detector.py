@@ -1,0 +1,249 @@
+"""Who is dead, or must be taken for dead: heartbeats, connections and progress counters in, losses out.
+
+Pure: time comes in as an argument, the coordinator's own clock. Protocol rule 11: an exit is a death at once; a
+closed connection after the grace time, unless the same incarnation is back; silence of any rank after the heartbeat
+time-out; a rank that stands still for the progress time-out while others wait for it, the one furthest behind.
+
+The coordinator may itself be stopped or starved. Time in which nobody looked is nobody's silence: a gap between two
+ticks beyond the usual is added to every deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spare_megatron.comm.reports import PHASES
+from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.controller.messages import Loss
+
+WAITING = frozenset({"rebuild", "reduce", "vote"})
+"""Phases in which a rank waits for other groups."""
+_ORDER = {phase: index for index, phase in enumerate(PHASES)}
+TICKS_PER_INTERVAL = 4
+"""Ticks in one heartbeat interval: how finely deadlines are watched."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a heartbeat says of one rank."""
+
+    position: int
+    step: int
+    phase: str
+    counter: int
+    in_phase: int
+    pieces_done: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A loss, and the moment of the first evidence for it."""
+
+    loss: Loss
+    since_s: float
+
+
+@dataclass
+class _Rank:
+    heard_s: float
+    moved_s: float
+    beat: Beat | None = None
+    closed_s: float | None = None
+
+
+@dataclass
+class _Group:
+    incarnation: int
+    ranks: dict[int, _Rank]
+    closed_s: float | None = None
+    lost: bool = False
+    member: bool = False
+    """Seen among the members of the running job: its progress counts from then on."""
+
+
+class Detector:
+    """Watches one incarnation of each group."""
+
+    def __init__(self, timeouts: Timeouts, now_s: float) -> None:
+        self._times = timeouts
+        self._groups: dict[int, _Group] = {}
+        self._ticked_s = now_s
+
+    @property
+    def tick_s(self) -> float:
+        """How often :meth:`tick` wants to be called."""
+        return self._times.heartbeat_interval_s / TICKS_PER_INTERVAL
+
+    def adopt(self, timeouts: Timeouts) -> None:
+        """The time-outs of the job, once it is known."""
+        self._times = timeouts
+
+    # ------------------------------------------------------------------------------------------------ what is heard
+
+    def expect(self, group: int, incarnation: int, now_s: float) -> None:
+        """A member by the journal, not heard of yet: it has the heartbeat time-out to say Hello."""
+        self._groups[group] = _Group(incarnation, {0: _Rank(now_s, now_s)}, closed_s=None)
+
+    def hello(self, group: int, incarnation: int, ranks: int, now_s: float) -> None:
+        """A group says Hello, for the first time or again."""
+        known = self._groups.get(group)
+        if known is not None and known.incarnation > incarnation:
+            return
+        if known is None or known.incarnation != incarnation or known.lost:
+            known = self._groups[group] = _Group(incarnation, {})
+        known.closed_s = None
+        for position in range(ranks):
+            rank = known.ranks.setdefault(position, _Rank(now_s, now_s))
+            rank.heard_s, rank.closed_s = now_s, None
+
+    def heartbeat(self, group: int, incarnation: int, beats: Sequence[Beat], now_s: float) -> None:
+        """What the leader heard of its ranks since its last heartbeat."""
+        known = self._present(group, incarnation)
+        if known is None:
+            return
+        for beat in beats:
+            rank = known.ranks.setdefault(beat.position, _Rank(now_s, now_s))
+            rank.heard_s = now_s
+            if rank.beat is None or rank.beat.counter != beat.counter:
+                rank.moved_s = now_s
+            rank.beat = beat
+
+    def closed(self, group: int, incarnation: int, now_s: float, position: int | None = None) -> None:
+        """The present connection of a group (``position`` None) or of one of its ranks closed."""
+        known = self._present(group, incarnation)
+        if known is None:
+            return
+        if position is None:
+            known.closed_s = now_s
+        elif position in known.ranks:
+            known.ranks[position].closed_s = now_s
+
+    def opened(self, group: int, incarnation: int, position: int, now_s: float) -> None:
+        """A rank's connection to its leader is back."""
+        known = self._present(group, incarnation)
+        if known is not None and position in known.ranks:
+            known.ranks[position].closed_s = None
+            known.ranks[position].heard_s = now_s
+
+    def lost(self, group: int, incarnation: int) -> bool:
+        """The group is known to be gone (it exited, say). True the first time, for an incarnation not lost before."""
+        known = self._groups.get(group)
+        if known is not None and (known.incarnation > incarnation or (known.incarnation == incarnation and known.lost)):
+            return False
+        self._groups[group] = _Group(incarnation, {}, lost=True)
+        return True
+
+    # ----------------------------------------------------------------------------------------------- what is decided
+
+    def tick(self, now_s: float, members: Mapping[int, int] | None = None) -> list[Finding]:
+        """Losses that are due now, each once. ``members`` (group -> incarnation) are judged for progress too; none
+        are while the job does not train."""
+        self._forgive(now_s)
+        found: list[Finding] = []
+        for group in sorted(self._groups):
+            known = self._groups[group]
+            finding = None if known.lost else self._silent_or_closed(group, known, now_s)
+            if finding is not None:
+                found.append(finding)
+        if not found and members:
+            self._begin(members, now_s)
+            stalled = self._stalled(members, now_s)
+            found.extend([stalled] if stalled is not None else [])
+        for finding in found:
+            self._groups[finding.loss.group].lost = True
+        return found
+
+    def progress(self, members: Iterable[int], step: int) -> tuple[tuple[int, int], ...]:
+        """(group, pieces of ``step`` that all its ranks have done, as last reported)."""
+        return tuple((group, self._pieces(group, step)) for group in sorted(members))
+
+    def beats(self, group: int) -> list[Beat]:
+        """Last beats of a group, for the status."""
+        known = self._groups.get(group)
+        return [] if known is None else [r.beat for _, r in sorted(known.ranks.items()) if r.beat is not None]
+
+    def _present(self, group: int, incarnation: int) -> _Group | None:
+        known = self._groups.get(group)
+        return None if known is None or known.incarnation != incarnation or known.lost else known
+
+    def _pieces(self, group: int, step: int) -> int:
+        known = self._groups.get(group)
+        if known is None or not known.ranks:
+            return 0
+        beats = [rank.beat for rank in known.ranks.values()]
+        return min(beat.pieces_done if beat is not None and beat.step == step else 0 for beat in beats)
+
+    def _forgive(self, now_s: float) -> None:
+        """Nobody looked for longer than usual: give that time to everybody."""
+        missed_s = now_s - self._ticked_s - 2 * self.tick_s
+        self._ticked_s = now_s
+        if missed_s <= 0:
+            return
+        for known in self._groups.values():
+            if known.closed_s is not None:
+                known.closed_s = min(now_s, known.closed_s + missed_s)
+            for rank in known.ranks.values():
+                rank.heard_s = min(now_s, rank.heard_s + missed_s)
+                rank.moved_s = min(now_s, rank.moved_s + missed_s)
+                if rank.closed_s is not None:
+                    rank.closed_s = min(now_s, rank.closed_s + missed_s)
+
+    def _begin(self, members: Mapping[int, int], now_s: float) -> None:
+        """Who has just become a member may have waited long for that: its progress counts from now."""
+        for group, incarnation in members.items():
+            known = self._present(group, incarnation)
+            if known is not None and not known.member:
+                known.member = True
+                for rank in known.ranks.values():
+                    rank.moved_s = now_s
+
+    def _silent_or_closed(self, group: int, known: _Group, now_s: float) -> Finding | None:
+        grace_s, timeout_s = self._times.grace_s, self._times.heartbeat_timeout_s
+        if known.closed_s is not None and now_s - known.closed_s >= grace_s:
+            detail = f"its connection did not come back within {grace_s:g} s"
+            return Finding(Loss(group, known.incarnation, "closed", -1, detail), known.closed_s)
+        for position, rank in sorted(known.ranks.items()):
+            if rank.closed_s is not None and now_s - rank.closed_s >= grace_s:
+                detail = f"its connection to its leader did not come back within {grace_s:g} s"
+                return Finding(Loss(group, known.incarnation, "closed", position, detail), rank.closed_s)
+        silent = [
+            (rank.heard_s, position) for position, rank in known.ranks.items() if now_s - rank.heard_s > timeout_s
+        ]
+        if not silent:
+            return None
+        heard_s, position = min(silent)
+        detail = f"no heartbeat for {now_s - heard_s:.2f} s, the time-out is {timeout_s:g} s"
+        return Finding(Loss(group, known.incarnation, "silent", position, detail), heard_s)
+
+    def _stalled(self, members: Mapping[int, int], now_s: float) -> Finding | None:
+        """The rank furthest behind, if it stands still while another one waits. A rank that has voted is never
+        blamed: it has done its part of the step."""
+        ranks = [
+            (_place(rank.beat), -group, -position, rank)
+            for group, incarnation in members.items()
+            if (known := self._present(group, incarnation)) is not None
+            for position, rank in known.ranks.items()
+            if rank.beat is not None
+        ]
+        if not ranks:
+            return None
+        _, minus_group, minus_position, behind = min(ranks, key=lambda one: one[:3])
+        still_s = now_s - behind.moved_s
+        beat = behind.beat
+        if beat is None or beat.phase == "vote" or still_s <= self._times.progress_timeout_s:
+            return None
+        waits = sum(one[3] is not behind and one[3].beat is not None and one[3].beat.phase in WAITING for one in ranks)
+        if not waits:
+            return None
+        group, position = -minus_group, -minus_position
+        detail = (
+            f"step {beat.step}, {beat.phase}, {beat.pieces_done} pieces done: no progress for {still_s:.2f} s while "
+            f"{waits} ranks wait, the time-out is {self._times.progress_timeout_s:g} s"
+        )
+        return Finding(Loss(group, members[group], "stalled", position, detail), behind.moved_s)
+
+
+def _place(beat: Beat) -> tuple[int, int, int]:
+    """How far a rank is: step, phase, signs of life in the phase."""
+    return beat.step, _ORDER.get(beat.phase, 0), beat.in_phase

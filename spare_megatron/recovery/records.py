@@ -1,0 +1,169 @@
+"""The coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
+
+Nothing here decides anything. Lines of metrics.jsonl are written once each, also across restarts of the coordinator:
+the file itself says what is written. Boards are slow to start (W&B) and run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.comm.rundir import RunDirectory, write_json
+from spare_megatron.config.job import JobDescription
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Decision, Lost
+from spare_megatron.observe.boards import Boards
+from spare_megatron.observe.iteration_line import IterationLines
+from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.recovery.journal import Record, cut_torn_line
+
+LOSSES_SHOWN = 5
+
+
+class Records:
+    """Everything the coordinator writes beside its journal."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir = run_dir
+        cut_torn_line(run_dir.metrics)
+        newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
+        self._last_line: Mapping[str, Any] = newest[0] if newest else {}
+        self.book = MetricsBook(written=(newest[0]["life"], newest[0]["step"]) if newest else (0, -1))
+        self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
+        self._job = JobDescription()
+        self._lines: IterationLines | None = None
+        self._boards: Boards | None = None
+        self._worker = ThreadPoolExecutor(1, "spare-boards")
+        self._shown_status: dict[str, Any] = {}
+
+    def begin(self, job: JobDescription, state: State) -> None:
+        """The job is known: a new life, or the same one after a restart of the coordinator."""
+        self._job = job
+        self.book.loss_name = job.loss_names[0]
+        first_step = state.job.first_step
+        self._lines = IterationLines(job, first_step)
+        for line in metrics_lines(self._run_dir.metrics):
+            if line.get("life") == state.life:
+                self._lines.add(line)
+        self._worker.submit(self._open_boards)
+
+    def observe(
+        self, record: Record, before: State, decision: Decision, after: State, detect_s: float, live: bool
+    ) -> None:
+        """One transition; ``live``: it has just happened, as opposed to a replay."""
+        self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
+        changed = after.epoch != before.epoch or after.phase != before.phase
+        if isinstance(record.event, Lost) and changed:
+            self._losses.append(decision.reason)
+        if live and changed:
+            say(decision.reason)
+
+    def report(self, step: int, report: Mapping[str, Any]) -> None:
+        """A group's report on a step that it applied."""
+        self.book.report(step, report)
+        self.write_ready()
+
+    def write_ready(self, all_of_them: bool = False) -> None:
+        """Write the lines that are complete."""
+        lines = self.book.ready(all_of_them)
+        if not lines:
+            return
+        with self._run_dir.metrics.open("ab", buffering=0) as file:
+            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        for line in lines:
+            self._last_line = line
+            self._show(line)
+
+    def write_status(self, state: State, force: bool = False) -> None:
+        """Replace status.json if anything in it has changed."""
+        status = {
+            "phase": state.phase,
+            "life": state.life,
+            "epoch": state.epoch,
+            "step": state.committed[0],
+            "last_step": state.spec.last_step if state.spec else None,
+            "num_groups": state.spec.num_groups if state.spec else None,
+            "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
+            "waiting": {str(group): incarnation for group, incarnation in sorted(state.waiting.items())},
+            "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
+            "failures_masked": self.book.totals.failures_masked,
+            "last_losses": list(self._losses),
+            "saved_step": state.saved_step,
+            "loss": self._last_line.get("loss"),
+            "outcome": state.outcome,
+            "reason": state.outcome_reason,
+        }
+        if force or status != self._shown_status:
+            self._shown_status = status
+            write_json(self._run_dir.status, {**status, "time_unix_s": round(time.time(), 3)})
+
+    def finish(self, state: State) -> None:
+        """The job is over: what is still open, and the summary."""
+        self.write_ready(all_of_them=True)
+        self.write_status(state, force=True)
+        totals, last = self.book.totals, self._last_line
+        summary = {
+            "outcome": state.outcome,
+            "reason": state.outcome_reason,
+            "steps": state.committed[0],
+            "steps_committed": totals.steps_committed,
+            "failures_masked": totals.failures_masked,
+            "steps_lost": totals.steps_lost,
+            "wipe_outs": totals.wipe_outs,
+            "joins": totals.joins,
+            "lives": state.life,
+            "stall_s": round(self.book.stall_s, 3),
+            "loss": last.get("loss"),
+            "weights_digest": last.get("weights_digest"),
+            "live_groups": sorted(state.live),
+            "saved_step": state.saved_step,
+        }
+        write_json(self._run_dir.summary, summary)
+        self._worker.submit(self._close_boards)
+        self._worker.shutdown(wait=True)
+
+    def _show(self, line: Mapping[str, Any]) -> None:
+        if self._lines is None:
+            return
+        text = self._lines.add(line)
+        if text is not None:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        self._worker.submit(self._write_boards, line, self._lines.consumed_samples(int(line["step"])))
+
+    def _open_boards(self) -> None:
+        try:
+            self._boards = Boards(self._job, self._run_dir.path)
+        except Exception as error:
+            say(f"no boards are written: {error!r}")
+
+    def _write_boards(self, line: Mapping[str, Any], consumed_samples: int) -> None:
+        if self._boards is not None:
+            self._boards.write(line, consumed_samples)
+
+    def _close_boards(self) -> None:
+        if self._boards is not None:
+            self._boards.close()
+
+
+def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a metrics file."""
+    if not path.exists():
+        return
+    with path.open() as file:
+        for text in file:
+            if text.endswith("\n"):
+                yield json.loads(text)
+
+
+def say(text: str) -> None:
+    """One notice on the coordinator's standard output, which spare-launch shows."""
+    sys.stdout.write(f"spare: {text}\n")
+    sys.stdout.flush()

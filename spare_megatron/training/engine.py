@@ -10,20 +10,27 @@ every rank of a group gets the same calls with the same arguments, whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 
+PieceHook = Callable[[str, int], None]
+"""('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it."""
+
+
 class StepEngine(Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: microbatch ``j`` of shard ``i``."""
+
+    on_piece: PieceHook | None
+    """Called around each piece: progress and fault injection."""
 
     def begin_step(self, step: int) -> None:
         """Zero the accumulators: no piece is inside."""
 
     def run(self, step: int, pieces: Sequence[int]) -> None:
-        """Forward and backward of ``pieces`` in order, as one continuous pipeline; adds to the accumulators.
+        """Forward and backward of ``pieces`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
         :meth:`apply`, never here.

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import socket
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 from spare_megatron.comm.rundir import read_json, write_json
+from spare_megatron.comm.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
 
 POLL_S = 0.05
+_servers: list[StoreServer] = []
+"""Served until the process ends: the ranks of the group use it as long as they live."""
 
 
 def group_store(place: Place, timeout_s: float) -> dist.Store:
@@ -29,15 +31,14 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
     directory = Path(place.run_dir) / "leaders"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"group-{place.group}-store.json"
-    timeout = timedelta(seconds=timeout_s)
     if place.is_leader:
-        host = _own_address()
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        write_json(path, {"incarnation": place.incarnation, "host": host, "port": store.port})
+        server = StoreServer(_own_address())
+        _servers.append(server)
+        host, port = server.host, server.port
+        write_json(path, {"incarnation": place.incarnation, "host": host, "port": port})
     else:
         host, port = _wait_for_leader(path, place, timeout_s)
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return dist.PrefixStore(f"group{place.group}/{place.incarnation}", store)
+    return dist.PrefixStore(f"group{place.group}/{place.incarnation}", connect(host, port, timeout_s))
 
 
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, int]:

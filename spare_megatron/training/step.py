@@ -145,8 +145,7 @@ class StepRunner:
     def _run_segment(self, pieces: Sequence[int], patching: bool, times: StepTimes) -> _Share:
         started_s = self.clock()
         self._patching = patching
-        if pieces:
-            self.engine.run(self._step, pieces)
+        self.engine.run(self._step, pieces)
         self._pieces.extend(pieces)
         share = _Share(self.engine.local_sum(), self.engine.scalars())
         spent_s = self.clock() - started_s

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-
 PieceHook = Callable[[str, int], None]
 """('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it."""
 

@@ -1,0 +1,125 @@
+"""What a replica communicator needs of a communication library, and how its members meet.
+
+A backend object serves one epoch and is used up with it. Everything in it that can block is called from the
+one thread that owns it (:mod:`spare_megatron.comm.communicator`), except ``cut`` and ``unblock``, whose task
+is to end that blocking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.comm.sockets import Address
+from spare_megatron.comm.store import connect
+
+
+class BackendError(Exception):
+    """Something of this epoch's communicator failed. ``blamed`` are ranks of the communicator that may be the cause."""
+
+    def __init__(self, message: str, blamed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.blamed = blamed
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One member's place in one epoch's communicator."""
+
+    store_host: str
+    store_port: int
+    prefix: str
+    """Of all keys of this communicator; differs for each job, fencing number, epoch and rank position."""
+    rank: int
+    size: int
+    epoch: int
+
+
+class Backend(Protocol):
+    """One epoch's communicator in some library."""
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """Peers' addresses that belong to this communicator and to no other."""
+
+    def form(self) -> None:
+        """Meet the other members and connect. Raises what went wrong, or because of :meth:`cut`."""
+
+    def start(self, wire: torch.Tensor, patient: bool) -> Any:
+        """Begin to sum ``wire`` in place over the members; a handle for :meth:`wait`. ``patient`` waits for
+        members that still compute; otherwise all members are known to be there, and silence is an error after
+        the timeout."""
+
+    def wait(self, handle: Any) -> None:
+        """Block until the operation can no longer touch its buffer; raise when it failed."""
+
+    def cut(self) -> None:
+        """Give this communicator up: makes blocked calls of other threads end with an error, here and on the
+        peers. Any thread, any time, more than once; under a millisecond, never blocks."""
+
+    def unblock(self, foreign: Collection[Address]) -> None:
+        """The slow part of :meth:`cut`, for a communicator that was still forming. May take milliseconds and
+        is repeated until the owner has ended. ``foreign`` are addresses that a newer communicator uses: never
+        touched."""
+
+    def release(self) -> None:
+        """Free everything. Called once, by the owner, when nothing is in flight."""
+
+
+class Meeting:
+    """All members of one communicator arrive; the last one to arrive lets everybody go.
+
+    Costs each member four store operations and the last one N. Nobody polls: each member waits for a key of
+    its own, which is also how :meth:`leave` ends the wait.
+    """
+
+    GO, LEFT = b"go", b"left"
+
+    def __init__(self, seat: Seat, timeout_s: float) -> None:
+        self._seat = seat
+        self._timeout_s = timeout_s
+        self._waiting = threading.Event()
+        client = connect(seat.store_host, seat.store_port, timeout_s)
+        self.store: dist.Store = dist.PrefixStore(seat.prefix, client)
+
+    def arrive(self) -> None:
+        """Block until all members are here. BackendError after the timeout, or when :meth:`leave` was called."""
+        seat, store = self._seat, self.store
+        store.set(f"here/{seat.rank}", b"")
+        if store.add("arrived", 1) == seat.size:
+            for rank in range(seat.size):
+                store.set(f"go/{rank}", self.GO)
+        self._waiting.set()
+        try:
+            store.wait([f"go/{seat.rank}"], timedelta(seconds=self._timeout_s))
+            word = store.get(f"go/{seat.rank}")
+        except dist.DistStoreError as error:
+            missing = tuple(rank for rank in range(seat.size) if not store.check([f"here/{rank}"]))
+            raise BackendError(
+                f"{seat.size - len(missing)} of {seat.size} members came within {self._timeout_s:g} s", missing
+            ) from error
+        finally:
+            self._waiting.clear()
+        if word != self.GO:
+            raise BackendError("given up while the members met")
+
+    def leave(self) -> None:
+        """End a blocked :meth:`arrive` from another thread (its client is locked: this takes a client of its own)."""
+        if self._waiting.is_set():
+            with contextlib.suppress(ConnectionError, dist.DistError):
+                client = connect(self._seat.store_host, self._seat.store_port, min(self._timeout_s, 2.0))
+                dist.PrefixStore(self._seat.prefix, client).set(f"go/{self._seat.rank}", self.LEFT)
+
+    def clean(self, *keys: str) -> None:
+        """Remove this member's keys: an epoch change of a large job would leave millions."""
+        own = [f"here/{self._seat.rank}", f"go/{self._seat.rank}", *keys]
+        for key in own if self._seat.rank else [*own, "arrived"]:
+            with contextlib.suppress(dist.DistError):
+                self.store.delete_key(key)

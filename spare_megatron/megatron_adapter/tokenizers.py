@@ -52,12 +52,12 @@ def build_tokenizer(args: Namespace) -> Any:
 
 def check_vocab_size(args: Namespace, size: int) -> None:
     """--vocab-size, where it is given beside a tokenizer that knows better, must agree with it."""
-    if args.vocab_size is not None and args.tokenizer_type not in ("NullTokenizer", "TikTokenizer"):
-        if size != args.vocab_size:
-            raise ConfigError(
-                f"--vocab-size {args.vocab_size} is not the {size} ids of "
-                f"{args.tokenizer_model or args.tokenizer_type}; leave the flag out or give the right model"
-            )
+    knows_better = args.tokenizer_type not in ("NullTokenizer", "TikTokenizer")
+    if knows_better and args.vocab_size not in (None, size):
+        raise ConfigError(
+            f"--vocab-size {args.vocab_size} is not the {size} ids of {args.tokenizer_model or args.tokenizer_type}; "
+            "leave the flag out or give the right model"
+        )
 
 
 def check_package(args: Namespace) -> None:

@@ -1,0 +1,141 @@
+"""Train a GPT. A script of Megatron's form: copy it and edit it as you would edit Megatron-LM's.
+
+    spare-launch --num-groups 4 pretrain_gpt.py FLAGS...
+    python pretrain_gpt.py --spare-check FLAGS...          checks the flags and starts nothing
+
+torch and megatron-core are imported inside the functions, so that a wrong flag is refused at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spare_megatron import (
+    ModelType,
+    core_transformer_config_from_args,
+    get_args,
+    get_timers,
+    get_tokenizer,
+    pretrain,
+    print_rank_0,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+def model_provider(
+    pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, config: Any = None
+) -> torch.nn.Module:
+    """One stage of the model: with the embedding if ``pre_process``, with the output layer if ``post_process``."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    args = get_args()
+    print_rank_0("building GPT model ...")
+    config = config or core_transformer_config_from_args(args)
+    layers = get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=args.transformer_impl == "transformer_engine",
+        normalization=args.normalization,
+        qk_l2_norm=args.qk_l2_norm,
+        vp_stage=vp_stage,
+    )
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=layers,
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
+        parallel_output=True,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        vp_stage=vp_stage,
+    )
+
+
+def get_batch(data_iterator: Any, vp_stage: int | None = None) -> tuple[Any, ...]:
+    """Tokens, labels, loss mask, attention mask and position ids; None where this stage needs none."""
+    from spare_megatron.training.utils import (
+        get_batch_on_this_cp_rank,
+        get_batch_on_this_tp_rank,
+        is_first_or_last_pipeline_stage,
+    )
+
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        return None, None, None, None, None
+    return tuple(get_batch_on_this_cp_rank(get_batch_on_this_tp_rank(data_iterator)).values())
+
+
+def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """The summed loss, the number of tokens that it is of, and both for the log."""
+    import torch
+
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(output_tensor.view(-1).float() * mask)
+    tokens = mask.sum().detach().to(torch.int)
+    return loss, tokens, {"lm loss": torch.cat([loss.detach().view(1), tokens.view(1)])}
+
+
+def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    """One microbatch through this stage, and what turns the last stage's output into a loss."""
+    from spare_megatron.training.utils import unwrap_model
+
+    timers = get_timers()
+    timers("batch-generator", log_level=2).start()
+    tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator, unwrap_model(model).vp_stage)
+    timers("batch-generator").stop()
+    output = model(tokens, position_ids, attention_mask, labels=labels)
+    return output, partial(loss_func, loss_mask)
+
+
+def train_valid_test_datasets_provider(num_samples: list[int], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
+    """Data sets of training, validation and test with at least ``num_samples`` samples each."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+
+    from spare_megatron.training.utils import get_blend_and_blend_per_split, is_dataset_built_on_rank
+
+    args = get_args()
+    blend, blend_per_split = get_blend_and_blend_per_split(args)
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=blend,
+        blend_per_split=blend_per_split,
+        split=None if blend_per_split else args.split,
+        num_dataset_builder_threads=args.num_dataset_builder_threads,
+        path_to_cache=args.data_cache_path,
+        mmap_bin_files=args.mmap_bin_files,
+        tokenizer=get_tokenizer(),
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.create_attention_mask_in_dataloader,
+        mid_level_dataset_surplus=args.mid_level_dataset_surplus,
+        allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
+    )
+    kind = MockGPTDataset if args.mock_data else GPTDataset
+    return tuple(
+        BlendedMegatronDatasetBuilder(kind, num_samples, partial(is_dataset_built_on_rank, vp_stage), config).build()
+    )
+
+
+train_valid_test_datasets_provider.is_distributed = True  # type: ignore[attr-defined]
+
+if __name__ == "__main__":
+    pretrain(
+        train_valid_test_datasets_provider,
+        model_provider,
+        ModelType.encoder_or_decoder,
+        forward_step,
+        args_defaults={"tokenizer_type": "GPT2BPETokenizer"},
+    )

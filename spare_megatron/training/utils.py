@@ -1,0 +1,119 @@
+"""Helpers that users of Megatron import in their pretrain scripts, under Megatron's names and signatures."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from spare_megatron.training.data_files import Blend, blends
+from spare_megatron.training.user_state import get_args, print_rank_0
+
+__all__ = [
+    "get_batch_on_this_cp_rank",
+    "get_batch_on_this_tp_rank",
+    "get_blend_and_blend_per_split",
+    "get_ltor_masks_and_position_ids",
+    "is_dataset_built_on_rank",
+    "is_first_or_last_pipeline_stage",
+    "is_last_rank",
+    "print_rank_0",
+    "print_rank_last",
+    "unwrap_model",
+]
+
+
+def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_rank: bool = False) -> dict[str, Any]:
+    """The next microbatch as ``tokens``, ``labels``, ``loss_mask``, ``attention_mask``, ``position_ids``.
+
+    Tensors are [micro batch size, sequence length] (the attention mask [micro batch size, 1, seq, seq]); None where
+    this pipeline stage does not need one. Collective in the tensor-parallel group.
+    """
+    from spare_megatron.megatron_adapter import batches
+
+    if mtp_on_this_rank:
+        raise NotImplementedError("multi-token prediction is not supported")
+    args = get_args()
+    return batches.batch_on_this_tensor_rank(
+        data_iterator, args.micro_batch_size, args.seq_length, args.create_attention_mask_in_dataloader
+    )
+
+
+def get_batch_on_this_cp_rank(batch: dict[str, Any]) -> dict[str, Any]:
+    """The part of each sequence that this context-parallel rank computes; the batch itself without CP."""
+    from spare_megatron.megatron_adapter import batches
+
+    return batches.batch_on_this_context_rank(batch)
+
+
+def is_first_or_last_pipeline_stage(vp_stage: int | None = None) -> bool:
+    """Whether this rank (or its model chunk ``vp_stage``) reads samples."""
+    from spare_megatron.megatron_adapter import batches
+
+    return batches.is_first_or_last_stage(vp_stage)
+
+
+def is_dataset_built_on_rank(vp_stage: int | None = None) -> bool:
+    """Whether this rank needs data sets: tensor-parallel rank 0 of the first and the last stage."""
+    from spare_megatron.megatron_adapter import batches
+
+    return batches.is_first_or_last_stage(vp_stage) and batches.tensor_rank() == 0
+
+
+def get_blend_and_blend_per_split(args: Namespace) -> tuple[Blend | None, list[Blend | None] | None]:
+    """(blend, blend per split) of the data flags, as GPTDatasetConfig takes them."""
+    return blends(args)
+
+
+def get_ltor_masks_and_position_ids(
+    data: torch.Tensor,
+    eod_token: int,
+    reset_position_ids: bool,
+    reset_attention_mask: bool,
+    eod_mask_loss: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Masks and positions of a left-to-right model for ``data`` [batch, sequence].
+
+    Returns:
+        attention mask [batch or 1, 1, sequence, sequence], True where a token must *not* be seen; loss mask [batch,
+        sequence]; position ids [batch, sequence].
+    """
+    batch, length = data.shape
+    ends = data == eod_token
+    positions = torch.arange(length, dtype=torch.long, device=data.device).expand(batch, length)
+    # a document begins after each end: its number is the count of ends strictly before a token
+    documents = torch.cumsum(ends, dim=1) - ends.long()
+    hidden = torch.ones(length, length, dtype=torch.bool, device=data.device).triu(1).view(1, 1, length, length)
+    if reset_attention_mask:
+        hidden = hidden | (documents[:, None, :, None] != documents[:, None, None, :])
+    if reset_position_ids:
+        starts = torch.zeros_like(positions)
+        starts[:, 1:] = torch.where(ends[:, :-1], positions[:, 1:], 0)
+        positions = positions - torch.cummax(starts, dim=1).values
+    loss_mask = torch.ones(batch, length, dtype=torch.float, device=data.device)
+    if eod_mask_loss:
+        loss_mask[ends] = 0.0
+    return hidden, loss_mask, positions.contiguous()
+
+
+def is_last_rank() -> bool:
+    """Whether this is the last rank of the whole job."""
+    args = get_args()
+    return bool(args.rank == args.world_size - 1)
+
+
+def print_rank_last(message: object) -> None:
+    """Print on the last rank of the job."""
+    if is_last_rank():
+        print(message, flush=True)
+
+
+def unwrap_model(model: Any) -> Any:
+    """The model without its wrappers (half precision, gradient buffers); a list gives a list."""
+    if isinstance(model, list):
+        return [unwrap_model(part) for part in model]
+    while hasattr(model, "module"):
+        model = model.module
+    return model

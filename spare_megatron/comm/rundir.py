@@ -48,6 +48,7 @@ class RunDirectory:
         self.processes = self.path / "processes.json"
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
+        self.injected = self.path / "injected"
         self._coordinator = self.path / "coordinator.json"
         self._token = self.path / "token"
 

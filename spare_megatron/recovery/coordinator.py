@@ -123,6 +123,7 @@ class Coordinator:
                 task.cancel()
             await server.stop(grace=0.2)
             self._journal.close()
+            self._lock.release()
         return self._exit_code
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -1,0 +1,111 @@
+"""Fault injection as the user writes it: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``. Parsing only.
+
+The same syntax works for a real job (:mod:`spare_megatron.recovery.inject`) and in the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+
+KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
+POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
+BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")
+FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K]"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault, injected once in a job."""
+
+    kind: str
+    group: int
+    step: int
+    point: str
+    position: int | None = None
+    """Rank position; None: the whole group."""
+    n: int | None = None
+    """Piece (forward, backward, patch), bucket (reduce) or nth occurrence, from 0; None: the first that comes."""
+    seconds: float = 0.0
+    """Of 'slow'."""
+
+    def matches(self, group: int, position: int, point: str, step: int, n: int) -> bool:
+        """True at the place and moment of this injection."""
+        here = self.group == group and (self.position is None or self.position == position)
+        return here and self.point == point and self.step == step and (self.n is None or self.n == n)
+
+
+def parse_injection(text: str) -> Injection:
+    """One ``--inject`` value.
+
+    Raises:
+        ConfigError: naming the part that is wrong and what it may be.
+    """
+    head, colon, tail = text.partition(":")
+    kind, _, amount = head.partition("=")
+    if not colon or kind not in KINDS:
+        raise ConfigError(f"--inject {text}: {kind!r} is no kind of {FORM}; use one of {', '.join(KINDS)}")
+    parts = _parts(text, tail)
+    point = parts.pop("at", "")
+    points = BITFLIP_POINTS if kind == "bitflip" else POINTS
+    if point not in points:
+        raise ConfigError(
+            f"--inject {text}: at={point or '(missing)'} is no point of {kind}; use one of {', '.join(points)}"
+        )
+    numbers = {name: _number(text, name, value) for name, value in parts.items()}
+    for name in ("group", "step"):
+        if name not in numbers:
+            raise ConfigError(f"--inject {text}: {name}= is missing; the form is {FORM}")
+    return Injection(
+        kind=kind,
+        group=numbers["group"],
+        step=numbers["step"],
+        point=point,
+        position=numbers.get("position"),
+        n=numbers.get("n"),
+        seconds=_seconds(text, kind, amount),
+    )
+
+
+def check_injections(injections: list[Injection], num_groups: int, group_size: int) -> None:
+    """Every injection must concern a group and a position of the job; raises ConfigError."""
+    for one in injections:
+        if one.group >= num_groups:
+            raise ConfigError(f"--inject {one.kind}: group={one.group}, but the job has groups 0 to {num_groups - 1}")
+        if one.position is not None and one.position >= group_size:
+            raise ConfigError(
+                f"--inject {one.kind}: position={one.position}, but a group has positions 0 to {group_size - 1}"
+            )
+
+
+def _parts(text: str, tail: str) -> dict[str, str]:
+    parts: dict[str, str] = {}
+    for part in tail.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name not in ("group", "position", "step", "at", "n"):
+            raise ConfigError(f"--inject {text}: {part!r} is not understood; the form is {FORM}")
+        if name in parts:
+            raise ConfigError(f"--inject {text}: {name}= is there twice; the form is {FORM}")
+        parts[name] = value
+    return parts
+
+
+def _number(text: str, name: str, value: str) -> int:
+    if not value.isdigit():
+        raise ConfigError(f"--inject {text}: {name}={value} is no number; give 0 or more")
+    return int(value)
+
+
+def _seconds(text: str, kind: str, amount: str) -> float:
+    if kind != "slow":
+        if amount:
+            raise ConfigError(f"--inject {text}: {kind} takes no amount; only slow=SECONDS does")
+        return 0.0
+    try:
+        seconds = float(amount)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--inject {text}: slow={amount} is no number of seconds above 0; use for example slow=2.5")
+    return seconds

@@ -1,0 +1,186 @@
+"""One rank of a job without a model: it says that it computes, reduces and applies, as fast as it is told to.
+
+Run as a process by the tests of the control plane: ``python -m tests.process.control_client``. Its place comes from
+the environment, as a real rank's does; what it does from the flags. It never loads torch, so it starts in 0.3 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from spare_megatron.comm.link import Session
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.job import JobDescription
+from spare_megatron.config.place import Place
+from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.controller.member import Orders
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.recovery.inject import Injector
+
+
+def arguments() -> argparse.Namespace:
+    """What the client does."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pieces", type=int, default=4)
+    parser.add_argument("--offsets", default="0,1")
+    parser.add_argument("--piece-s", type=float, default=0.0)
+    parser.add_argument("--heartbeat-timeout-s", type=float, default=2.0)
+    parser.add_argument("--progress-timeout-s", type=float, default=30.0)
+    parser.add_argument("--latency", default="", help="file for the times between reduced and commit, in s")
+    parser.add_argument("--identity", default="same")
+    parser.add_argument(
+        "--checkpoint", default="", help="directory of a pretended checkpoint; lives above 1 start from it"
+    )
+    parser.add_argument("--save-interval", type=int, default=0)
+    parser.add_argument("--tls-dir", default="")
+    parser.add_argument("--config-error", default="", help="fail at once with this sentence")
+    return parser.parse_args()
+
+
+class Client:
+    """The training thread of a rank that has nothing to train."""
+
+    def __init__(self, args: argparse.Namespace, place: Place) -> None:
+        self.args, self.place = args, place
+        self.first_step = self._checkpoint_step() if place.life > 1 else 0
+        timeouts = timeouts_from(args.heartbeat_timeout_s, args.progress_timeout_s)
+        job = JobDescription(
+            identity={"model": args.identity},
+            timeouts=dataclasses.replace(timeouts, startup_timeout_s=60.0),
+            train_iters=args.steps,
+            log_interval=5,
+            global_batch_size=place.num_groups * args.pieces,
+            world_size=place.num_groups * place.group_size,
+        )
+        spec = JobSpec(
+            num_groups=place.num_groups,
+            pieces_per_shard=args.pieces,
+            offsets=tuple(map(int, args.offsets.split(","))),
+            granularity="microbatch",
+            first_step=self.first_step,
+            last_step=args.steps,
+            min_groups=place.num_groups,
+            fingerprint=job.fingerprint,
+            heartbeat_timeout_s=args.heartbeat_timeout_s,
+        )
+        self.injector = Injector.from_environment(os.environ, place)
+        self.session = Session.open(place, spec, job, last_applied=self.first_step, tls_dir=args.tls_dir)
+        self.latencies: list[float] = []
+
+    def run(self) -> ExitCode:
+        """Step after step until the job is over."""
+        orders = self.session.orders
+        while orders.epoch == 0 and not orders.over:
+            orders = self.session.wait(orders.version)
+        step = self.first_step + 1
+        while not self.session.orders.over:
+            leave = self._step(step)
+            if leave:
+                break
+            step += 1
+        orders = self.session.orders
+        if not orders.over:
+            self.session.holds(step)
+        while not orders.over:
+            orders = self.session.wait(orders.version)
+        self.session.close()
+        if orders.fenced is not None:
+            print(f"fenced: {orders.fenced}", flush=True)
+            return ExitCode.FENCED
+        assert orders.stop is not None
+        print(f"stopped: {orders.stop}", flush=True)
+        return {"finished": ExitCode.FINISHED, "left": ExitCode.FINISHED, "wipe-out": ExitCode.WIPE_OUT}.get(
+            orders.stop[0], ExitCode.FAILED
+        )
+
+    def _step(self, step: int) -> bool:
+        """One step until it is committed; True when the run ends with it (or is over)."""
+        session, ran, done, attempted = self.session, 0, [], 0
+        reduced_s = 0.0
+        while True:
+            orders = session.orders
+            if orders.over:
+                return True
+            if orders.committed[0] >= step:
+                if reduced_s:
+                    self.latencies.append(time.perf_counter() - reduced_s)
+                self._apply(step, orders)
+                return orders.leave
+            if ran < len(orders.segments):
+                self._compute(step, orders.segments[ran], done, patching=ran > 0)
+                ran += 1
+            elif attempted != orders.epoch:
+                attempted = orders.epoch
+                session.progress("reduce", step, len(done))
+                self.injector.fire("reduce", step, 0)
+                reduced_s = time.perf_counter()
+                session.reduced(step, orders.epoch, True, tuple(done), figures={"reduce_s": 0.001})
+                session.progress("vote", step, len(done))
+            else:
+                session.wait(orders.version)
+
+    def _compute(self, step: int, pieces: tuple[int, ...], done: list[int], patching: bool) -> None:
+        for n, piece in enumerate(pieces):
+            self.session.progress("forward", step, len(done))
+            self.injector.fire("patch" if patching else "forward", step, n)
+            if self.args.piece_s:
+                time.sleep(self.args.piece_s)
+            done.append(piece)
+            self.session.progress("backward", step, len(done))
+
+    def _apply(self, step: int, orders: Orders) -> None:
+        self.session.progress("apply", step, 0)
+        self.injector.fire("apply", step, 0)
+        report = {"lm loss": 1.0 / step, "grad_norm": 0.5, "lr": 1e-3, "tokens": 64}
+        self.session.applied(step, report if self.place.position == self.place.group_size - 1 else {})
+        interval = self.args.save_interval
+        if interval and step % interval == 0 and orders.group == min(orders.live_groups) and self.place.is_leader:
+            directory = Path(self.args.checkpoint)
+            directory.mkdir(parents=True, exist_ok=True)
+            if self.session.saved(step, str(directory)):
+                (directory / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+    def _checkpoint_step(self) -> int:
+        return int((Path(self.args.checkpoint) / "latest_checkpointed_iteration.txt").read_text())
+
+
+def main() -> int:
+    """The process."""
+    args = arguments()
+    environment = os.environ
+    place = Place(
+        group=int(environment["SPARE_GROUP"]),
+        position=int(environment["SPARE_POSITION"]),
+        num_groups=int(environment["SPARE_NUM_GROUPS"]),
+        incarnation=int(environment.get("SPARE_INCARNATION", "0")),
+        run_dir=environment["SPARE_RUN_DIR"],
+        launcher="spare-launch",
+        group_size=int(environment.get("SPARE_GROUP_SIZE", "1")),
+        life=int(environment.get("SPARE_LIFE", "1")),
+        launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
+    )
+    try:
+        if args.config_error:
+            raise ConfigError(args.config_error)
+        client = Client(args, place)
+        code = client.run()
+        if args.latency:
+            Path(f"{args.latency}.{place.group}.{place.position}").write_text(json.dumps(client.latencies))
+        return int(code)
+    except ConfigError as error:
+        RunDirectory(str(place.run_dir)).report_error(f"group-{place.group}-rank-{place.position}", str(error))
+        print(f"config error: {error}", flush=True)
+        return int(ExitCode.BAD_INPUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""A control plane in real processes for tests: one coordinator and pretended ranks, started without spare-launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
+from spare_megatron.recovery.journal import Record, read, verify
+
+ROOT = Path(__file__).parents[2]
+PYTHON = (sys.executable, "-W", "error", "-m")
+
+
+class ControlJob:
+    """Processes of one job; :meth:`close` leaves none behind."""
+
+    def __init__(self, path: Path, groups: int = 2, size: int = 1, flags: str = "") -> None:
+        self.run_dir = RunDirectory(path / "run")
+        self.run_dir.create()
+        self.groups, self.size, self.flags = groups, size, flags.split()
+        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.ranks: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """The coordinator and every rank."""
+        self.start_coordinator()
+        for group in range(self.groups):
+            self.start_group(group)
+
+    def start_coordinator(self, *flags: str) -> CoordinatorAddress:
+        """Start one and wait until it listens."""
+        before = self.run_dir.coordinator()
+        self.coordinator = self.popen(
+            "coordinator", ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--no-store", *flags]
+        )
+        old = before.fencing if before else 0
+        self.until(lambda: (now := self.run_dir.coordinator()) is not None and now.fencing > old)
+        published = self.run_dir.coordinator()
+        assert published is not None
+        return published
+
+    def start_group(self, group: int, incarnation: int = 0, flags: tuple[str, ...] = ()) -> None:
+        """Every rank of one group."""
+        for position in range(self.size):
+            environment = {
+                "SPARE_GROUP": str(group),
+                "SPARE_POSITION": str(position),
+                "SPARE_NUM_GROUPS": str(self.groups),
+                "SPARE_GROUP_SIZE": str(self.size),
+                "SPARE_INCARNATION": str(incarnation),
+                "SPARE_RUN_DIR": str(self.run_dir.path),
+            }
+            command = ["tests.process.control_client", *self.flags, *flags]
+            self.ranks[group, position] = self.popen(f"rank-{group}-{position}-{incarnation}", command, environment)
+
+    def popen(self, name: str, module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """One process, its output in a file of its own."""
+        with (self.run_dir.path / f"{name}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [*PYTHON, *module],
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._all.append(process)
+        return process
+
+    def output(self, name: str) -> str:
+        """What a process printed."""
+        return (self.run_dir.path / f"{name}.out").read_text()
+
+    def outputs(self) -> str:
+        """Everything, for a failed test."""
+        files = sorted(self.run_dir.path.glob("*.out"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def until(self, holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
+        """Wait for something another process does; the time it took."""
+        started_s = time.monotonic()
+        while not holds():
+            assert time.monotonic() - started_s < timeout_s, f"did not happen in {timeout_s} s\n{self.outputs()}"
+            time.sleep(0.002)
+        return time.monotonic() - started_s
+
+    def records(self) -> list[Record]:
+        """The journal so far."""
+        return list(read(self.run_dir.journal))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """metrics.jsonl so far."""
+        if not self.run_dir.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.run_dir.metrics.read_text().splitlines()]
+
+    def committed(self) -> int:
+        """Step of the last line of metrics.jsonl."""
+        lines = self.metrics()
+        return lines[-1]["step"] if lines else 0
+
+    def kill(self, group: int, position: int, number: int = signal.SIGKILL) -> None:
+        """A real signal to a real process."""
+        self.ranks[group, position].send_signal(number)
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        assert self.coordinator is not None
+        self.coordinator.kill()
+        self.coordinator.wait()
+
+    def finish(self, timeout_s: float = 60.0) -> int:
+        """Wait for the coordinator's exit code, and check its journal by replay."""
+        assert self.coordinator is not None
+        try:
+            code = self.coordinator.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the coordinator did not end in {timeout_s} s\n{self.outputs()}") from None
+        verify(self.run_dir.journal)
+        return code
+
+    def exits(self, timeout_s: float = 30.0) -> dict[tuple[int, int], int]:
+        """Exit codes of all ranks."""
+        return {key: process.wait(timeout_s) for key, process in self.ranks.items()}
+
+    def check_steps(self, last: int) -> None:
+        """Every step is committed exactly once, in order, and every piece once."""
+        lines = self.metrics()
+        assert [line["step"] for line in lines] == list(range(1, last + 1))
+        assert all(line["pieces_discarded"] == 0 for line in lines)
+
+    def close(self) -> None:
+        """End every process that this object started."""
+        for process in self._all:
+            if process.poll() is None:
+                process.kill()
+        for process in self._all:
+            process.wait()

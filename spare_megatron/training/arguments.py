@@ -20,7 +20,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings
-from spare_megatron.training.flags import parser, resolve, validate
+from spare_megatron.training.flags import check, parser, resolve, validate
 from spare_megatron.training.flags.specs import core_specs, core_table, own_specs
 
 MIXED_FIELDS = (
@@ -106,7 +106,8 @@ def parse_job(
 ) -> tuple[JobArguments, Namespace]:
     """The job of a command line (``sys.argv`` without it) and an environment (none without it).
 
-    ``--help`` prints itself and leaves with 0, as ``--spare-check`` does after the checks (2 where they fail).
+    ``--help`` prints itself and leaves with 0; so does ``--spare-check`` after the checks. A caller turns ConfigError
+    into exit code 2.
     """
     words = tuple(sys.argv[1:] if words is None else words)
     environ = environ or {}
@@ -126,7 +127,15 @@ def parse_job(
     namespace.rank = place.group * shape.group_size + place.position
     namespace.data_parallel_size = shape.num_groups * shape.inner_data
     job = job_of(namespace, shape, place, words)
-    check_settings(job.settings(namespace.padded_vocab_size or 1), shape)
+    settings = job.settings(namespace.padded_vocab_size or 1)
+    if namespace.spare_check:
+        # what the machine lacks is listed, not refused: judge the settings as on a machine that has it
+        likely = job.model.transformer_impl or "transformer_engine"
+        check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
+        sys.stdout.write(check.report(namespace, shape, job.redundancy))
+        raise SystemExit(0)
+    check.check_machine(namespace)
+    check_settings(settings, shape)
     return job, namespace
 
 

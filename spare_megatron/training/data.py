@@ -154,12 +154,21 @@ def train_consumed(first: int, global_batch_size: int) -> Callable[[int], int]:
     return lambda step: first + (step - 1) * global_batch_size
 
 
-def valid_consumed(step: int, iteration: int, args: Any, *, final: bool = False) -> int:
-    """Samples of the validation set consumed before iteration 0, 1, ... of the evaluation after ``step``.
+def evaluation_consumed(global_batch_size: int) -> Callable[[int], int]:
+    """Samples consumed before an evaluation batch, counted from 0 over all evaluations of the job."""
+    return lambda batch: batch * global_batch_size
+
+
+def validation_batch(state: int, iteration: int, eval_iters: int, eval_interval: int | None, *, final: bool) -> int:
+    """Number of the validation batch of ``iteration`` 0, 1, ... in the evaluation of ``state``.
 
     Megatron goes on in the validation set from one evaluation to the next: those at multiples of --eval-interval,
-    then the ``final`` one, after training.
+    then the ``final`` one, after training. (The test set is used once: its batches are its iterations.)
     """
-    rounds = 0 if args.eval_interval is None else step // args.eval_interval
-    before = rounds if final else rounds - 1
-    return (before * args.eval_iters + iteration) * args.global_batch_size
+    rounds = 0 if eval_interval is None else state // eval_interval
+    return (rounds if final else rounds - 1) * eval_iters + iteration
+
+
+def evaluation_source(loader: PieceLoader, batch: int) -> Callable[[int, Sequence[int]], Iterator[Microbatch]]:
+    """A piece source that gives the pieces of evaluation ``batch``, whatever the step is in which they are read."""
+    return lambda _step, pieces: loader(batch, pieces)

@@ -347,8 +347,10 @@ def resolve_data(ns: Namespace) -> None:
     if ns.data_args_path is not None:
         if ns.data_path is not None:
             raise ConfigError("--data-path and --data-args-path say the same thing; give one of them")
-        ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
-    if (ns.data_path is not None) and ns.split is None:
+        # a check of the flags needs no data: a file that is not there is listed by it
+        if not ns.spare_check or Path(ns.data_args_path).exists():
+            ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
+    if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
         ns.split = "969, 30, 1"
     if ns.dataloader_type is None:
         ns.dataloader_type = "single"

@@ -198,7 +198,7 @@ def check_data(ns: Namespace) -> None:
     per_split = [ns.train_data_path, ns.valid_data_path, ns.test_data_path]
     sources = {
         "--mock-data": ns.mock_data,
-        "--data-path": ns.data_path is not None,
+        "--data-path": ns.data_path is not None or ns.data_args_path is not None,
         "--train-data-path (or --valid-, --test-)": any(path is not None for path in per_split),
         "--per-split-data-args-path": ns.per_split_data_args_path is not None,
     }

@@ -1,0 +1,110 @@
+"""What a job needs of a machine, and the report of ``--spare-check``.
+
+A run refuses to start where something is missing; the check only lists it, because it may run on a laptop for a job
+that is meant for a cluster. Imports torch only where the answer is whether there is CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, all_specs
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that must be there when the job runs."""
+
+    what: str
+    why: str
+    there: Callable[[], bool]
+    fix: str
+
+
+def has_package(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def needs(ns: Namespace) -> Iterable[Need]:
+    """Hardware and packages that follow from the flags."""
+    engine = "transformer-engine"
+    install = "pip install 'spare_megatron[transformer-engine]'"
+    if ns.transformer_impl == "transformer_engine":
+        yield Need(engine, "--transformer-impl transformer_engine", has_package("transformer_engine"), install)
+        yield Need("CUDA", "--transformer-impl transformer_engine", has_cuda, "use --transformer-impl local")
+    if ns.context_parallel_size > 1 and ns.transformer_impl is None:
+        why = f"--context-parallel-size {ns.context_parallel_size}"
+        yield Need(engine, why, has_package("transformer_engine"), "use --context-parallel-size 1, or " + install)
+        yield Need("CUDA", why, has_cuda, "use --context-parallel-size 1")
+    if ns.attention_backend in ("flash", "fused"):
+        why = f"--attention-backend {ns.attention_backend}"
+        yield Need(engine, why, has_package("transformer_engine"), "use --attention-backend auto, or " + install)
+    if ns.moe_grouped_gemm:
+        yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
+    if ns.distributed_backend == "nccl" or ns.spare_comm == "nccl":
+        why = "--distributed-backend nccl" if ns.distributed_backend == "nccl" else "--spare-comm nccl"
+        yield Need("CUDA", why, has_cuda, f"use {why.split()[0]} gloo")
+    if ns.fp16:
+        yield Need("CUDA", "--fp16", has_cuda, "use --bf16")
+    for name, package in (("TikTokenizer", "tiktoken"), ("HuggingFaceTokenizer", "transformers")):
+        if ns.tokenizer_type == name:
+            yield Need(package, f"--tokenizer-type {name}", has_package(package), f"pip install {package}")
+    if ns.tokenizer_type == "GPT2BPETokenizer":
+        yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
+
+
+def check_machine(ns: Namespace) -> None:
+    """ConfigError for the first need that this machine does not meet."""
+    for need in needs(ns):
+        if not need.there():
+            raise ConfigError(f"{need.why} needs {need.what}, which is not on this machine; {need.fix}")
+
+
+def files_named(ns: Namespace) -> list[Path]:
+    """Files that the flags name and the job will read."""
+    from spare_megatron.training.data_files import blends
+
+    named = [ns.tokenizer_model, ns.vocab_file, ns.merge_file, ns.tokenizer_metadata, ns.load, ns.data_args_path]
+    paths = [Path(name) for name in named if name is not None]
+    if ns.per_split_data_args_path is None or Path(ns.per_split_data_args_path).exists():
+        blend, per_split = blends(ns)
+        prefixes = [prefix for part in (blend, *(per_split or [])) if part for prefix in part[0]]
+        paths += [Path(f"{prefix}{end}") for prefix in prefixes for end in (".bin", ".idx")]
+    else:
+        paths.append(Path(ns.per_split_data_args_path))
+    return paths
+
+
+def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
+    """The text of ``--spare-check``: the job's shape, what it needs, and every flag's resolved value."""
+    lines = [
+        "the flags are good",
+        f"  {shape.num_groups} groups of {shape.group_size} ranks (TP {shape.tensor} x PP {shape.pipeline} x CP "
+        f"{shape.context} x inner data {shape.inner_data}), {shape.world_size} ranks",
+        f"  {shape.pieces_per_shard} pieces per shard, each shard on {redundancy} groups; {shape.pieces} pieces of "
+        f"{shape.piece_samples} samples per step; {ns.train_iters} steps of {shape.global_batch_size} samples",
+        "needs:",
+        f"  {shape.world_size} ranks, one process each",
+    ]
+    lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
+    lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
+    titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
+    shown = ""
+    for spec in all_specs():
+        if spec.section != shown:
+            shown = spec.section
+            lines.append(f"{titles[shown]}:")
+        lines.append(f"  {spec.dest} = {getattr(ns, spec.dest)}")
+    return "\n".join(lines) + "\n"

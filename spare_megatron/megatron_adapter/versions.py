@@ -20,14 +20,18 @@ _KNOWN_WARNINGS = (
     r"\s*The 'megatron.core.transformer.custom_layers.transformer_engine'\s+module is deprecated",
     "full scope is deprecated. Use empty cuda_graph_scope",
     "Warning: tp_group is None, using default tp group",
+    "`load_state_dict` is deprecated and will be removed in future versions. Please use `load` instead",
     "MLP requires ffn_hidden_size, but it was not provided",
 )
 """What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""
 
 _CUDA_ADVICE = ("When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX_CONNECTIONS",)
 
-_RENAMED_IN_TORCH = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
-"""Names that megatron-core 0.16.1 calls; torch 2.13 has new ones for them."""
+_DEPRECATED_IN_TORCH = (
+    r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+    "Please use DTensor instead and we are deprecating ShardedTensor",
+)
+"""What megatron-core 0.16.1 uses and torch 2.13 would replace."""
 
 
 def core_version() -> str:
@@ -50,4 +54,5 @@ def silence_known_warnings(on_cuda: bool) -> None:
     """Ignore, for the rest of the process, the warnings that megatron-core gives on every start."""
     for message in _KNOWN_WARNINGS + (() if on_cuda else _CUDA_ADVICE):
         warnings.filterwarnings("ignore", message=message, module=r"megatron\.core\b")
-    warnings.filterwarnings("ignore", message=_RENAMED_IN_TORCH, category=FutureWarning, module=r"torch\.distributed\b")
+    for message in _DEPRECATED_IN_TORCH:
+        warnings.filterwarnings("ignore", message=message, category=FutureWarning, module=r"torch\.distributed\b")

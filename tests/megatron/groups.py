@@ -103,17 +103,18 @@ def train(group: int, position: int, store: dist.Store, case: dict[str, Any]) ->
     engine = engine_of(case, position, dist.PrefixStore(f"group{group}", store))
     try:
         peers = peers_of(dist.PrefixStore(f"peers{position}", store), group, case["groups"])
-        history = []
-        for step in range(1, case["steps"] + 1):
-            engine.begin_step(step)
-            for segment in dealt(case, group):
-                engine.run(step, segment)
-            tensors, scalars = exchange(peers, engine)
-            report = engine.apply(step, tensors, scalars)
-            history.append({name: report[name] for name in ("loss", "grad_norm", "lr")})
-        return history
+        return [one_step(engine, peers, case, group, step) for step in range(1, case["steps"] + 1)]
     finally:
         group_world.destroy()
+
+
+def one_step(engine: Any, peers: Any, case: dict[str, Any], group: int, step: int) -> dict[str, float]:
+    """Compute, exchange and apply one step."""
+    engine.begin_step(step)
+    for segment in dealt(case, group):
+        engine.run(step, segment)
+    report = engine.apply(step, *exchange(peers, engine))
+    return {name: report[name] for name in ("loss", "grad_norm", "lr")}
 
 
 def dealt(case: dict[str, Any], group: int) -> list[list[int]]:

@@ -1,0 +1,249 @@
+"""Durable checkpoints of one group in megatron-core's torch_dist format, and loading them under any layout.
+
+The content is Megatron's: ``model`` (``model0``, ``model1``, ... with virtual stages), ``optimizer``,
+``opt_param_scheduler``, ``iteration``, ``checkpoint_version`` and ``args`` with the samples consumed. Tensors are
+stored by logical name and global shape, so a checkpoint loads under another TP, PP, D or N.
+
+megatron-core writes files from forked processes and collects results through a Manager process, also when it saves
+synchronously. Here every rank writes its own file itself: forking a process that runs threads (the control plane) can
+hang, and a Manager would outlive a killed rank.
+
+May assume: every rank of the group calls ``save`` and ``load`` with the same arguments. Promises: ``save`` returns on
+every rank only when all files are on disk; other groups take no part in either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import queue
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.api import CheckpointException
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.world import barrier
+
+CHECKPOINT_VERSION = 3.0
+_REASON_CHARS = 250
+_HERE = "optimizer of this layout"
+"""Where a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge them by
+position with the parameter groups of the layout that saved, which may have other groups: expert parameters have an
+optimizer of their own only with EP > 1."""
+_CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+"""Megatron's description of how the state dict was built; a load builds it the same way."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint says beside the state that ``load`` put into the replica."""
+
+    step: int
+    consumed_samples: int
+    consumed_valid_samples: int
+    args: Mapping[str, Any]
+
+
+def save(
+    directory: str | Path,
+    replica: Replica,
+    *,
+    step: int,
+    consumed_samples: int,
+    consumed_valid_samples: int = 0,
+    args: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the group's state after ``step`` into ``directory``, which must be new or empty. Collective."""
+    directory = Path(directory)
+    if dist.get_rank() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+    barrier()
+    state = _sharded_state(replica, dict(_CONTENT), is_loading=False, optimizer=True)
+    state["args"] = argparse.Namespace(
+        **{
+            **(args or {}),
+            "consumed_train_samples": consumed_samples,
+            "consumed_valid_samples": consumed_valid_samples,
+        }
+    )
+    state["checkpoint_version"] = CHECKPOINT_VERSION
+    state["iteration"] = step
+    state["opt_param_scheduler"] = replica.scheduler.state_dict()
+    dist_checkpointing.save(
+        state,
+        str(directory),
+        sharded_strategy=InProcessSave("torch_dist", 1, thread_count=1),
+        content_metadata=_CONTENT,
+    )
+
+
+def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> Loaded:
+    """Put the state in ``directory`` into the replica; with ``optimizer`` False the weights only. Collective.
+
+    ConfigError when there is no such checkpoint, or it is of another model.
+    """
+    directory = Path(directory)
+    common = read_common(directory)
+    content = common.get("content_metadata") or dict(_CONTENT)
+    state = _sharded_state(replica, dict(content), is_loading=True, optimizer=optimizer)
+    if optimizer:
+        state[_HERE] = state.pop("optimizer")
+    try:
+        state = dist_checkpointing.load(state, str(directory))
+    except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        reason = " ".join(str(first).split())[:_REASON_CHARS]
+        raise ConfigError(
+            f"{directory} cannot be loaded into this model: {reason}; "
+            "give the flags of the model that it was saved from"
+        ) from error
+    for name, module in _modules(replica):
+        module.load_state_dict(state[name])
+    if optimizer:
+        replica.optimizer.load_state_dict(_with_saved_options(state[_HERE], common["optimizer"], replica))
+        replica.scheduler.load_state_dict(common["opt_param_scheduler"])
+    else:
+        replica.optimizer.reload_model_params()
+    args = vars(common["args"]) if "args" in common else {}
+    return Loaded(
+        step=int(common["iteration"]),
+        consumed_samples=int(args.get("consumed_train_samples", 0)),
+        consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
+        args=args,
+    )
+
+
+def read_common(directory: str | Path) -> dict[str, Any]:
+    """What a checkpoint holds outside tensors (iteration, args, schedule); needs no process group. ConfigError."""
+    directory = Path(directory)
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(directory)):
+        raise ConfigError(
+            f"{directory} holds no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
+        )
+    try:
+        common = dist_checkpointing.load_common_state_dict(str(directory))
+    except (CheckpointingException, OSError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:_REASON_CHARS]
+        raise ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint") from error
+    return dict(common)
+
+
+def _modules(replica: Replica) -> list[tuple[str, torch.nn.Module]]:
+    """Megatron's name of each chunk in a checkpoint, with the model inside its wrappers."""
+    modules = []
+    for index, chunk in enumerate(replica.chunks):
+        module = chunk.module
+        while hasattr(module, "module"):
+            module = module.module
+        modules.append(("model" if len(replica.chunks) == 1 else f"model{index}", module))
+    return modules
+
+
+def _sharded_state(replica: Replica, content: dict[str, Any], *, is_loading: bool, optimizer: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        name: module.sharded_state_dict(metadata=dict(content)) for name, module in _modules(replica)
+    }
+    if optimizer:
+        state["optimizer"] = replica.optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=content)
+    return state
+
+
+def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: Replica) -> dict[Any, Any]:
+    """Loaded optimizer tensors, completed by what a checkpoint stores once: group options, step, loss scale."""
+    saved_parts = _parts(saved)
+    options = [group for part in saved_parts for group in _inner(part)["param_groups"]]
+    steps = [_inner(part)["state"]["common_step"] for part in saved_parts if "common_step" in _inner(part)["state"]]
+    scalers = [part["grad_scaler"] for part in saved_parts if "grad_scaler" in part]
+    for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
+        inner = _inner(part)
+        for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
+            group.update({**_like(own, options), "params": group["params"]})
+            group["is_expert_parallel"] = own["is_expert_parallel"]
+        inner.setdefault("state", {})
+        if steps:
+            inner["state"]["common_step"] = steps[0]
+        if scalers:
+            part["grad_scaler"] = scalers[0]
+    return state
+
+
+def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:
+    """The state of each of the chained optimizers; Megatron stores a single one without a number."""
+    return [state[index] for index in sorted(state)] if 0 in state else [state]
+
+
+def _inner(part: dict[str, Any]) -> dict[str, Any]:
+    """torch's state dict: as it is in fp32, one level down with fp32 main parameters."""
+    return part["optimizer"] if "optimizer" in part else part  # type: ignore[no-any-return]
+
+
+def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:
+    """The saved options of the group that ``group`` corresponds to; expert groups may do for dense ones."""
+    names = ("wd_mult", "lr_mult", "is_decoupled_lr")
+    matching = [one for one in options if all(one[name] == group[name] for name in names)]
+    if not matching:
+        wanted = ", ".join(f"{name} {group[name]}" for name in names)
+        raise ConfigError(
+            f"the checkpoint's optimizer has no parameter group with {wanted}; "
+            "give the optimizer flags that it was saved with, or --no-load-optim"
+        )
+    same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
+    return (same or matching)[0]
+
+
+class InProcessSave(TorchDistSaveShardedStrategy):
+    """megatron-core's torch_dist writer, writing in this process instead of in forked ones."""
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+        """Write this rank's shards; collective."""
+        with _queue_without_manager():
+            request = self.async_save(sharded_state_dict, checkpoint_dir)
+        if request.async_fn is not None:
+            buckets, results = request.preload_fn(), request.async_fn_args[2]
+            results.put(_write(request.async_fn.args[0], buckets))
+        barrier()
+        for finalize in request.finalize_fns:
+            finalize()
+
+
+@contextlib.contextmanager
+def _queue_without_manager() -> Iterator[None]:
+    original = filesystem_async._get_write_results_queue
+    filesystem_async._get_write_results_queue = queue.Queue
+    try:
+        yield
+    finally:
+        filesystem_async._get_write_results_queue = original
+
+
+def _write(transforms: list[Any], buckets: list[Any]) -> dict[int, Any] | Exception:
+    """What megatron-core's writer processes do, one bucket after the other; the results they would send."""
+    results: dict[int, Any] = {}
+    for index, bucket in enumerate(buckets):
+        outcome: queue.Queue[tuple[int, Any]] = queue.Queue()
+        running: queue.Queue[int] = queue.Queue()
+        running.put(index)
+        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, outcome, running, use_fsync=True)
+        _, result = outcome.get_nowait()
+        if isinstance(result, Exception):
+            return result
+        results[index] = result
+    return results
+
+
+def checkpoint_args(values: Any) -> dict[str, Any]:
+    """A dataclass or mapping of flags as plain values that ``save`` can store and any torch can read back."""
+    items = dataclasses.asdict(values) if dataclasses.is_dataclass(values) else dict(values)
+    return {name: value for name, value in items.items() if isinstance(value, (bool, int, float, str, type(None)))}

@@ -1,0 +1,48 @@
+"""A checkpoint's fingerprint: one sha256 over all model tensors by logical name, whatever layout wrote them.
+
+May assume: the directory holds one iteration in torch_dist format. Promises: no process group is needed, tensors are
+read one at a time; optimizer state, schedule and flags do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+
+def model_tensors(directory: str | Path) -> dict[str, TensorStorageMetadata]:
+    """Names, shapes and dtypes of a checkpoint's model tensors, sorted by name. ConfigError when it cannot be read."""
+    install_cpu_shims()
+    try:
+        metadata = FileSystemReader(str(directory)).read_metadata()
+    except (OSError, EOFError, ValueError) as error:
+        raise ConfigError(
+            f"{directory} holds no readable checkpoint in torch_dist format ({type(error).__name__}); "
+            "give the directory of one iteration, such as iter_0000010"
+        ) from error
+    return {
+        name: entry
+        for name, entry in sorted(metadata.state_dict_metadata.items())
+        if isinstance(entry, TensorStorageMetadata) and "optimizer.state." not in name
+    }
+
+
+def digest(directory: str | Path) -> str:
+    """sha256 (hex) over name, dtype, shape and bytes of every model tensor."""
+    total = hashlib.sha256()
+    for name, entry in model_tensors(directory).items():
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load({name: tensor}, storage_reader=FileSystemReader(str(directory)), no_dist=True)
+        total.update(f"{name} {entry.properties.dtype} {tuple(entry.size)}\n".encode())
+        total.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return total.hexdigest()

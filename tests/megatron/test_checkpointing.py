@@ -1,0 +1,152 @@
+"""Checkpoints: resumed under the same and under another layout, read by plain megatron-core, one digest for all.
+
+Step 2 of a run of PP2 x 2 groups is saved by one group. Every other layout loads it and must go on as the run did.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.megatron.test_parity import BALANCED, SEED, case
+from tests.spawn import run_ranks
+
+SAVED, STEPS = 2, 4
+DENSE = {"steps": STEPS, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
+EXPERTS = {"steps": STEPS, "transformer": BALANCED}
+HALF = {"steps": STEPS, "transformer": {"bf16": True}, "tied": False}
+
+FIRST = {
+    "dense": case(pipeline=2, **DENSE),
+    "experts": case(inner_data=2, expert=2, **EXPERTS),
+    "half": case(pipeline=2, virtual=2, **HALF),
+}
+RESUMED = {
+    "dense": {
+        "PP2": case(pipeline=2, **DENSE),
+        "TP2": case(tensor=2, **DENSE),
+        "N4": case(groups=4, **DENSE),
+        "PP2 x V2": case(pipeline=2, virtual=2, **DENSE),
+        "N1 x D2": case(groups=1, inner_data=2, **DENSE),
+    },
+    "experts": {"EP2": case(inner_data=2, expert=2, **EXPERTS), "PP2": case(pipeline=2, **EXPERTS)},
+    "half": {"PP2 x V2": case(pipeline=2, virtual=2, **HALF), "N2 x D2": case(inner_data=2, **HALF)},
+}
+
+
+def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
+    """On every rank: the first runs, then every resumed run, then plain megatron-core reading the dense checkpoint."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter.digest import digest
+
+    histories: dict[str, Any] = {}
+    for kind, first in FIRST.items():
+        path = f"{directory}/{kind}"
+        histories[kind] = {"first": run(rank, PrefixStore(kind, store), first, None, path)}
+        for name, other in RESUMED[kind].items():
+            again = f"{path}-{name}"
+            histories[kind][name] = run(rank, PrefixStore(kind + name, store), other, path, again)
+            if rank == 0:
+                histories[kind][f"digest {name}"] = [digest(path), digest(again)]
+    return {"histories": histories, "plain": plain_load(rank, store, f"{directory}/dense")}
+
+
+def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: str) -> list[Any] | None:
+    """Train from scratch to the last step, saving step SAVED; or load it, save it again at once and go on."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter import world
+    from tests.megatron import groups
+
+    size = groups.shape_of(one).group_size
+    group, position = divmod(rank, size)
+    if group >= one["groups"]:
+        return None
+    engine = groups.engine_of(one, position, PrefixStore(f"group{group}", store))
+    try:
+        peers = groups.peers_of(PrefixStore(f"peers{position}", store), group, one["groups"])
+        if start is None:
+            first = [groups.one_step(engine, peers, one, group, step) for step in range(1, SAVED + 1)]
+            write(engine, group, target)
+            return first + [groups.one_step(engine, peers, one, group, step) for step in range(SAVED + 1, STEPS + 1)]
+        read(engine, start)
+        write(engine, group, target)
+        return [groups.one_step(engine, peers, one, group, step) for step in range(SAVED + 1, STEPS + 1)]
+    finally:
+        world.destroy()
+
+
+def write(engine: Any, group: int, target: str) -> None:
+    from spare_megatron.megatron_adapter import checkpointing
+
+    batch = engine.world.shape.global_batch_size
+    if group == 0:
+        checkpointing.save(target, engine.replica, step=SAVED, consumed_samples=SAVED * batch, args={"flag": "value"})
+
+
+def read(engine: Any, start: str) -> None:
+    from spare_megatron.config.errors import ConfigError
+    from spare_megatron.megatron_adapter import checkpointing
+
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        checkpointing.load(start + "-absent", engine.replica)
+    loaded = checkpointing.load(start, engine.replica)
+    assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)
+    assert loaded.args["flag"] == "value"
+
+
+def plain_load(rank: int, store: Any, path: str) -> float | None:
+    """Loss of a batch, computed by a model that megatron-core alone built and loaded; rank 0 only."""
+    if rank:
+        return None
+    import torch
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing
+    from megatron.core import parallel_state as mpu
+
+    from tests.megatron import plain_reference, toy
+
+    dist.init_process_group("gloo", store=dist.PrefixStore("plain", store), rank=0, world_size=1)
+    mpu.initialize_model_parallel()
+    try:
+        chunks, _, _ = plain_reference._build({**case(**DENSE), "seed": 99})
+        model = chunks[0].module
+        state = dist_checkpointing.load({"model": model.sharded_state_dict()}, path)
+        model.load_state_dict(state["model"])
+        batch = toy.microbatch(range(SAVED * 16, (SAVED + 1) * 16))
+        with torch.no_grad():
+            output, loss = toy.forward_step(iter([batch]), model.eval())
+            total, _, report = loss(output)
+        assert state["iteration"] == SAVED
+        return float(total / report["lm loss"][1])
+    finally:
+        mpu.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    directory: Path = tmp_path_factory.mktemp("checkpoints")
+    return run_ranks("tests.megatron.test_checkpointing:worker", [str(directory)] * 4)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in RESUMED for name in RESUMED[kind]])
+def test_resumes_under_this_layout(results: list[Any], kind: str, name: str) -> None:
+    print(f"seed {SEED}")
+    histories = results[0]["histories"][kind]
+    expected, got = histories["first"][SAVED:], histories[name]
+    same_layout = RESUMED[kind][name] == FIRST[kind]
+    tolerance = 0.0 if same_layout else 1e-5 if kind != "half" else 5e-3
+    for step, (a, b) in enumerate(zip(expected, got, strict=True), SAVED + 1):
+        assert b["loss"] == pytest.approx(a["loss"], rel=tolerance, abs=0), f"step {step}"
+        assert b["lr"] == a["lr"]
+    one, other = histories[f"digest {name}"]
+    assert one == other
+
+
+def test_plain_megatron_core_reads_it(results: list[Any]) -> None:
+    expected = results[0]["histories"]["dense"]["first"][SAVED]["loss"]
+    assert results[0]["plain"] == pytest.approx(expected, rel=1e-2)

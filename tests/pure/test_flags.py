@@ -1,0 +1,175 @@
+"""The command line: every Megatron flag is honoured, refused with a reason or always so; names and defaults hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.training.arguments import parse_job
+from spare_megatron.training.flags import parser, refusals
+from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table
+from tests.pure.flags_of_a_job import SMALL, job_of
+
+FROZEN = Path(__file__).parent / "flags.txt"
+
+# destination -> why its default is not Megatron-LM's
+OTHER_DEFAULTS = {
+    "transformer_impl": "None: transformer-engine where it is there, else megatron-core's layers",
+    "distributed_backend": "None: nccl with CUDA, else gloo",
+    "rerun_mode": "suspicious steps are found by votes, so Megatron's re-run is off",
+    "no_save_optim": "a switch that is not given is False, not None",
+    "no_save_rng": "a switch that is not given is False, not None",
+    "no_load_optim": "a switch that is not given is False, not None",
+    "no_load_rng": "a switch that is not given is False, not None",
+    "moe_layer_freq": "read as a word first, then '1' becomes 1",
+    "moe_router_load_balancing_type": "read as several words first, then a single one becomes a word",
+    "moe_aux_loss_coeff": "read as several numbers first, then a single one becomes a number",
+}
+
+
+def line_of(spec: parser.FlagSpec) -> str:
+    choices = "|".join(str(choice) for choice in spec.choices)
+    return f"{' '.join(spec.names)} : {spec.kind}{spec.nargs} = {spec.default!r} {choices}".rstrip()
+
+
+def test_the_list_of_flags_is_frozen() -> None:
+    """A flag that is added, taken away or changed is a decision: write tests/pure/flags.txt anew with the command."""
+    lines = "".join(line_of(spec) + "\n" for spec in sorted(all_specs(), key=lambda spec: spec.names))
+    if "--rewrite" in sys.argv:
+        FROZEN.write_text(lines)
+    assert FROZEN.read_text() == lines, f"write it anew: {sys.executable} -m tests.pure.test_flags --rewrite"
+
+
+def test_every_flag_of_megatron_has_exactly_one_fate() -> None:
+    honoured = {name for spec in all_specs() for name in spec.names}
+    refused, always = refusals.refused_names(), refusals.ALWAYS_SO
+    known = {name for row in megatron_table().values() for name in row["names"]}
+    for name in known:
+        assert (name in honoured) + (name in refused) + (name in always) == 1, name
+    assert not (refused.keys() | always.keys()) - known, "only flags that Megatron has are refused"
+    assert {name for name in honoured - known if not name.startswith("--spare-")} == set()
+
+
+def test_honoured_flags_have_the_names_kinds_and_defaults_of_megatron() -> None:
+    for spec in all_specs():
+        row = megatron_table().get(spec.dest)
+        if row is None:
+            assert spec.section == "spare"
+            continue
+        assert (list(spec.names), spec.kind) == (row["names"], row["kind"]), spec
+        assert list(spec.choices) == row.get("choices", []), spec
+        assert (spec.nargs or None) == row.get("nargs"), spec
+        assert (spec.default == row["default"]) == (spec.dest not in OTHER_DEFAULTS), spec
+
+
+def test_every_refused_flag_is_refused_by_its_reason() -> None:
+    for name, refusal in refusals.refused_names().items():
+        with pytest.raises(ConfigError) as error:
+            parser.parse([name, "1"])
+        assert str(error.value) == refusal.sentence(name)
+        assert len(refusal.reason) > 10
+
+
+def test_refused_values_belong_to_honoured_flags() -> None:
+    choices = {spec.dest: spec.choices for spec in all_specs()}
+    for dest, value in refusals.VALUES:
+        assert value in choices[dest] or not choices[dest], (dest, value)
+        with pytest.raises(ConfigError, match="is not supported"):
+            parser.parse(["--" + dest.replace("_", "-"), str(value)])
+
+
+def test_flags_that_are_always_so_are_taken_with_their_values() -> None:
+    words = [*SMALL.split(), *refusals.ALWAYS_SO, "--local-rank", "3"]
+    words.insert(words.index("--local-rank") + 1, "7")
+    assert parse_job(words)[0].shape == job_of()[0].shape
+    assert parse_job([*SMALL.split(), "--local-rank=3", "--num-workers", "1"])[0].data.num_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--num-layer 4", "there is no flag --num-layer; did you mean --num-layers?"),
+        ("--spare-redundncy 2", "there is no flag --spare-redundncy; did you mean --spare-redundancy?"),
+        ("--xqzw", r"there is no flag --xqzw \(see --help\)"),
+        ("--num-layers x", "--num-layers: takes a whole number, but got 'x'"),
+        ("--num-layers 2.5", "--num-layers: takes a whole number, but got '2.5'"),
+        ("--lr fast", "--lr: takes a number, but got 'fast'"),
+        ("--lr nan", "--lr: takes a finite number, but got 'nan'"),
+        ("--lr", "--lr: expected one argument"),
+        ("4", "the word '4' belongs to no flag"),
+        ("--lr-decay-style square", "--lr-decay-style: invalid choice: 'square'"),
+        ("--spare-redundancy two", "--spare-redundancy: takes 'auto' or a whole number, but got 'two'"),
+        ("--sft", "--sft is not supported: supervised fine-tuning"),
+        ("--optimizer muon", "--optimizer muon is not supported: .*; use --optimizer adam"),
+        ("--fp8-format=hybrid", "--fp8-format is not supported: .*; use --bf16"),
+    ],
+)
+def test_a_bad_word_is_one_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        parser.parse(words.split())
+    assert "\n" not in str(error.value)
+
+
+def test_users_own_flags_are_read_even_under_a_refused_name() -> None:
+    def mine(arguments: parser.Parser) -> parser.Parser:
+        arguments.add_argument("--sample-rate", type=int, default=1)
+        arguments.add_argument("--my-flag", default="a")
+        return arguments
+
+    _, namespace = parse_job([*SMALL.split(), "--my-flag", "b", "--sample-rate", "5"], {}, mine)
+    assert (namespace.my_flag, namespace.sample_rate) == ("b", 5)
+    with pytest.raises(ConfigError, match="did you mean --my-flag"):
+        parse_job([*SMALL.split(), "--my-flg", "b"], {}, mine)
+
+
+def test_defaults_of_the_script_count_where_a_flag_says_nothing() -> None:
+    words = SMALL.replace("--tokenizer-type NullTokenizer", "").split()
+    job, _ = parse_job(words, {}, None, {"tokenizer_type": "NullTokenizer", "seq_length": 7})
+    assert (job.tokenizer.tokenizer_type, job.seq_length) == ("NullTokenizer", 64)
+
+
+def test_the_namespace_has_every_destination_of_megatron() -> None:
+    _, namespace = job_of()
+    assert set(megatron_table()) <= set(vars(namespace)) | {"deprecated_use_mcore_models"}
+    assert namespace.sft is False
+    assert namespace.fim_data is False
+
+
+def test_help_has_every_flag_with_words() -> None:
+    text = parser.help_text()
+    for spec in all_specs():
+        assert spec.names[0] in text
+    for _, cls in SECTIONS.values():
+        assert docs_of(cls).keys() == cls.__dataclass_fields__.keys(), f"{cls.__name__}: a field without a docstring"
+
+
+CHECK = """
+import sys, time
+start = time.monotonic()
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.training.arguments import parse_job
+try:
+    parse_job(sys.argv[1:])
+except ConfigError as error:
+    print(error)
+print([name for name in ("torch", "megatron.core", "numpy") if name in sys.modules])
+"""
+
+
+def test_a_bad_flag_is_refused_without_importing_torch_or_megatron() -> None:
+    words = [*SMALL.split(), "--spare-redundancy", "9"]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, *words], capture_output=True, text=True, timeout=30, check=True
+    ).stdout.splitlines()
+    assert done == [
+        "--spare-redundancy 9 is not between 1 and the 1 groups of the job; use --spare-redundancy 1 or more groups",
+        "[]",
+    ]
+
+
+if __name__ == "__main__":
+    test_the_list_of_flags_is_frozen()

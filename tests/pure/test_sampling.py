@@ -1,0 +1,130 @@
+"""Which samples a piece has, against Megatron's samplers told naively: rank by rank, from the first sample on."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+from spare_megatron.training.data import validation_batch
+from spare_megatron.training.sampling import SampleOrder, permutation
+
+Rows = list[list[int]]
+
+
+def in_order(total: int, consumed: int, size: int, rank: int, ranks: int) -> Rows:
+    """Microbatches of one data-parallel rank: whole rows of the remaining samples, cut by rank; the rest is dropped."""
+    left = list(range(consumed, total))
+    rows = [left[start : start + size * ranks] for start in range(0, len(left), size * ranks)]
+    return [row[rank * size : (rank + 1) * size] for row in rows if len(row) == size * ranks]
+
+
+def shuffled(total: int, consumed: int, size: int, rank: int, ranks: int, sharding: bool) -> Rows:
+    """The rest of the epoch that ``consumed`` lies in."""
+    whole = total - total % (size * ranks)
+    epoch, inside = divmod(consumed, whole)
+    if sharding:
+        bucket = total // (size * ranks) * size
+        order = [rank * bucket + index for index in permutation(bucket, epoch)][inside // ranks :]
+    else:
+        order = list(permutation(total // size * size, epoch)[inside:][rank::ranks])
+    rows = [order[start : start + size] for start in range(0, len(order), size)]
+    return [row for row in rows if len(row) == size][: (whole - inside) // (size * ranks)]
+
+
+shapes = st.builds(
+    lambda groups, inner, size, pieces: JobShape(
+        num_groups=groups, micro_batch_size=size, global_batch_size=groups * inner * size * pieces, inner_data=inner
+    ),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(0, 3), st.integers(1, 4))
+def test_in_order_is_megatrons_sampler(shape: JobShape, steps_before: int, steps: int) -> None:
+    batch = shape.global_batch_size
+    consumed, total = steps_before * batch, (steps_before + steps) * batch
+    order = SampleOrder(shape, total)
+    ranks = shape.num_groups * shape.inner_data
+    for shard in range(shape.num_groups):
+        for inner in range(shape.inner_data):
+            rank = shard * shape.inner_data + inner
+            want = iter(in_order(total, consumed, shape.micro_batch_size, rank, ranks))
+            for step in range(steps):
+                for j in range(shape.pieces_per_shard):
+                    piece = shard * shape.pieces_per_shard + j
+                    assert order.microbatch(consumed + step * batch, piece, inner) == next(want)
+            assert list(want) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.booleans(), st.integers(0, 9), st.integers(0, 12), st.integers(1, 5))
+def test_shuffled_is_megatrons_random_sampler(
+    shape: JobShape, sharding: bool, rest: int, rows_before: int, epoch_rows: int
+) -> None:
+    ranks = shape.num_groups * shape.inner_data
+    size = shape.micro_batch_size
+    row = ranks * size
+    total = epoch_rows * row + rest % row
+    order = SampleOrder(shape, total, "cyclic", sharding)
+    consumed = rows_before * row
+    for piece in range(0, shape.pieces, shape.pieces_per_shard):
+        shard = piece // shape.pieces_per_shard
+        for inner in range(shape.inner_data):
+            rank = shard * shape.inner_data + inner
+            want: Rows = []
+            while len(want) < shape.pieces_per_shard:
+                want += shuffled(total, consumed + len(want) * row, size, rank, ranks, sharding)
+            got = [order.microbatch(consumed, piece + j, inner) for j in range(shape.pieces_per_shard)]
+            assert got == list(islice(want, shape.pieces_per_shard))
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, st.sampled_from(["single", "cyclic"]))
+def test_a_step_takes_each_of_its_samples_once(shape: JobShape, kind: str) -> None:
+    order = SampleOrder(shape, shape.global_batch_size, kind)
+    taken = [
+        sample
+        for piece in range(shape.pieces)
+        for inner in range(shape.inner_data)
+        for sample in order.microbatch(0, piece, inner)
+    ]
+    assert sorted(taken) == list(range(shape.global_batch_size))
+
+
+def test_the_order_of_the_public_contract() -> None:
+    """sample(step, i, j, b) = consumed + (j * N * D + i * D + d) * micro-batch-size + b."""
+    shape = JobShape(num_groups=3, micro_batch_size=2, global_batch_size=48, inner_data=2)
+    order = SampleOrder(shape, 1000)
+    i, j, d = 2, 3, 1
+    want = [96 + (j * 3 * 2 + i * 2 + d) * 2 + b for b in (0, 1)]
+    assert order.microbatch(96, i * shape.pieces_per_shard + j, d) == want
+
+
+def test_the_end_of_the_data() -> None:
+    shape = JobShape(num_groups=2, micro_batch_size=2, global_batch_size=8)
+    order = SampleOrder(shape, 11)
+    assert order.microbatch(4, 0, 0) == [4, 5]
+    with pytest.raises(IndexError, match="samples 8 to 9 of a data set of 11"):
+        order.microbatch(4, 1, 0)
+    with pytest.raises(IndexError, match="piece 4 of 4"):
+        order.microbatch(0, 4, 0)
+    with pytest.raises(ConfigError, match="the data set has 3 samples, but --dataloader-type cyclic needs at least 4"):
+        SampleOrder(shape, 3, "cyclic")
+
+
+def test_validation_goes_on_from_one_evaluation_to_the_next() -> None:
+    batches = [
+        validation_batch(state, iteration, 3, 10, final=False) for state in (10, 20, 30) for iteration in range(3)
+    ]
+    final = [validation_batch(35, iteration, 3, 10, final=True) for iteration in range(3)]
+    assert batches + final == list(range(12))
+    assert validation_batch(35, 1, 3, None, final=True) == 1

@@ -156,7 +156,12 @@ def drop_or_refuse(words: Sequence[str], own: frozenset[str]) -> list[str]:
 
 def nearest(name: str, own: frozenset[str]) -> str:
     """'; did you mean --x?' for an unknown flag, or nothing."""
-    known = [*own, *(n for spec in all_specs() for n in spec.names), *refusals.refused_names(), *refusals.ALWAYS_SO]
+    honoured = [name for spec in all_specs() for name in spec.names]
+    return nearest_of(name, [*own, *honoured, *refusals.refused_names(), *refusals.ALWAYS_SO])
+
+
+def nearest_of(name: str, known: Sequence[str]) -> str:
+    """As :func:`nearest`, among ``known``."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else " (see --help)"
 

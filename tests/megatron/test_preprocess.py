@@ -1,0 +1,95 @@
+"""The preprocess tool: what it writes is what the tokenizer says, in order, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.training import preprocess
+from spare_megatron.training.data_files import check_file
+
+NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+DOCUMENTS = ["1 2 3", "4", "99 98 97 96"]
+
+
+def write_lines(path: Path, documents: list[object]) -> Path:
+    text = "".join(json.dumps(document) + "\n" for document in documents)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def run(path: Path, *words: str) -> int:
+    return preprocess.main(["--input", str(path), "--output-prefix", str(path.parent / "out"), *NULL, *words])
+
+
+def documents_of(prefix: Path) -> list[list[int]]:
+    from spare_megatron.megatron_adapter.datasets import IndexedDataset
+
+    return [sequence.tolist() for sequence in IndexedDataset(str(prefix))]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_tokens_in_order(tmp_path: Path, workers: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / name, [{"text": text} for text in DOCUMENTS])
+    assert run(path, "--append-eod", "--workers", workers, "--log-interval", "2") == 0
+    assert documents_of(tmp_path / "out_text_document") == [[1, 2, 3, 100], [4, 100], [99, 98, 97, 96, 100]]
+    assert check_file(str(tmp_path / "out_text_document")).dtype == "uint16"
+    out = capsys.readouterr()
+    assert "Processed 2 documents (" in out.err
+    assert "tokens/s) in" in out.err
+    assert out.out == f"{tmp_path}/out_text_document: 3 documents, 11 tokens\n"
+    assert sorted(file.name for file in tmp_path.iterdir() if "out" in file.name) == [
+        "out_text_document.bin",
+        "out_text_document.idx",
+    ]
+
+
+def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [{"a": ["1", "2 3"], "b": "7"}, {"a": "5", "b": "8"}])
+    assert run(path, "--json-keys", "a", "b") == 0
+    assert documents_of(tmp_path / "out_a_document") == [[1], [2, 3], [5]]
+    assert documents_of(tmp_path / "out_b_document") == [[7], [8]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "sentence"),
+    [
+        ('{"text": "1"}\n{"text": \n', "", "line 2 of the input is no JSON"),
+        ('{"words": "1"}\n', "", "line 1 of the input has no text under 'text'; name the right key with --json-keys"),
+        ('["1"]\n', "", "line 1 of the input has no text under 'text'"),
+        ("\n", "", "has no text"),
+        ("", "--workers 0", "--workers is 0, but must be at least 1"),
+        ("", "--workerz 1", "there is no flag --workerz; did you mean --workers?"),
+        ("", "--split-sentences", "--split-sentences is not supported"),
+        ("", "--partitions 4", "--partitions 4 is not supported"),
+        ("", "--input nowhere", "--input nowhere does not exist"),
+        ("", "--output-prefix nowhere/x", "is in nowhere, which does not exist"),
+        ("", "--tokenizer-type SentencePieceTokenizer", "needs --tokenizer-model FILE"),
+        ("", "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere", "nowhere does not exist"),
+        ("", "--tokenizer-type TikTokenizer --tokenizer-model x", "needs the package tiktoken"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, text: str, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    assert run(path, *words.split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert [line for line in error.splitlines() if "preprocess_data.py: " in line] == [error.splitlines()[-1]]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [{"text": "1"}])
+    words = ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(path)]
+    assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 2
+    assert "cannot be built" in capsys.readouterr().err

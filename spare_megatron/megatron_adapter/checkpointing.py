@@ -25,6 +25,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -113,6 +118,7 @@ def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> 
         module.load_state_dict(state[name])
     if optimizer:
         replica.optimizer.load_state_dict(_with_saved_options(state[_HERE], common["optimizer"], replica))
+        replica.scheduler.num_steps = 0
         replica.scheduler.load_state_dict(common["opt_param_scheduler"])
     else:
         replica.optimizer.reload_model_params()
@@ -186,7 +192,7 @@ def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:
 
 def _inner(part: dict[str, Any]) -> dict[str, Any]:
     """torch's state dict: as it is in fp32, one level down with fp32 main parameters."""
-    return part["optimizer"] if "optimizer" in part else part  # type: ignore[no-any-return]
+    return part.get("optimizer", part)  # type: ignore[no-any-return]
 
 
 def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 

@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
 from megatron.core import tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.enums import ModelType

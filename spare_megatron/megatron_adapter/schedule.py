@@ -15,6 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler

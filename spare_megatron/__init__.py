@@ -16,11 +16,18 @@ _EXPORTS = {
     "get_args": "spare_megatron.training.user_state",
     "get_timers": "spare_megatron.training.user_state",
     "get_tokenizer": "spare_megatron.training.user_state",
-    "pretrain": "spare_megatron.training.pretrain",
     "print_rank_0": "spare_megatron.training.user_state",
 }
 
-__all__ = sorted(_EXPORTS)
+__all__ = [*sorted(_EXPORTS), "pretrain"]
+
+
+def pretrain(*args: Any, **options: Any) -> Any:
+    """Megatron's ``pretrain``: see :func:`spare_megatron.training.pretrain.pretrain` for the arguments.
+
+    The module is loaded by the call, not by ``from spare_megatron import pretrain``.
+    """
+    return importlib.import_module("spare_megatron.training.pretrain").pretrain(*args, **options)
 
 
 def __getattr__(name: str) -> Any:

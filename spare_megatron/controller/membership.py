@@ -53,6 +53,8 @@ def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ())
 def begin(state: State, why: str) -> Outcome:
     """The groups that have come are the first members; the first step is planned."""
     spec = state.job
+    if spec.first_step >= spec.last_step:
+        return stop(state, "finished", f"{why}; step {spec.first_step} is held already, the last is {spec.last_step}")
     live = tuple(sorted(state.live))
     first = first_assignment(state.where, spec.pieces_per_shard, spec.granularity)
     drawn = first

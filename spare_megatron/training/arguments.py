@@ -197,6 +197,7 @@ def transformer_fields(ns: Namespace) -> dict[str, Any]:
         "gated_linear_unit": ns.swiglu or ns.quick_geglu,
         "bias_activation_fusion": not ns.squared_relu and (ns.bias_swiglu_fusion if ns.swiglu else ns.bias_gelu_fusion),
         "gradient_accumulation_fusion": False,
+        "cuda_graph_scope": [],
         "cp_comm_type": ns.cp_comm_type[0] if len(ns.cp_comm_type) == 1 else ns.cp_comm_type,
     }
     words = {"swiglu": "silu", "squared_relu": "squared_relu", "quick_geglu": "quick_gelu"}

@@ -26,23 +26,32 @@ class GroupSaver:
     place: Place
     interval: int | None
     """Steps between checkpoints; None: only where the run ends."""
+    last_step: int
+    """Last step that trains: a round after it (the closing evaluation) is saved under its number."""
     write: Callable[[int, Path], None]
     """``write(step, directory)``: all ranks of the group write their part; returns when all have."""
     agree: Callable[[bool], bool]
     """What position 0 gives, on every rank of the group; collective."""
 
+    _published: int = -1
+
     def due(self, step: int) -> bool:
         """True when ``step`` is one at which the job saves."""
-        return self.interval is not None and step % self.interval == 0
+        return self.interval is not None and step % self.interval == 0 and step <= self.last_step
 
     def save(self, step: int, epoch: int, accept: Callable[[int, str], bool]) -> bool:
         """Write and publish ``step``; False when the coordinator does not accept it or the disk does not take it."""
-        partial = partial_directory(self.directory, step, self.place.group, self.place.incarnation, epoch)
+        trained = min(step, self.last_step)
+        if trained == self._published:
+            return True
+        partial = partial_directory(self.directory, trained, self.place.group, self.place.incarnation, epoch)
         if not self.agree(not self.place.is_leader or self._prepare(partial)):
             return False
-        self.write(step, partial)
-        published = not self.place.is_leader or self._publish(step, partial, accept)
-        return self.agree(published)
+        self.write(trained, partial)
+        published = self.agree(not self.place.is_leader or self._publish(step, trained, partial, accept))
+        if published:
+            self._published = trained
+        return published
 
     def _prepare(self, partial: Path) -> bool:
         try:
@@ -53,12 +62,12 @@ class GroupSaver:
             return False
         return True
 
-    def _publish(self, step: int, partial: Path, accept: Callable[[int, str], bool]) -> bool:
+    def _publish(self, step: int, trained: int, partial: Path, accept: Callable[[int, str], bool]) -> bool:
         try:
             write_manifest(partial)
             if not accept(step, str(partial)):
                 return False
-            publish(partial, self.directory, step)
+            publish(partial, self.directory, trained)
         except OSError as error:
             log.warning("cannot publish %s: %s; training goes on without this checkpoint", partial, error.strerror)
             return False

@@ -10,7 +10,11 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spare_megatron.megatron_adapter.world import GroupWorld
+    from spare_megatron.training.arguments import JobArguments
 
 
 @dataclass
@@ -31,6 +35,28 @@ def start(state: UserState) -> None:
     """Make the state of this process known; a later call replaces it (several jobs in one test process)."""
     global _state
     _state = state
+
+
+def begin(job: JobArguments, args: Namespace, tokenizer: Any, world: GroupWorld | None = None) -> None:
+    """:func:`start` for a Megatron job: what users' code reads from ``args`` that only torch can say is set here.
+
+    ``args.padded_vocab_size`` must be set (:func:`spare_megatron.training.tokenizer.build_tokenizer` does).
+    """
+    import torch
+
+    from spare_megatron.megatron_adapter.settings import uses_local_layers
+
+    settings = job.settings(args.padded_vocab_size)
+    args.params_dtype = torch.half if args.fp16 else torch.bfloat16 if args.bf16 else torch.float
+    args.transformer_impl = "local" if uses_local_layers(settings) else "transformer_engine"
+    state = UserState(args, tokenizer)
+    if world is not None:
+        from spare_megatron.megatron_adapter import timers
+        from spare_megatron.megatron_adapter.model import transformer_config
+
+        state.timers = timers.make_timers(args.timing_log_level, args.timing_log_option)
+        state.make_transformer_config = lambda: transformer_config(settings, world)
+    start(state)
 
 
 def clear() -> None:

@@ -53,6 +53,10 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need(engine, why, has_package("transformer_engine"), "use --attention-backend auto, or " + install)
     if ns.moe_grouped_gemm:
         yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
+    if ns.num_experts is not None and ns.add_bias_linear:
+        # megatron-core's own experts add the bias in place to what a collective returned, which autograd refuses
+        here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
+        yield Need(engine, "--num-experts with biases", here, "add --disable-bias-linear")
     if ns.distributed_backend == "nccl" or ns.spare_comm == "nccl":
         why = "--distributed-backend nccl" if ns.distributed_backend == "nccl" else "--spare-comm nccl"
         yield Need("CUDA", why, has_cuda, f"use {why.split()[0]} gloo")

@@ -1,0 +1,315 @@
+"""One rank of a Megatron job, put together: world, tokenizer, model, checkpoint, data, engine, worker.
+
+Order matters for the user: what can be refused without other ranks (files, vocabulary) is checked first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.megatron_adapter import checkpointing, versions
+from spare_megatron.megatron_adapter.engine import MegatronEngine
+from spare_megatron.megatron_adapter.losses import averages
+from spare_megatron.megatron_adapter.model import Replica, build_replica
+from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.megatron_adapter.world import GroupWorld, barrier, init_group_world
+from spare_megatron.placement import Placement, build_placement
+from spare_megatron.recovery.inject import Injector
+from spare_megatron.training import user_state
+from spare_megatron.training.arguments import JobArguments
+from spare_megatron.training.data import (
+    PieceLoader,
+    check_enough,
+    evaluation_consumed,
+    evaluation_source,
+    train_consumed,
+    validation_batch,
+)
+from spare_megatron.training.data_files import check_data
+from spare_megatron.training.dataset_build import Datasets, build_datasets, sample_counts
+from spare_megatron.training.evaluation import EvaluatingEngine, Evaluation
+from spare_megatron.training.rendezvous import group_store
+from spare_megatron.training.sampling import SampleOrder
+from spare_megatron.training.saving import GroupSaver
+from spare_megatron.training.tokenizer import build_tokenizer
+from spare_megatron.training.worker import RankJob, train_rank
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 300.0
+PER_RANK = frozenset({"rank", "local_rank"})
+"""Names in the namespace that differ between ranks: not part of the job's identity."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins."""
+
+    step: int = 0
+    consumed_samples: int = 0
+
+
+def run_megatron_job(
+    job: JobArguments,
+    args: Namespace,
+    datasets_provider: Callable[..., Any],
+    model_provider: Callable[..., Any],
+    forward_step: Callable[..., Any],
+) -> ExitCode:
+    """This rank's whole life. ConfigError for what the user can mend."""
+    place = job.place
+    if place.run_dir is None:
+        raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
+    tokenizer = build_tokenizer(args)
+    files = check_data(args, args.padded_vocab_size)
+    settings = job.settings(args.padded_vocab_size)
+    injector = Injector.from_environment(os.environ, place)
+    world = init_group_world(
+        job.shape,
+        place.position,
+        group_store(place, START_TIMEOUT_S),
+        virtual_pipeline=settings.virtual_pipeline,
+        expert=settings.expert,
+        expert_tensor=settings.expert_tensor,
+        backend=job.training.distributed_backend,
+        timeout_s=job.training.distributed_timeout_minutes * 60.0,
+    )
+    user_state.begin(job, args, tokenizer, world)
+    replica = build_replica(settings, world, model_provider)
+    start = _load(job, replica)
+    args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
+    placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
+    if place.group == 0 and place.is_leader:
+        log.info("%s", placement.reason)
+    datasets = build_datasets(
+        datasets_provider,
+        sample_counts(job.train_iters, args),
+        args,
+        files,
+        leads=place.is_leader,
+        chunks=settings.virtual_pipeline,
+        tensor_rank=world.tensor_rank,
+    )
+    loaders = _Loaders(job, args, world, placement, start)
+    train = loaders.make("training", datasets.train, job.train_iters * job.shape.global_batch_size)
+    engine = MegatronEngine(replica, world, forward_step, train, probe_piece=place.group * job.shape.pieces_per_shard)
+    evaluating = _evaluating(job, engine, loaders, datasets, start)
+    spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
+    rank = RankJob(place, spec, description, _backend(job), compute_device())
+    try:
+        return train_rank(rank, evaluating, _saver(job, args, replica, start), injector)
+    finally:
+        loaders.close()
+
+
+def _load(job: JobArguments, replica: Replica) -> Start:
+    """The state to begin with, chosen by position 0 for its group; collective."""
+    chosen: list[Any] = [None, None]
+    if job.place.is_leader:
+        try:
+            chosen[0] = _checkpoint(job)
+        except ConfigError as error:
+            chosen[1] = str(error)
+    dist.broadcast_object_list(chosen, 0)
+    directory, refusal = chosen
+    if refusal:
+        raise ConfigError(refusal)
+    if directory is None:
+        return Start()
+    restart = job.place.life > 1
+    fresh = job.checkpoint.finetune and not restart
+    loaded = checkpointing.load(
+        directory, replica, optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim)
+    )
+    if job.place.is_leader:
+        log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
+    return Start() if fresh else Start(loaded.step, loaded.consumed_samples)
+
+
+def _checkpoint(job: JobArguments) -> Path | None:
+    """The directory to load, None to begin anew. A later life begins with what the job itself saved, if anything."""
+    config = job.checkpoint
+    if job.place.life > 1 and config.save:
+        own, _ = _newest(Path(config.save))
+        if own is not None:
+            return own
+    if config.load is None:
+        return None
+    if config.ckpt_step is not None:
+        directory = Path(config.load) / iteration_name(config.ckpt_step)
+        reason = damage(directory)
+        if reason:
+            raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
+        return directory
+    directory_found, passed = _newest(Path(config.load))
+    if directory_found is None and (config.exit_on_missing_checkpoint or passed):
+        why = "; ".join(passed) if passed else "it has no checkpoint"
+        raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
+    if directory_found is None:
+        log.warning("--load %s has no checkpoint: training begins at step 0", config.load)
+    return directory_found
+
+
+def _newest(save: Path) -> tuple[Path | None, list[str]]:
+    directory, passed = last_good(save)
+    reasons = [one.reason for one in passed]
+    for reason in reasons:
+        log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)
+    return directory, reasons
+
+
+class _Loaders:
+    """The piece loaders of this rank: one for each data set."""
+
+    def __init__(
+        self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
+    ) -> None:
+        self._job, self._args, self._world, self._start = job, args, world, start
+        stack = placement.stacks()[job.place.group].tolist()
+        self._hosted = None if job.spare.data == "shared" else frozenset(stack)
+        self._made: list[PieceLoader] = []
+
+    def make(self, name: str, dataset: Any, needed: int) -> PieceLoader:
+        """A loader of a data set (None on a rank that reads none), which must have ``needed`` samples."""
+        job, batch = self._job, self._job.shape.global_batch_size
+        kind = self._args.dataloader_type or "single"
+        check_enough(name, dataset, needed, kind)
+        first = self._start.consumed_samples - self._start.step * batch
+        size = needed if dataset is None else len(dataset)
+        loader = PieceLoader(
+            dataset,
+            SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
+            inner=self._world.data_rank,
+            hosted=self._hosted,
+            consumed=train_consumed(first, batch) if name == "training" else evaluation_consumed(batch),
+            vocab_size=self._args.padded_vocab_size,
+            threads=job.data.num_workers,
+        )
+        self._made.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Stop their threads."""
+        for loader in self._made:
+            loader.close()
+
+
+def _evaluating(
+    job: JobArguments, engine: MegatronEngine, loaders: _Loaders, datasets: Datasets, start: Start
+) -> EvaluatingEngine:
+    """The engine with the evaluations that the flags ask for and the data allow; collective in the group."""
+    iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
+    mine = (datasets.valid is not None, datasets.test is not None)
+    there: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(there, mine)
+    batch, final = job.shape.global_batch_size, job.train_iters
+    passes: list[Evaluation] = []
+    during: list[Evaluation] = []
+    if iterations and any(valid for valid, _ in there):
+        rounds = (final // interval if interval else 0) + 1
+        valid = loaders.make("validation", datasets.valid, rounds * iterations * batch)
+
+        def validation(state: int, iteration: int) -> Any:
+            number = validation_batch(state, iteration, iterations, interval, final=state == final)
+            return evaluation_source(valid, number)
+
+        passes.append(Evaluation("validation", iterations, validation))
+        during = passes[:1]
+    if iterations and any(test for _, test in there):
+        test = loaders.make("test", datasets.test, iterations * batch)
+        passes.append(Evaluation("test", iterations, lambda _state, iteration: evaluation_source(test, iteration)))
+    last = _last_step(job, start)
+    return EvaluatingEngine(engine, last, interval, during, passes if last == final else (), averages)
+
+
+def _last_step(job: JobArguments, start: Start) -> int:
+    """Where this run ends: the last step, or the next multiple of --exit-interval."""
+    interval = job.training.exit_interval
+    if interval is None:
+        return job.train_iters
+    return min(job.train_iters, (start.step // interval + 1) * interval)
+
+
+def _backend(job: JobArguments) -> str:
+    """Of the replica communicators."""
+    cuda = torch.cuda.is_available()
+    wanted = job.spare.comm
+    if wanted == "nccl" and not cuda:
+        raise ConfigError("--spare-comm nccl needs CUDA devices, and this machine has none; use --spare-comm gloo")
+    if wanted == "gloo":
+        return "gloo-staged" if cuda else "gloo"
+    return "nccl" if cuda else "gloo"
+
+
+def _spec(
+    job: JobArguments, placement: Placement, start: Start, last_round: int, description: JobDescription
+) -> JobSpec:
+    timeouts = job.timeouts
+    return JobSpec(
+        num_groups=job.shape.num_groups,
+        pieces_per_shard=job.shape.pieces_per_shard,
+        offsets=placement.offsets,
+        granularity=job.spare.granularity,
+        first_step=start.step,
+        last_step=last_round,
+        min_groups=job.spare.min_groups or 1,
+        fingerprint=description.fingerprint,
+        heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+    )
+
+
+def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
+    identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
+    for name, value in sorted(vars(args).items()):
+        if name not in PER_RANK:
+            identity[name] = value if isinstance(value, str | int | float | bool | None) else str(value)
+    logs = job.logging
+    return JobDescription(
+        identity=identity,
+        timeouts=job.timeouts,
+        train_iters=job.train_iters,
+        log_interval=logs.log_interval,
+        global_batch_size=job.shape.global_batch_size,
+        seq_length=job.seq_length,
+        consumed_samples=start.consumed_samples,
+        world_size=job.shape.world_size,
+        tensorboard_dir=logs.tensorboard_dir or "",
+        tensorboard_log_interval=logs.tensorboard_log_interval,
+        wandb_project=logs.wandb_project or "",
+        wandb_exp_name=logs.wandb_exp_name or "",
+        wandb_save_dir=logs.wandb_save_dir or "",
+    )
+
+
+def _saver(job: JobArguments, args: Namespace, replica: Replica, start: Start) -> GroupSaver | None:
+    config = job.checkpoint
+    if config.save is None:
+        return None
+    plain = {name: value for name, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
+    batch = job.shape.global_batch_size
+
+    def write(step: int, directory: Path) -> None:
+        consumed = start.consumed_samples + (step - start.step) * batch
+        checkpointing.save(directory, replica, step=step, consumed_samples=consumed, args=plain)
+        barrier()
+
+    def agree(value: bool) -> bool:
+        told: list[Any] = [value]
+        dist.broadcast_object_list(told, 0)
+        return bool(told[0])
+
+    return GroupSaver(Path(config.save), job.place, config.save_interval, job.train_iters, write, agree)

@@ -1,0 +1,81 @@
+"""``pretrain(...)``: Megatron's entry point with Megatron's signature, for a job that survives the loss of groups.
+
+A user's script calls it with a provider of data sets, a provider of the model and a forward step. One process is one
+rank; its place comes from spare-launch, torchrun or Slurm. A wrong flag ends the process with one sentence before
+torch is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.place import Place
+from spare_megatron.training.arguments import parse_job
+
+
+def pretrain(
+    train_valid_test_datasets_provider: Callable[..., Any],
+    model_provider: Callable[..., Any],
+    model_type: Any,
+    forward_step_func: Callable[..., Any],
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    extra_args_provider: Callable[..., Any] | None = None,
+    args_defaults: Mapping[str, Any] | None = None,
+    **unsupported: Any,
+) -> None:
+    """Train until the job is over for this rank; returns when it finished, else leaves with an exit code.
+
+    Args:
+        train_valid_test_datasets_provider: (numbers of samples of training, validation, test) -> three data sets.
+        model_provider: (pre_process, post_process[, vp_stage]) -> module.
+        model_type: accepted for Megatron's sake; models are decoders.
+        forward_step_func: (data iterator, model) -> (output tensor, loss function).
+        extra_args_provider: adds flags to an argparse parser.
+        args_defaults: defaults of flags, by name.
+        unsupported: Megatron's other hooks, refused by name when they are given.
+    """
+    if process_non_loss_data_func is not None:
+        unsupported["process_non_loss_data_func"] = process_non_loss_data_func
+    place: Place | None = None
+    try:
+        for name, value in unsupported.items():
+            if value is not None:
+                raise ConfigError(f"pretrain() was given {name}, which is not supported; leave it out")
+        job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
+        place = job.place
+        _log_to_stderr(place, job.logging.logging_level)
+        from spare_megatron.training.megatron_job import run_megatron_job
+
+        code = run_megatron_job(job, args, train_valid_test_datasets_provider, model_provider, forward_step_func)
+    except ConfigError as error:
+        code = _refuse(str(error), place)
+    if code != ExitCode.FINISHED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Other ranks of this group may be gone: nothing that waits for them may run now.
+        os._exit(code)
+
+
+def _log_to_stderr(place: Place, level: int | None) -> None:
+    logging.basicConfig(
+        level=level or logging.INFO,
+        format=f"%(asctime)s group {place.group} rank {place.position} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _refuse(sentence: str, place: Place | None) -> ExitCode:
+    """One sentence on this rank's standard error, and in the run directory for the launcher to show once."""
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
+    run_dir = place.run_dir if place is not None else os.environ.get("SPARE_RUN_DIR")
+    if run_dir:
+        who = "rank" if place is None else f"group-{place.group}-rank-{place.position}"
+        RunDirectory(run_dir).report_error(f"{who}-{os.getpid()}", sentence)
+    return ExitCode.BAD_INPUT

@@ -1,0 +1,122 @@
+"""A rank of a toy job: the real worker, loop, session and communicators around :class:`ToyEngine`.
+
+Started by spare-launch like a user's script: ``spare-launch --num-groups 4 --group-size 2 tests/process/toy_train.py
+--steps 20``. Prints nothing of its own; leaves the digest of its weights in ``RUN_DIR/toy/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.checkpoint.folder import last_good, step_of
+from spare_megatron.config.job import JobDescription
+from spare_megatron.config.place import Place, place_of
+from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.placement import build_placement
+from spare_megatron.recovery.inject import Injector
+from spare_megatron.training.rendezvous import group_store
+from spare_megatron.training.saving import GroupSaver
+from spare_megatron.training.worker import RankJob, train_rank
+from tests.process.toy_engine import WIDTH, ToyEngine
+
+
+def main() -> int:
+    """Train, then say what the weights are."""
+    options = _options()
+    torch.set_num_threads(1)
+    groups, size = int(os.environ["SPARE_NUM_GROUPS"]), int(os.environ["SPARE_GROUP_SIZE"])
+    place = place_of(os.environ, groups, size, None)
+    dist.init_process_group("gloo", store=group_store(place, 60), rank=place.position, world_size=place.group_size)
+    engine = ToyEngine(
+        place.position, place.group_size, place.num_groups, options.pieces, options.piece_s, options.width
+    )
+    first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
+    saver = _saver(engine, place, options) if options.save else None
+    rank = RankJob(place, _spec(place, options, first_step), _job(place, options), "gloo", torch.device("cpu"))
+    code = train_rank(rank, engine, saver, Injector.from_environment(os.environ, place))
+    _leave_digest(engine, place)
+    return int(code)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--pieces", type=int, default=2)
+    parser.add_argument("--piece-s", type=float, default=0.0)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--redundancy", type=int, default=2)
+    parser.add_argument("--granularity", default="microbatch")
+    parser.add_argument("--heartbeat-s", type=float, default=2.0)
+    parser.add_argument("--progress-s", type=float, default=4.0)
+    parser.add_argument("--save", default="")
+    parser.add_argument("--save-interval", type=int)
+    parser.add_argument("--load", action="store_true")
+    return parser.parse_args()
+
+
+def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec:
+    placement = build_placement(place.num_groups, min(options.redundancy, place.num_groups))
+    return JobSpec(
+        num_groups=place.num_groups,
+        pieces_per_shard=options.pieces,
+        offsets=placement.offsets,
+        granularity=options.granularity,
+        first_step=first_step,
+        last_step=options.steps,
+        min_groups=1,
+        fingerprint=_job(place, options).fingerprint,
+        heartbeat_timeout_s=options.heartbeat_s,
+    )
+
+
+def _job(place: Place, options: argparse.Namespace) -> JobDescription:
+    return JobDescription(
+        identity={"steps": options.steps, "pieces": options.pieces, "width": options.width},
+        timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
+        train_iters=options.steps,
+        log_interval=1,
+        global_batch_size=place.num_groups * options.pieces,
+        seq_length=1,
+        world_size=place.num_groups * place.group_size,
+    )
+
+
+def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace) -> GroupSaver:
+    def write(step: int, directory: Path) -> None:
+        engine.save(directory)
+        dist.barrier()
+
+    def agree(value: bool) -> bool:
+        told = torch.tensor([int(value)])
+        dist.broadcast(told, 0)
+        return bool(told.item())
+
+    return GroupSaver(Path(options.save), place, options.save_interval, options.steps, write, agree)
+
+
+def _load(engine: ToyEngine, save: str) -> int:
+    directory, _ = last_good(Path(save))
+    if directory is None:
+        return 0
+    engine.load(directory)
+    return step_of(directory)
+
+
+def _leave_digest(engine: ToyEngine, place: Place) -> None:
+    folder = Path(place.run_dir) / "toy"
+    folder.mkdir(exist_ok=True)
+    (folder / f"group-{place.group}-rank-{place.position}.txt").write_text(engine.digest())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -215,9 +215,10 @@ def _frozen(
 def _why(shortage: Shortage | None) -> str:
     if shortage is None:
         return ""
+    groups = len(shortage.groups)
     return (
-        f"; {len(shortage.shards)} shards ({named(shortage.shards)}) have only {len(shortage.groups)} live hosts, so "
-        f"no less"
+        f"; shards {named(shortage.shards)} ({len(shortage.shards)}) have only {groups} live "
+        f"{'host' if groups == 1 else 'hosts'}, so no less"
     )
 
 

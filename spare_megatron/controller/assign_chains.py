@@ -85,15 +85,16 @@ class Chains:
         """Shortest distances of all shards and groups to a group with room (Bellman-Ford, all arcs at once)."""
         ends = np.where(self.room > 0, 0, _NEVER)
         group_far = ends
-        while True:
+        for _ in range(2 * len(ends) + 2):
             shard_far = (self.take + group_far[self.hosts]).min(axis=0)
             shard_far[shard_far > _NEVER // 2] = _NEVER
             further = np.minimum(ends, (self.give + shard_far[self.stacks]).min(axis=0))
             further[further > _NEVER // 2] = _NEVER
             if np.array_equal(further, group_far):
-                break
+                self.shard_far, self.group_far = shard_far, group_far
+                return
             group_far = further
-        self.shard_far, self.group_far = shard_far, group_far
+        raise AssertionError("a cycle of negative length: the plan in hand is not the cheapest for its units")
 
     def _walk(self, start: int) -> list[tuple[int, int]] | None:
         """A chain from ``start`` to a group with room along exact arcs: (node, layer of the arc it leaves by) ..., at

@@ -56,7 +56,7 @@ def patch(
                     added.setdefault(group, []).extend(pieces[low:high])
                 low = high
     ordered = {group: _execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
-    load_max = max(load.values(), default=0)
+    load_max = max((load[group] for group in {*before, *ordered}), default=0)
     reason = (
         f"{len(missing)} pieces of {len(lost)} shards lost with their groups, patched by {len(ordered)} groups; "
         f"largest remaining load {max(before.values(), default=0)} -> {load_max} pieces"

@@ -1,4 +1,4 @@
-"""Placements: independent wherever that exists, least overlap elsewhere, hosts and stacks the two sides of one table."""
+"""Placements: independent wherever that exists, least overlap elsewhere, hosts and stacks inverse to each other."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_listed_rulers_and_families_are_rulers() -> None:
 def test_unproven_is_said() -> None:
     placement = build_placement(400, 20)
     assert placement.max_overlap == 2
-    assert "no 20 offsets mod 400 with overlap 1 were found, which does not prove that there are none" in placement.reason
+    assert (
+        "no 20 offsets mod 400 with overlap 1 were found, which does not prove that there are none" in placement.reason
+    )
     proven = build_placement(4, 3)
     assert proven.reason == "no 3 offsets mod 4 have a smaller overlap (proven): two groups share at most 2 of 3 shards"
 

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address to serve on; port 0: any")
     made.add_argument("--run-dir", required=True, metavar="DIR", help="directory of the job's records")
     made.add_argument(
-        "--new-life", action="store_true", help="begin the job anew (from its checkpoint) with the first group"
+        "--life", type=int, default=0, metavar="N", help="a life above the journal's begins with the first group"
     )
     made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
     made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         listen=args.listen,
         run_dir=RunDirectory(args.run_dir),
-        new_life=args.new_life,
+        life=args.life,
         tls_dir=args.tls_dir,
         with_store=not args.no_store,
     )

@@ -49,6 +49,8 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"
+        self.coordinator_log = self.logs / "coordinator.log"
+        self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
         self._token = self.path / "token"
 

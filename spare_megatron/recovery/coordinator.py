@@ -65,8 +65,9 @@ class Options:
 
     listen: str
     run_dir: RunDirectory
-    new_life: bool = False
-    """Begin a new life of the job with the first Hello, whatever the journal says of the last one."""
+    life: int = 0
+    """Number of the job's life: one above the journal's begins with the first Hello. 0: go on with the journal's life,
+    or begin the next one where that has ended."""
     tls_dir: str = ""
     with_store: bool = True
     """False for control planes without communicators (simulated clients): torch is not loaded."""
@@ -90,7 +91,9 @@ class Coordinator:
         self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time)
         published = self._dir.coordinator()
         self._fencing = 1 + max(self._state.fencing, published.fencing if published else 0)
-        self._unopened = options.new_life or self._state.phase in ("closed", "stopped")
+        over = self._state.phase in ("closed", "stopped")
+        self._life = options.life or self._state.life + over
+        self._unopened = self._life > self._state.life
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
         self._store: Any = None
@@ -99,6 +102,7 @@ class Coordinator:
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
+        self._resumed = False
 
     # --------------------------------------------------------------------------------------------------------- life
 
@@ -136,6 +140,8 @@ class Coordinator:
         if self._error is not None:
             raise self._error
         if self._state.stopped:
+            if self._resumed:
+                await asyncio.sleep(self._job.timeouts.grace_s)  # groups may come back to hear of the end
             await self._streams.wait_empty(self._job.timeouts.heartbeat_timeout_s)
             self._records.finish(self._state)
 
@@ -149,12 +155,15 @@ class Coordinator:
         for group, incarnation in {**self._state.live, **self._state.waiting}.items():
             self._detector.expect(group, incarnation, now_s)
         self._expect_all()
+        self._resumed = True
+        if self._state.stopped:
+            self._end()
 
     def _open(self, spec: JobSpec, job: JobDescription) -> None:
         """The first Hello of a new life."""
         self._unopened = False
         write_json(self._dir.path / "job.json", encode(job), durable=True)
-        self._apply(Opened(spec, self._state.life + 1, self._fencing))
+        self._apply(Opened(spec, self._life, self._fencing))
         self._adopt_job(job)
         self._expect_all()
         self._flush_losses()
@@ -180,7 +189,7 @@ class Coordinator:
             CoordinatorAddress(
                 address=address,
                 fencing=self._fencing,
-                life=self._state.life + self._unopened,
+                life=self._life,
                 highest_incarnation=max(self._state.highest.values(), default=-1),
                 pid=os.getpid(),
                 host=socket.gethostname(),
@@ -225,8 +234,11 @@ class Coordinator:
         for action in decision.actions:
             self._act(action)
         if self._state.stopped and not before.stopped:
-            self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
-            self._over.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
+        self._over.set()
 
     def _act(self, action: Action) -> None:
         if isinstance(action, SendView):

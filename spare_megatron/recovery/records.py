@@ -113,6 +113,7 @@ class Records:
             "outcome": state.outcome,
             "reason": state.outcome_reason,
             "steps": state.committed[0],
+            "first_step": state.spec.first_step if state.spec else 0,
             "steps_committed": totals.steps_committed,
             "failures_masked": totals.failures_masked,
             "steps_lost": totals.steps_lost,

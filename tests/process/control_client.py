@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--piece-s", type=float, default=0.0)
     parser.add_argument("--heartbeat-timeout-s", type=float, default=2.0)
     parser.add_argument("--progress-timeout-s", type=float, default=30.0)
-    parser.add_argument("--latency", default="", help="file for the times between reduced and commit, in s")
+    parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
     parser.add_argument(
         "--checkpoint", default="", help="directory of a pretended checkpoint; lives above 1 start from it"
@@ -74,7 +74,8 @@ class Client:
         )
         self.injector = Injector.from_environment(os.environ, place)
         self.session = Session.open(place, spec, job, last_applied=self.first_step, tls_dir=args.tls_dir)
-        self.latencies: list[float] = []
+        self.latencies: list[tuple[int, float, float]] = []
+        """(step, when reduced, when the commit was seen) on the clock that all processes of a host share."""
 
     def run(self) -> ExitCode:
         """Step after step until the job is over."""
@@ -111,8 +112,7 @@ class Client:
             if orders.over:
                 return True
             if orders.committed[0] >= step:
-                if reduced_s:
-                    self.latencies.append(time.perf_counter() - reduced_s)
+                self.latencies.append((step, reduced_s, time.perf_counter()))
                 self._apply(step, orders)
                 return orders.leave
             if ran < len(orders.segments):

@@ -1,0 +1,94 @@
+"""``spare-launch``: starts a job's coordinator and all its ranks on this machine, and keeps it going.
+
+Output: the coordinator's lines (Megatron's iteration line, what was lost and masked), a progress line below them on a
+terminal. Every rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spare_megatron.cli.progress import Display
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.group_size import flag_value, group_size_of
+from spare_megatron.config.injection import FORM, check_injections, parse_injection
+from spare_megatron.recovery.life import Launch
+from spare_megatron.recovery.supervisor import run_launch
+
+EXAMPLE = """example:
+  spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\
+    pretrain_gpt.py --pipeline-model-parallel-size 2 --num-layers 8 ...
+
+exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
+left on SIGTERM or SIGUSR1; 1 anything else"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The launcher's own flags; everything from the script on is the script's."""
+    made = argparse.ArgumentParser(
+        "spare-launch", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--num-groups", type=int, required=True, metavar="N", help="model replicas of the job")
+    made.add_argument(
+        "--group-size", type=int, metavar="M", help="ranks of a group; from the script's parallelism flags if not given"
+    )
+    made.add_argument("--run-dir", metavar="DIR", help="records of the job; default: runs/DATE-TIME")
+    made.add_argument("--inject", action="append", default=[], metavar="SPEC", help=f"inject a fault: {FORM}")
+    made.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the coordinator")
+    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
+    made.add_argument("script", help="what a rank runs")
+    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="its flags")
+    return made
+
+
+def launch_of(args: argparse.Namespace) -> Launch:
+    """What to start; raises ConfigError where the flags do not fit."""
+    if args.num_groups < 1:
+        raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
+    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    if size < 1:
+        raise ConfigError(f"--group-size is {size}, but must be at least 1")
+    if not args.module and not Path(args.script).is_file():
+        raise ConfigError(f"the script {args.script} does not exist; give its path, or a module with -m")
+    check_injections([parse_injection(text) for text in args.inject], args.num_groups, size)
+    run_dir = args.run_dir or flag_value(args.flags, "--spare-run-dir") or time.strftime("runs/%Y%m%d-%H%M%S")
+    directories = [flag_value(args.flags, flag) for flag in ("--save", "--load")]
+    how = ["-m", args.script] if args.module else [args.script]
+    return Launch(
+        num_groups=args.num_groups,
+        group_size=size,
+        run_dir=RunDirectory(Path(run_dir).absolute()),
+        command=(sys.executable, *how, *args.flags),
+        injections=tuple(args.inject),
+        checkpoint_dirs=tuple(directory for directory in directories if directory),
+        listen=args.listen,
+        tls_dir=args.tls_dir,
+        coordinator_flags=("--no-store",) if args.no_store else (),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in spare_megatron.config.exits."""
+    args = parser().parse_args(argv)
+    try:
+        launch = launch_of(args)
+        display = Display(launch.run_dir)
+        try:
+            return int(run_launch(launch, display.notice, (display.run,)))
+        finally:
+            display.close()
+    except ConfigError as error:
+        sys.stderr.write(f"spare-launch: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

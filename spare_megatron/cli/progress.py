@@ -1,0 +1,109 @@
+"""What spare-launch shows: the coordinator's lines as they are, and on a terminal a progress line below them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from spare_megatron.comm.rundir import RunDirectory, read_json
+
+POLL_S = 0.05
+REFRESH_EVERY = 5
+"""Polls between two looks at the status file."""
+
+
+class Display:
+    """Follows the coordinator's log from where it ends now: an earlier job's lines are not shown again."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir, self._log = run_dir, run_dir.coordinator_log
+        self._offset = self._log.stat().st_size if self._log.exists() else 0
+        self._rest = b""
+        self._bar = _Bar() if sys.stdout.isatty() else None
+
+    def notice(self, text: str) -> None:
+        """One line of the launcher's own."""
+        self._follow()
+        self._print(text)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        polls = 0
+        while True:
+            self._follow()
+            if self._bar is not None and polls % REFRESH_EVERY == 0:
+                self._bar.show(read_json(self._run_dir.status))
+            polls += 1
+            await asyncio.sleep(POLL_S)
+
+    def close(self) -> None:
+        """The last lines."""
+        self._follow()
+        if self._bar is not None:
+            self._bar.show(read_json(self._run_dir.status))
+            self._bar.close()
+
+    def _follow(self) -> None:
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            self._print(line.decode(errors="replace"))
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.print(text)
+            return
+        try:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            pass  # whoever read this has left; the job goes on
+
+
+class _Bar:
+    """Step, loss, live groups and load of the job, and how many failures it has masked."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("", total=None, figures="the groups are starting")
+        self._progress.start()
+
+    def show(self, status: dict[str, Any] | None) -> None:
+        """The newest figures."""
+        if status is None or status["last_step"] is None:
+            return
+        self._progress.update(
+            self._task, completed=status["step"], total=status["last_step"], figures=figures(status), refresh=True
+        )
+
+    def print(self, text: str) -> None:
+        """A line above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+
+def figures(status: dict[str, Any]) -> str:
+    """Loss, live groups, load and masked failures in words."""
+    parts = [f"loss {status['loss']:.4f}"] if status["loss"] is not None else []
+    parts.append(f"{len(status['live'])}/{status['num_groups']} groups live")
+    if status["load"]:
+        parts.append(f"load {max(status['load'].values())}")
+    if status["failures_masked"]:
+        parts.append(f"{status['failures_masked']} failures masked")
+    return ", ".join(parts)

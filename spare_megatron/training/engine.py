@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 
 PieceHook = Callable[[str, int], None]
-"""('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it."""
+"""('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it;
+('evaluate', n) after the n-th batch of an evaluation."""
 
 
 class StepEngine(Protocol):

@@ -86,8 +86,16 @@ class EvaluatingEngine:
                 for key, value in sums.items():
                     name = f"{which.name}:{key}"
                     self._sums[name] = self._sums.get(name, 0.0) + value
+                self._tell("evaluate", iteration)
         if step <= self.train_iters:
             self.engine.run(step, pieces)
+            return
+        for n in range(len(pieces)):
+            self._tell("backward", n)
+
+    def _tell(self, phase: str, n: int) -> None:
+        if self.engine.on_piece is not None:
+            self.engine.on_piece(phase, n)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
         """As the engine's."""

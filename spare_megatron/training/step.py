@@ -134,7 +134,8 @@ class StepRunner:
         if phase == "backward":
             self._done += 1
         self.session.progress(phase, self._step, self._done)
-        self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
+        if phase != "evaluate":
+            self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
         """Called between the buckets of a reduction."""

@@ -58,8 +58,6 @@ class _Group:
     ranks: dict[int, _Rank]
     closed_s: float | None = None
     lost: bool = False
-    member: bool = False
-    """Seen among the members of the running job: its progress counts from then on."""
 
 
 class Detector:
@@ -68,6 +66,7 @@ class Detector:
     def __init__(self, timeouts: Timeouts, now_s: float) -> None:
         self._times = timeouts
         self._groups: dict[int, _Group] = {}
+        self._members: dict[int, int] = {}
         self._ticked_s = now_s
 
     @property
@@ -147,9 +146,12 @@ class Detector:
             if finding is not None:
                 found.append(finding)
         if not found and members:
-            self._begin(members, now_s)
+            if members != self._members:
+                self._begin_progress(members, now_s)
             stalled = self._stalled(members, now_s)
-            found.extend([stalled] if stalled is not None else [])
+            if stalled is not None:
+                found.append(stalled)
+                self._begin_progress(members, now_s)
         for finding in found:
             self._groups[finding.loss.group].lost = True
         return found
@@ -189,14 +191,14 @@ class Detector:
                 if rank.closed_s is not None:
                     rank.closed_s = min(now_s, rank.closed_s + missed_s)
 
-    def _begin(self, members: Mapping[int, int], now_s: float) -> None:
-        """Who has just become a member may have waited long for that: its progress counts from now."""
+    def _begin_progress(self, members: Mapping[int, int], now_s: float) -> None:
+        """Members have changed, or are about to: the others leave what they waited in and have new work, and whoever
+        is new has waited long. Nobody's standing still counts from before."""
+        self._members = dict(members)
         for group, incarnation in members.items():
             known = self._present(group, incarnation)
-            if known is not None and not known.member:
-                known.member = True
-                for rank in known.ranks.values():
-                    rank.moved_s = now_s
+            for rank in known.ranks.values() if known is not None else ():
+                rank.moved_s = now_s
 
     def _silent_or_closed(self, group: int, known: _Group, now_s: float) -> Finding | None:
         grace_s, timeout_s = self._times.grace_s, self._times.heartbeat_timeout_s

@@ -1,0 +1,235 @@
+"""Who is taken for dead, in virtual time (protocol rule 11)."""
+
+from __future__ import annotations
+
+from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.recovery.detector import Beat, Detector, Finding
+
+TIMES = Timeouts(
+    heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, grace_s=1.0, progress_timeout_s=20.0, startup_timeout_s=600.0
+)
+MEMBERS = {0: 0, 1: 0, 2: 0}
+
+
+class World:
+    """Groups of two ranks whose heartbeats arrive unless the test says otherwise."""
+
+    def __init__(self, groups: int = 3) -> None:
+        self.now_s = 100.0
+        self.detector = Detector(TIMES, self.now_s)
+        self.beats = {(g, m): Beat(m, 7, "vote", 0, 0, 4) for g in range(groups) for m in range(2)}
+        self.mute: set[tuple[int, int]] = set()
+        self.still: set[tuple[int, int]] = set()
+        for group in range(groups):
+            self.detector.hello(group, 0, 2, self.now_s)
+
+    def run(self, seconds: float, members: dict[int, int] | None = None) -> list[tuple[float, Finding]]:
+        """Let time pass in ticks; what was found, and when."""
+        found: list[tuple[float, Finding]] = []
+        start_s, ticks = self.now_s, round(seconds / self.detector.tick_s)
+        for tick in range(ticks):
+            self.now_s += self.detector.tick_s
+            if tick % 4 == 0:
+                self._beat()
+            found += [(self.now_s - start_s, one) for one in self.detector.tick(self.now_s, members)]
+        return found
+
+    def _beat(self) -> None:
+        for group in sorted({g for g, _ in self.beats}):
+            spoken = []
+            for position in range(2):
+                key, beat = (group, position), self.beats[group, position]
+                if key not in self.still:
+                    beat = self.beats[key] = Beat(
+                        position, beat.step, beat.phase, beat.counter + 1, beat.in_phase, beat.pieces_done
+                    )
+                if key not in self.mute:
+                    spoken.append(beat)
+            if (group, 0) not in self.mute:
+                self.detector.heartbeat(group, 0, spoken, self.now_s)
+
+    def at(self, group: int, position: int, phase: str, pieces: int = 0, in_phase: int = 0, step: int = 7) -> None:
+        """Where a rank stands."""
+        self.beats[group, position] = Beat(position, step, phase, 1, in_phase, pieces)
+
+
+def test_nothing_is_found_while_all_speak() -> None:
+    assert World().run(120.0, MEMBERS) == []
+
+
+def test_a_silent_rank_is_found_at_the_timeout_and_named() -> None:
+    world = World()
+    world.mute = {(1, 1)}
+    [(after_s, one)] = world.run(30.0)
+    assert 5.0 <= after_s <= 5.0 + 2 * world.detector.tick_s
+    assert (one.loss.group, one.loss.incarnation, one.loss.position, one.loss.cause) == (1, 0, 1, "silent")
+    assert one.since_s == 100.0
+    assert "the time-out is 5 s" in one.loss.detail
+
+
+def test_a_silent_leader_silences_its_group_once() -> None:
+    world = World()
+    world.run(10.0)
+    world.mute = {(2, 0)}
+    [(_, one)] = world.run(60.0)
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (2, 0, "silent")
+
+
+def test_groups_that_fall_silent_together_are_found_together() -> None:
+    world = World()
+    world.mute = {(0, 0), (2, 1)}
+    found = world.run(30.0)
+    assert [one.loss.group for _, one in found] == [0, 2]
+    assert found[0][0] == found[1][0]
+
+
+def test_a_closed_connection_has_the_grace_time() -> None:
+    world = World()
+    world.mute = {(1, 0)}
+    world.detector.closed(1, 0, world.now_s)
+    [(after_s, one)] = world.run(4.0)
+    assert 1.0 <= after_s <= 1.0 + world.detector.tick_s
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (1, -1, "closed")
+
+
+def test_the_same_incarnation_may_come_back_within_the_grace_time() -> None:
+    world = World()
+    world.detector.closed(1, 0, world.now_s)
+    assert world.run(0.5) == []
+    world.detector.hello(1, 0, 2, world.now_s)
+    assert world.run(30.0) == []
+
+
+def test_a_rank_whose_connection_to_its_leader_closed() -> None:
+    world = World()
+    world.detector.closed(1, 0, world.now_s, position=1)
+    assert world.run(0.5) == []
+    world.detector.opened(1, 0, 1, world.now_s)
+    assert world.run(10.0) == []
+    world.detector.closed(1, 0, world.now_s, position=1)
+    [(_, one)] = world.run(10.0)
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (1, 1, "closed")
+
+
+def test_an_old_incarnation_is_not_heard() -> None:
+    world = World()
+    world.detector.hello(1, 1, 2, world.now_s)
+    world.detector.closed(1, 0, world.now_s)
+    assert world.run(3.0) == [], "the close of the older connection does not count"
+    [(_, one)] = world.run(10.0)
+    assert one.loss.incarnation == 1, "heartbeats of the older incarnation do not count"
+
+
+def test_an_exit_counts_once() -> None:
+    world = World()
+    assert world.detector.lost(1, 0)
+    assert not world.detector.lost(1, 0)
+    world.mute = {(1, 0), (1, 1)}
+    assert world.run(60.0) == []
+    world.detector.hello(1, 1, 2, world.now_s)
+    assert not world.detector.lost(1, 0), "the exit of an older incarnation is old news"
+    assert world.detector.lost(1, 1)
+
+
+def test_a_member_by_the_journal_must_say_hello() -> None:
+    detector = Detector(TIMES, 0.0)
+    detector.expect(3, 2, 0.0)
+    found = [one for tick in range(1, 100) for one in detector.tick(tick * detector.tick_s)]
+    assert [(one.loss.group, one.loss.incarnation, one.loss.cause) for one in found] == [(3, 2, "silent")]
+
+
+def test_the_coordinators_own_stall_is_nobodys_silence() -> None:
+    world = World()
+    world.detector.closed(1, 0, world.now_s)
+    world.now_s += 60.0
+    assert world.detector.tick(world.now_s, MEMBERS) == []
+    world.detector.hello(1, 0, 2, world.now_s)
+    assert world.run(30.0, MEMBERS) == []
+
+
+def test_a_stall_only_moves_the_deadline() -> None:
+    world = World()
+    world.mute = {(1, 1)}
+    assert world.run(4.0) == []
+    world.now_s += 60.0
+    [(after_s, one)] = world.run(10.0)
+    assert 0.0 < after_s <= 2.0
+    assert one.loss.group == 1
+
+
+def test_the_rank_furthest_behind_is_blamed_when_it_stands_still() -> None:
+    world = World()
+    world.at(1, 0, "forward", pieces=2, in_phase=3)
+    world.at(1, 1, "forward", pieces=2, in_phase=2)
+    world.at(0, 0, "reduce")
+    world.at(0, 1, "vote")
+    world.still = {(1, 0), (1, 1), (0, 0), (0, 1), (2, 0), (2, 1)}
+    [(after_s, one)] = world.run(30.0, MEMBERS)
+    assert 20.0 <= after_s <= 21.0
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (1, 1, "stalled")
+    assert "step 7, forward, 2 pieces done" in one.loss.detail
+    assert "5 ranks wait" not in one.loss.detail
+    assert "4 ranks wait" in one.loss.detail
+
+
+def test_the_one_that_did_not_begin_the_bucket_is_behind() -> None:
+    world = World()
+    for group in range(3):
+        world.at(group, 1, "reduce", in_phase=2 if group == 2 else 3)
+    world.still = set(world.beats)
+    [(_, one)] = world.run(30.0, MEMBERS)
+    assert (one.loss.group, one.loss.position) == (2, 1)
+
+
+def test_those_who_waited_for_it_have_the_time_anew() -> None:
+    world = World()
+    for key in world.beats:
+        world.at(*key, "reduce")
+    world.at(1, 0, "forward")
+    world.still = set(world.beats)
+    assert len(world.run(21.0, MEMBERS)) == 1
+    assert world.run(19.0, {0: 0, 2: 0}) == [], "their next heartbeat may be a while off"
+
+
+def test_a_slow_rank_that_moves_is_not_blamed() -> None:
+    world = World()
+    world.still = set(world.beats) - {(1, 0)}
+    world.at(1, 0, "forward")
+    world.at(1, 1, "reduce")
+    assert world.run(120.0, MEMBERS) == []
+
+
+def test_who_has_voted_is_never_blamed() -> None:
+    world = World()
+    world.still = set(world.beats)
+    assert world.run(120.0, MEMBERS) == []
+
+
+def test_standing_still_while_nobody_waits_is_no_offence() -> None:
+    world = World()
+    for key in world.beats:
+        world.at(*key, "checkpoint")
+    world.still = set(world.beats)
+    assert world.run(120.0, MEMBERS) == []
+
+
+def test_progress_counts_from_membership_on() -> None:
+    world = World()
+    for key in world.beats:
+        world.at(*key, "start")
+    world.at(0, 0, "reduce")
+    world.still = set(world.beats)
+    assert world.run(300.0) == [], "a job that forms is not judged"
+    assert world.run(19.0, MEMBERS) == []
+    [(_, one)] = world.run(5.0, MEMBERS)
+    assert one.loss.cause == "stalled"
+
+
+def test_progress_is_what_all_ranks_of_a_group_have_done() -> None:
+    world = World()
+    world.at(0, 0, "forward", pieces=3)
+    world.at(0, 1, "forward", pieces=2)
+    world.at(1, 0, "vote", pieces=4, step=6)
+    world.run(1.0)
+    assert world.detector.progress(MEMBERS, 7) == ((0, 2), (1, 0), (2, 4))
+    assert world.detector.progress([9], 7) == ((9, 0),)

@@ -1,0 +1,89 @@
+"""How a leader makes one word of its group out of the words of its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spare_megatron.comm.gather import Ballots, Roll, merge_reports
+from spare_megatron.comm.reports import Reduced
+
+OK = Reduced(step=5, epoch=2, ok=True, pieces=(1, 2), figures=(("reduce_s", 1.0),))
+
+
+def test_the_last_rank_makes_the_vote() -> None:
+    ballots = Ballots(3, 1, 3)
+    assert ballots.add(0, OK) is None
+    assert ballots.add(0, OK) is None, "a rank that says it twice counts once"
+    assert ballots.add(2, replace(OK, figures=(("reduce_s", 2.0), ("patch_s", 0.5)))) is None
+    assert ballots.held is None
+    ballot = ballots.add(1, OK)
+    assert ballot is not None
+    vote, figures = ballot
+    assert (vote.group, vote.incarnation, vote.step, vote.epoch, vote.ok, vote.pieces) == (3, 1, 5, 2, True, (1, 2))
+    assert figures == (("patch_s", 0.5), ("reduce_s", 2.0))
+    assert ballots.held == (5, 2)
+    assert ballots.add(1, OK) is None
+
+
+def test_one_failure_is_the_groups_at_once() -> None:
+    ballots = Ballots(3, 1, 3)
+    ballots.add(0, OK)
+    ballot = ballots.add(1, replace(OK, ok=False, blamed=(2,), detail="no answer"))
+    assert ballot is not None
+    assert (ballot[0].ok, ballot[0].blamed, ballot[0].pieces) == (False, (2,), ())
+    assert "rank 1: no answer" in ballot[0].detail
+    assert ballots.add(2, OK) is None
+    assert ballots.held is None
+
+
+def test_ranks_with_different_pieces_cannot_vote_ok() -> None:
+    ballots = Ballots(0, 0, 2)
+    ballots.add(0, OK)
+    ballot = ballots.add(1, replace(OK, pieces=(1,)))
+    assert ballot is not None
+    assert not ballot[0].ok
+    assert "different pieces (2, 1)" in ballot[0].detail
+
+
+def test_results_of_an_older_epoch_or_step_are_dropped() -> None:
+    ballots = Ballots(0, 0, 2)
+    ballots.add(0, replace(OK, epoch=3))
+    assert ballots.add(1, OK) is None
+    assert ballots.add(1, replace(OK, epoch=3)) is not None
+    assert ballots.add(0, replace(OK, epoch=3, step=6)) is None
+    assert ballots.add(1, replace(OK, epoch=3)) is None
+    assert ballots.add(1, replace(OK, epoch=3, step=6)) is not None
+
+
+def test_a_newer_epoch_keeps_only_the_result_that_was_committed() -> None:
+    for committed, kept in (((5, 2), (5, 2)), ((4, 2), None)):
+        ballots = Ballots(0, 0, 1)
+        ballots.add(0, OK)
+        ballots.forget_older(3, committed)
+        assert ballots.held == kept
+
+
+def test_digests_of_the_ranks_become_one() -> None:
+    def digest(first: str, second: str) -> str:
+        ballots = Ballots(0, 0, 2)
+        ballots.add(1, replace(OK, weights_digest=second))
+        ballot = ballots.add(0, replace(OK, weights_digest=first))
+        assert ballot is not None
+        return ballot[0].weights_digest
+
+    assert digest("", "") == ""
+    assert digest("a", "b") == digest("a", "b") != digest("b", "a")
+
+
+def test_a_roll_moves_with_the_slowest() -> None:
+    roll = Roll(2)
+    assert not roll.add(0, 7)
+    assert roll.add(1, 5)
+    assert roll.reached == 5
+    assert not roll.add(1, 3), "a word that comes late takes nothing back"
+    assert roll.add(1, 7)
+    assert roll.reached == 7
+
+
+def test_the_lowest_position_that_knows_a_figure_is_believed() -> None:
+    assert merge_reports({1: {"loss": 2.0, "lr": 0.1}, 0: {"lr": 0.2}}) == {"loss": 2.0, "lr": 0.2}

@@ -1,0 +1,211 @@
+"""metrics.jsonl, the iteration line and the boards' scalars, from a controller's records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.controller.machine import initial_state, step
+from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.observe.boards import Boards, scalars
+from spare_megatron.observe.iteration_line import IterationLines
+from spare_megatron.observe.metrics import MetricsBook
+
+SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
+JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)
+
+
+class Story:
+    """A machine, a book, and a clock that moves by hand."""
+
+    def __init__(self, book: MetricsBook | None = None) -> None:
+        self.book, self.state, self.now_s = book or MetricsBook(), initial_state(), 1000.0
+        self.log: list[tuple[float, Event]] = []
+        self.tell(Opened(SPEC, 1, 1))
+        for group in range(3):
+            self.tell(Hello(group, 0, "f", 0))
+
+    def tell(self, event: Event, detect_s: float = 0.0) -> None:
+        """One event."""
+        before = self.state
+        self.state, decision = step(before, event)
+        self.log.append((self.now_s, event))
+        self.book.observe(self.now_s, before, event, decision, self.state, detect_s)
+
+    def commit(self, seconds: float = 1.0) -> None:
+        """Every live group votes ok after ``seconds``."""
+        self.now_s += seconds
+        state = self.state
+        for group, incarnation in state.live.items():
+            pieces = tuple(p for segment in state.segments_of(group) for p in segment)
+            figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0)]
+            self.book.figures(state.step_in_flight, state.epoch, group, figures)
+            self.tell(Vote(group, incarnation, state.step_in_flight, state.epoch, True, pieces))
+
+    def report(self, number: int, loss: float = 2.0) -> list[dict[str, Any]]:
+        """A group's report on a step; the lines that are ready then."""
+        self.book.report(number, {"lm loss": loss, "grad_norm": 0.5, "lr": 1e-3, "tokens": 12, "extra": 1})
+        return self.book.ready()
+
+
+def test_a_line_is_ready_with_the_first_report() -> None:
+    story = Story()
+    story.commit(0.25)
+    assert story.book.ready() == []
+    [line] = story.report(1, 2.5)
+    assert list(line)[:6] == ["step", "epoch", "loss", "grad_norm", "lr", "tokens"]
+    assert (line["step"], line["epoch"], line["loss"], line["tokens"], line["extra"]) == (1, 1, 2.5, 12, 1)
+    assert (line["live_groups"], line["load_max"], line["pieces"], line["step_time_s"]) == (3, 2, 6, 0.25)
+    assert (line["pieces_computed"], line["pieces_discarded"], line["recovery"]) == (6, 0, None)
+    assert story.report(1, 9.0) == [], "the second group's report is not logged"
+
+
+def test_a_recovery_has_its_times_and_counts_what_the_dead_had_computed() -> None:
+    story = Story()
+    story.commit()
+    story.report(1)
+    story.now_s += 0.5
+    story.tell(Lost((Loss(1, 0, "exited"),), ((0, 2), (1, 1), (2, 0))), detect_s=0.01)
+    story.book.seen(0, story.now_s + 0.002)
+    story.book.seen(2, story.now_s + 0.004)
+    story.commit(0.3)
+    [line] = story.report(2)
+    assert line["live_groups"] == 2
+    assert line["pieces_computed"] == 7, "the batch, and the one piece that the dead had reported"
+    assert line["recovery"] == {
+        "detect_s": 0.01,
+        "agree_s": 0.004,
+        "rebuild_s": 0.0,
+        "patch_s": 0.2,
+        "reduce_s": 0.2,
+        "total_s": 0.31,
+        "lost_groups": [1],
+    }
+    assert (story.book.totals.failures_masked, story.book.totals.recoveries) == (1, 1)
+    story.commit()
+    [line] = story.report(3)
+    assert line["recovery"] is None
+    assert story.book.stall_s == 0.0, "the disturbed step took 0.8 s, the usual one 1 s"
+
+
+def test_a_step_that_nobody_reports_is_written_with_the_next() -> None:
+    story = Story()
+    story.commit()
+    story.commit()
+    lines = story.report(2)
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, None), (2, 2.0)]
+
+
+def test_a_restarted_coordinator_writes_no_line_twice_and_none_is_lost() -> None:
+    story = Story()
+    story.commit()
+    story.report(1)
+    story.commit()
+    again = MetricsBook(written=(1, 1))
+    state = initial_state()
+    for time_s, event in story.log:
+        after, decision = step(state, event)
+        again.observe(time_s, state, event, decision, after)
+        state = after
+    again.report(1, {"lm loss": 7.0})
+    again.report(2, {"lm loss": 1.5})
+    assert [(line["step"], line["loss"]) for line in again.ready()] == [(2, 1.5)]
+    assert again.totals.steps_committed == 2
+
+
+def test_a_wipe_out_and_the_steps_it_loses() -> None:
+    story = Story()
+    for _ in range(5):
+        story.commit()
+    story.tell(Lost(tuple(Loss(group, 0, "exited") for group in range(3))))
+    assert story.state.outcome == "wipe-out"
+    story.tell(Opened(JobSpec(3, 2, (0, 1), "microbatch", 3, 9, 3, "f"), 2, 2))
+    totals = story.book.totals
+    assert (totals.wipe_outs, totals.steps_lost, totals.failures_masked) == (1, 2, 0)
+    story.book.ready(all_of_them=True)
+    for group in range(3):
+        story.tell(Hello(group, 1, "f", 3))
+    story.commit()
+    [line] = story.report(4)
+    assert (line["life"], line["step"]) == (2, 4)
+
+
+def line(number: int, **more: Any) -> dict[str, Any]:
+    """A metrics line."""
+    return {
+        "step": number,
+        "epoch": 1,
+        "loss": 2.0,
+        "grad_norm": 0.25,
+        "lr": 1e-4,
+        "tokens": 100,
+        "live_groups": 3,
+        "load_max": 2,
+        "pieces": 6,
+        "step_time_s": 0.5,
+        "pieces_computed": 6,
+        "pieces_discarded": 0,
+        "recovery": None,
+        **more,
+    }
+
+
+def test_the_iteration_line_is_megatrons() -> None:
+    lines = IterationLines(JOB, 0)
+    assert lines.add(line(1, loss=3.0)) is None
+    text = lines.add(line(2, loss=1.0, step_time_s=1.5))
+    assert text is not None
+    assert re.match(
+        r" iteration +2/ +9 \| consumed samples: +12 \| elapsed time per iteration \(ms\): 1000\.0 \|", text
+    )
+    assert " throughput per GPU (TFLOP/s/GPU): 2.0 |" in text
+    assert " learning rate: 1.000000E-04 | global batch size:     6 | lm loss: 2.000000E+00 | loss scale: 1.0 |" in text
+    assert " grad norm: 0.250 | number of skipped iterations:   0 | number of nan iterations:   0 |" in text
+    assert text.endswith(" live groups: 3 | max load: 2 |")
+
+
+def test_skipped_steps_and_recoveries_show_in_the_line() -> None:
+    lines = IterationLines(JOB, 0)
+    lines.add(line(1, loss=4.0, skipped=1))
+    text = lines.add(line(2, loss=1.0, recovery={"total_s": 0.5, "lost_groups": [1, 2]}))
+    assert text is not None
+    assert " lm loss: 1.000000E+00 |" in text
+    assert " number of skipped iterations:   1 |" in text
+    assert text.endswith(" masked loss of group 1,2 in 0.50 s |")
+
+
+def test_scalars_have_megatrons_names() -> None:
+    values = scalars(line(2, loss_scale=1.0, recovery={"total_s": 0.5, "lost_groups": [1]}), JOB)
+    assert values["lm loss"] == 2.0
+    expected: Mapping[str, float] = {
+        "learning-rate": 1e-4,
+        "grad-norm": 0.25,
+        "loss-scale": 1.0,
+        "batch-size": 6.0,
+        "world-size": 3.0,
+        "iteration-time": 0.5,
+        "throughput": 4.0,
+        "spare/live_groups": 3.0,
+        "spare/recovery/total_s": 0.5,
+    }
+    assert expected.items() <= values.items()
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_events_are_written_without_torch(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    job = JobDescription(global_batch_size=6, tensorboard_dir=str(tmp_path / "tb"), tensorboard_log_interval=2)
+    boards = Boards(job, tmp_path)
+    for number in range(1, 5):
+        boards.write(line(number, loss=1.0 / number), consumed_samples=6 * number)
+    boards.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert [(event.step, round(event.value, 3)) for event in events.Scalars("lm loss")] == [(2, 0.5), (4, 0.25)]
+    assert [event.step for event in events.Scalars("lm loss vs samples")] == [12, 24]

@@ -1,0 +1,128 @@
+"""Time-outs that contradict each other, ``--inject`` values, and the size of a group from its flags."""
+
+from __future__ import annotations
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.group_size import flag_value, group_size_of
+from spare_megatron.config.injection import Injection, check_injections, parse_injection
+from spare_megatron.config.timeouts import Timeouts, timeouts_from
+
+
+def test_defaults_and_what_follows_from_a_short_heartbeat() -> None:
+    assert timeouts_from() == Timeouts()
+    short = timeouts_from(1.0)
+    assert short.heartbeat_interval_s == 0.1
+    assert short.grace_s == 0.25
+    assert timeouts_from(20.0).progress_timeout_s == 240.0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"heartbeat_timeout_s": 1.0}, "--spare-heartbeat-timeout-s 1 s must be above 3 x heartbeat interval 0.5 s"),
+        ({"grace_s": 6.0}, "must be above grace 6 s"),
+        ({"progress_timeout_s": 4.0}, "--spare-progress-timeout-s 4 s must be above --spare-heartbeat-timeout-s 5 s"),
+        ({"coordinator_timeout_s": 10.0}, "use more than 10"),
+        ({"startup_timeout_s": 1.0}, "startup timeout 1 s must be above"),
+        ({"heartbeat_timeout_s": 0.0}, "--spare-heartbeat-timeout-s is 0 s, but must be above 0"),
+        ({"grace_s": float("nan")}, "grace is nan s"),
+    ],
+)
+def test_contradicting_timeouts_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Timeouts(**values)
+    assert message in str(error.value)
+
+
+def test_progress_flag_alone_is_checked_against_the_heartbeat() -> None:
+    with pytest.raises(ConfigError, match="--spare-progress-timeout-s 3 s must be above"):
+        timeouts_from(progress_timeout_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "injection"),
+    [
+        ("sigkill:group=2,step=20,at=reduce", Injection("sigkill", 2, 20, "reduce")),
+        ("sigstop:group=0,position=1,step=3,at=forward,n=2", Injection("sigstop", 0, 3, "forward", 1, 2)),
+        ("slow=2.5:group=1,step=4,at=apply", Injection("slow", 1, 4, "apply", seconds=2.5)),
+        ("bitflip:group=1,step=4,at=weights", Injection("bitflip", 1, 4, "weights")),
+        ("coordinator-sigkill:group=0,step=4,at=vote", Injection("coordinator-sigkill", 0, 4, "vote")),
+    ],
+)
+def test_injections_are_parsed(text: str, injection: Injection) -> None:
+    assert parse_injection(text) == injection
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("boom:group=1,step=2,at=reduce", "'boom' is no kind"),
+        ("sigkill", "is no kind of"),
+        ("sigkill:group=1,at=reduce", "step= is missing"),
+        ("sigkill:step=1,at=reduce", "group= is missing"),
+        ("sigkill:group=1,step=2", "at=(missing) is no point of sigkill"),
+        ("sigkill:group=1,step=2,at=weights", "use one of forward, backward"),
+        ("bitflip:group=1,step=2,at=forward", "use one of accumulate"),
+        ("sigkill:group=x,step=2,at=reduce", "group=x is no number"),
+        ("sigkill:group=-1,step=2,at=reduce", "group=-1 is no number"),
+        ("sigkill:group=1,group=2,step=2,at=reduce", "group= is there twice"),
+        ("sigkill:group=1,step=2,at=reduce,when=now", "'when=now' is not understood"),
+        ("sigkill=3:group=1,step=2,at=reduce", "sigkill takes no amount"),
+        ("slow:group=1,step=2,at=reduce", "slow= is no number of seconds"),
+        ("slow=inf:group=1,step=2,at=reduce", "slow=inf is no number of seconds"),
+    ],
+)
+def test_bad_injections_name_the_part_and_the_fix(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_injection(text)
+    assert message in str(error.value)
+    assert text in str(error.value)
+
+
+def test_an_injection_must_concern_a_rank_of_the_job() -> None:
+    check_injections([parse_injection("sigkill:group=3,position=1,step=2,at=reduce")], 4, 2)
+    with pytest.raises(ConfigError, match="the job has groups 0 to 2"):
+        check_injections([parse_injection("sigkill:group=3,step=2,at=reduce")], 3, 2)
+    with pytest.raises(ConfigError, match="a group has positions 0 to 1"):
+        check_injections([parse_injection("sigkill:group=0,position=2,step=2,at=reduce")], 3, 2)
+
+
+def test_an_injection_matches_its_moment_only() -> None:
+    one = parse_injection("sigkill:group=2,position=1,step=20,at=forward,n=3")
+    assert one.matches(2, 1, "forward", 20, 3)
+    assert not any(
+        one.matches(*moment)
+        for moment in [
+            (1, 1, "forward", 20, 3),
+            (2, 0, "forward", 20, 3),
+            (2, 1, "backward", 20, 3),
+            (2, 1, "forward", 19, 3),
+            (2, 1, "forward", 20, 2),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("", 1),
+        ("--tensor-model-parallel-size 2 --pipeline-model-parallel-size=3", 6),
+        ("--tensor-model-parallel-size 2 --context-parallel-size 2", 4),
+        ("--expert-model-parallel-size 4", 4),
+        ("--expert-model-parallel-size 4 --tensor-model-parallel-size 2", 8),
+        ("--expert-model-parallel-size 4 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1", 4),
+        ("--expert-model-parallel-size 2 --spare-inner-data-parallel 4", 4),
+        ("--expert-model-parallel-size 2 --spare-inner-data-parallel auto", 2),
+        ("--tensor-model-parallel-size 2 --tensor-model-parallel-size 4", 4),
+    ],
+)
+def test_group_size_from_flags(flags: str, size: int) -> None:
+    assert group_size_of(flags.split()) == size
+
+
+def test_a_degree_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--tensor-model-parallel-size two is no number"):
+        group_size_of(["--tensor-model-parallel-size", "two"])
+    assert flag_value(["--save"], "--save") is None

@@ -1,0 +1,146 @@
+"""Messages survive the wire and the journal; the generated module belongs to the .proto file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spare_megatron.comm import control_pb2 as pb
+from spare_megatron.comm import wire
+from spare_megatron.comm.generate import GENERATED, generated_text
+from spare_megatron.comm.reports import Reduced
+from spare_megatron.config.job import JobDescription, difference
+from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.controller import codec
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Applied,
+    Hello,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    Saved,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+    View,
+    Vote,
+)
+
+SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0)
+small = st.integers(0, 1000)
+numbers = st.lists(small, max_size=5).map(tuple)
+pairs = st.tuples(small, small)
+views = st.builds(
+    View,
+    group=small,
+    incarnation=small,
+    epoch=small,
+    fencing=small,
+    live=st.lists(pairs, max_size=4).map(tuple),
+    committed=pairs,
+    step=small,
+    segments=st.lists(numbers, max_size=3).map(tuple),
+    standing=numbers,
+    donors=numbers,
+    leave=st.booleans(),
+)
+votes = st.builds(
+    Vote,
+    group=small,
+    incarnation=small,
+    step=small,
+    epoch=small,
+    ok=st.booleans(),
+    pieces=numbers,
+    result_digest=st.text(max_size=5),
+    blamed=numbers,
+    detail=st.text(max_size=5),
+    at_s=st.floats(0, 1e6),
+)
+actions = st.one_of(
+    st.builds(SendView, views, st.sampled_from([0.0, 0.2])),
+    st.builds(SendCommit, numbers, small, small, st.booleans()),
+    st.builds(SendFenced, small, small, st.text(max_size=5)),
+    st.builds(SendStop, numbers, st.just("failed"), st.text(max_size=5)),
+    st.builds(AcceptSave, small, small, small, st.text(max_size=5)),
+)
+
+
+def test_the_generated_module_is_current() -> None:
+    assert GENERATED.read_text() == generated_text(), "run python -m spare_megatron.comm.generate"
+
+
+@given(views)
+def test_views_cross_the_wire(view: View) -> None:
+    message = wire.fill(pb.View(), view)
+    assert wire.read(pb.View.FromString(message.SerializeToString()), View) == view
+
+
+@given(votes)
+def test_votes_cross_the_wire_without_the_coordinators_time(vote: Vote) -> None:
+    read = wire.read(wire.fill(pb.Vote(), vote), Vote)
+    assert (read.pieces, read.ok, read.detail, read.at_s) == (vote.pieces, vote.ok, vote.detail, 0.0)
+
+
+def test_optional_and_named_figures_cross_the_wire() -> None:
+    for held in (None, (3, 4)):
+        hello = Hello(1, 2, "f", 3, held, 5)
+        assert wire.read(wire.fill(pb.Hello(), hello), Hello) == hello
+    reduced = Reduced(1, 2, True, (3,), "r", "w", (4,), "d", (("patch_s", 0.5),))
+    assert wire.read(wire.fill(pb.Reduced(), reduced), Reduced) == reduced
+
+
+@given(st.lists(actions, max_size=6).map(tuple))
+def test_actions_survive_the_journal(some: tuple[object, ...]) -> None:
+    plain = json.loads(json.dumps(codec.encode_actions(some)))  # type: ignore[arg-type]
+    assert codec.decode_actions(plain) == some
+
+
+@given(votes)
+def test_events_survive_the_journal(vote: Vote) -> None:
+    for event in (
+        vote,
+        Opened(SPEC, 1, 2),
+        Lost((Loss(1, 0, "silent", 1, "why"),), ((0, 3), (1, 2))),
+        Applied(1, 2, 3),
+        Saved(1, 2, 3, "there"),
+    ):
+        assert codec.decode_event(json.loads(json.dumps(codec.encode_event(event)))) == event
+
+
+def test_views_of_one_decision_share_what_is_equal() -> None:
+    live = tuple((group, 0) for group in range(1000))
+    sent = [SendView(View(g, 0, 2, 1, live, (5, 1), 6, ((g,),), (g,))) for g in range(1000)]
+    text = json.dumps(codec.encode_actions(sent))
+    assert len(text) < 150_000, "a thousand copies of the live set would be 8 MB"
+    assert codec.decode_actions(json.loads(text)) == tuple(sent)
+
+
+def test_what_is_no_message_is_refused() -> None:
+    for plain, message in (({"type": "Nonsense"}, "unknown message type"), ({"type": "Vote", "x": 1}, "Vote: ")):
+        with pytest.raises(ValueError, match=message):
+            codec.decode(plain)
+    with pytest.raises(ValueError, match="no JobSpec"):
+        codec.spec_from_json('{"a": 1}')
+    with pytest.raises(ValueError, match="no JobDescription"):
+        codec.job_from_json(codec.spec_to_json(SPEC))
+
+
+def test_the_job_crosses_the_wire_as_json() -> None:
+    assert codec.spec_from_json(codec.spec_to_json(SPEC)) == SPEC
+    job = JobDescription({"lr": 0.1, "model": None}, timeouts_from(2.0), 20, loss_names=("lm loss", "mtp loss"))
+    assert codec.job_from_json(codec.job_to_json(job)) == job
+
+
+def test_a_difference_names_what_differs() -> None:
+    same = {"lr": 0.1, "layers": 4}
+    assert difference(same, dict(same)) == ""
+    assert difference({**same, "lr": 0.2}, same) == "lr is 0.2, elsewhere 0.1"
+    assert difference(same, {"lr": 0.1}) == "layers is 4, elsewhere not set"
+    assert difference({str(n): 1 for n in range(9)}, {}).endswith("; and 6 more")

@@ -1,0 +1,99 @@
+"""What a job outlives beside deaths: wipe-outs, its coordinator's death, being told to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.checkpoint.folder import MANIFEST
+from tests.process.harness import launch, toy_digests
+
+WORDS = ("--steps", "16", "--pieces", "2", "--piece-s", "0.005", "--redundancy", "2")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Position -> digest of the weights of the run without failures."""
+    run_dir = tmp_path_factory.mktemp("calm")
+    launch(run_dir, *WORDS).finish()
+    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(run_dir).items()}
+
+
+def check_weights(run_dir: Path, calm: dict[str, str]) -> None:
+    digests = toy_digests(run_dir)
+    assert digests
+    for name, digest in digests.items():
+        assert digest == calm[name.rpartition("-")[2]], f"{name} differs from the run without failures"
+
+
+def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: dict[str, str]) -> None:
+    inject = ["sigkill:group=0,step=7,at=forward", "sigkill:group=1,step=9,at=backward"]
+    save = tmp_path / "save"
+    job = launch(tmp_path / "run", *WORDS, "--save", str(save), "--save-interval", "4", inject=inject)
+    lines = job.finish()
+    assert [line["step"] for line in lines if line["life"] == 1] == list(range(1, 9))
+    assert [line["step"] for line in lines if line["life"] == 2] == list(range(9, 17))
+    summary = json.loads((job.run_dir / "summary.json").read_text())
+    assert (summary["wipe_outs"], summary["lives"], summary["failures_masked"]) == (1, 2, 1)
+    check_weights(job.run_dir, calm)
+
+
+def test_total_loss_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    inject = [f"sigkill:group={group},step=5,at=forward" for group in range(2)]
+    job = launch(tmp_path / "run", *WORDS, groups=2, group_size=1, inject=inject)
+    job.finish(code=3)
+    assert "checkpoint" in (job.run_dir / "launch.out").read_text()
+
+
+def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path: Path, calm: dict[str, str]) -> None:
+    save = tmp_path / "save"
+    first = launch(tmp_path / "one", *WORDS, "--save", str(save), "--save-interval", "4")
+    first.finish()
+    newest = save / "iter_0000016" / "rank0.pt"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    assert (newest.parent / MANIFEST).exists()
+    job = launch(tmp_path / "two", *WORDS, "--save", str(save), "--load")
+    lines = job.finish()
+    assert [line["step"] for line in lines] == [13, 14, 15, 16]
+    check_weights(job.run_dir, calm)
+
+
+def test_the_coordinator_dies_and_no_rank_notices(tmp_path: Path, calm: dict[str, str]) -> None:
+    inject = ["coordinator-sigkill:group=1,step=6,at=reduce", "coordinator-sigkill:group=2,step=10,at=vote"]
+    job = launch(tmp_path, *WORDS, inject=inject)
+    job.wait_for_step(1)
+    ranks = {(r["group"], r["position"]): r["pid"] for r in job.ranks()}
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, 17))
+    assert {line["live_groups"] for line in lines} == {3}
+    assert {(r["group"], r["position"]): r["pid"] for r in job.ranks()} == ranks, "a rank was started again"
+    assert json.loads((tmp_path / "coordinator.json").read_text())["fencing"] == 3
+    check_weights(tmp_path, calm)
+
+
+def test_sigterm_saves_leaves_with_4_and_goes_on_later(tmp_path: Path, calm: dict[str, str]) -> None:
+    save = tmp_path / "save"
+    words = (*WORDS, "--save", str(save))
+    job = launch(tmp_path / "one", *words)
+    job.wait_for_step(5)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=4)
+    last = lines[-1]["step"]
+    assert 5 <= last < 16
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    again = launch(tmp_path / "two", *words, "--load")
+    assert [line["step"] for line in again.finish()] == list(range(last + 1, 17))
+    check_weights(again.run_dir, calm)
+
+
+def test_spare_launch_itself_is_killed_and_nothing_stays(tmp_path: Path) -> None:
+    job = launch(tmp_path, *WORDS, "--piece-s", "0.05")
+    job.wait_for_step(2)
+    job.kill(job.process.pid)
+    job.process.wait()
+    job.wait_until_gone()

@@ -1,0 +1,100 @@
+"""Deaths at every point of a step, on real processes: nothing lost, nothing twice, the same weights bit for bit.
+
+The toy model's gradients are multiples of 2^-12, so its sums are exact in any order and the weights of every run with
+failures must equal those of the run without (tests/process/toy_engine.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import Job, launch, toy_digests
+
+GROUPS, STEPS = 5, 24
+WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--piece-s", "0.005")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Position -> digest of the weights of the run without failures."""
+    run_dir = tmp_path_factory.mktemp("calm")
+    job = launch(run_dir, *WORDS, groups=GROUPS)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    digests = toy_digests(run_dir)
+    assert len(digests) == 2 * GROUPS
+    by_position = {name.rpartition("-")[2]: digest for name, digest in digests.items()}
+    assert set(digests.values()) == set(by_position.values()), "groups disagree without any failure"
+    return by_position
+
+
+def same_as_calm(job: Job, calm: dict[str, str], survivors: int) -> None:
+    """Every surviving rank has the weights of the run without failures."""
+    digests = toy_digests(job.run_dir)
+    assert len(digests) == 2 * survivors, digests
+    for name, digest in digests.items():
+        assert digest == calm[name.rpartition("-")[2]], f"{name} differs from the run without failures"
+
+
+def check_twice(lines: list[dict]) -> None:
+    """Pieces were computed twice only in steps that lost a group."""
+    for line in lines:
+        if line["recovery"] is None:
+            assert line["pieces_computed"] == line["pieces"], line
+
+
+def lost(lines: list[dict]) -> list[int]:
+    return [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
+
+
+@pytest.mark.parametrize("position", [None, 0, 1], ids=["group", "leader", "rank1"])
+def test_a_death_at_each_point_of_the_step(tmp_path: Path, calm: dict[str, str], position: int | None) -> None:
+    where = "" if position is None else f",position={position}"
+    inject = [
+        f"sigkill:group={group}{where},step={step},at={point}"
+        for group, step, point in ((0, 4, "forward"), (1, 8, "backward"), (2, 12, "reduce"), (3, 16, "vote"))
+    ]
+    job = launch(tmp_path, *WORDS, groups=GROUPS, inject=inject)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lost(lines) == [0, 1, 2, 3]
+    check_twice(lines)
+    same_as_calm(job, calm, survivors=1)
+
+
+def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, calm: dict[str, str]) -> None:
+    inject = [
+        "sigkill:group=0,step=5,at=apply",
+        "sigkill:group=1,step=12,at=reduce",
+        "sigkill:group=2,position=1,step=12,at=patch",
+        "sigkill:group=3,position=0,step=12,at=rebuild",
+    ]
+    job = launch(tmp_path, *WORDS, groups=GROUPS, inject=inject)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    gone = lost(lines)
+    assert gone[0] == 0
+    assert set(gone) >= {0, 1}
+    same_as_calm(job, calm, survivors=GROUPS - len(gone))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: dict[str, str], seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    job = launch(tmp_path, *WORDS, groups=GROUPS)
+    victims = draw.sample(range(GROUPS), GROUPS - 1)
+    for number, group in enumerate(victims):
+        job.wait_for_step(3 + 4 * number)
+        time.sleep(draw.uniform(0, 0.06))
+        pids = job.pids(group) if draw.random() < 0.5 else [draw.choice(job.pids(group))]
+        job.kill(*pids)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert sorted(lost(lines)) == sorted(victims)
+    same_as_calm(job, calm, survivors=1)

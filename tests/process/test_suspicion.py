@@ -1,0 +1,58 @@
+"""Ranks that are not dead but do not go on: stopped processes and hangs. They are fenced, and stay harmless."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import launch, toy_digests
+
+HEARTBEAT_S, PROGRESS_S = 3.0, 6.0
+WORDS = (
+    *("--steps", "14", "--pieces", "2", "--piece-s", "0.005", "--redundancy", "3"),
+    *("--heartbeat-s", str(HEARTBEAT_S), "--progress-s", str(PROGRESS_S)),
+)
+
+
+def same_weights(run_dir: Path, groups: set[int]) -> None:
+    """The survivors' weights agree (toy sums are exact, so a wrong or missing piece would show)."""
+    digests = toy_digests(run_dir)
+    for position in (0, 1):
+        assert len({digests[f"group-{g}-rank-{position}"] for g in groups}) == 1
+
+
+@pytest.mark.parametrize("position", [0, 1], ids=["leader", "rank1"])
+def test_a_stopped_rank_is_fenced_and_leaves_when_it_goes_on(tmp_path: Path, position: int) -> None:
+    job = launch(tmp_path, *WORDS)
+    job.wait_for_step(4)
+    pid = job.pid(1, position)
+    others = [p for p in job.pids(1) if p != pid]
+    stopped_unix_s = time.time()
+    job.kill(pid, number=signal.SIGSTOP)
+    job.wait_for("the stop is masked", lambda: any(line["recovery"] for line in job.metrics), 30)
+    masked_s = time.time() - stopped_unix_s
+    print(f"masked after {masked_s:.2f} s, heartbeat time-out {HEARTBEAT_S} s")
+    assert masked_s < HEARTBEAT_S + 1.0
+    job.kill(pid, number=signal.SIGCONT)
+    job.wait_for_exit(pid, *others)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, 15))
+    assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
+    assert "fenced" in (tmp_path / "logs" / "group-1" / f"rank-{position}.log").read_text()
+    same_weights(tmp_path, {0, 2})
+
+
+@pytest.mark.parametrize("point", ["forward", "reduce"])
+def test_a_hang_is_found_by_the_counter_that_stands_still(tmp_path: Path, point: str) -> None:
+    job = launch(tmp_path, *WORDS, inject=[f"hang:group=1,position=1,step=5,at={point}"])
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, 15))
+    masked = [line for line in lines if line["recovery"]]
+    assert [line["recovery"]["lost_groups"] for line in masked] == [[1]]
+    assert masked[0]["step"] == 5
+    print(f"step with the hang: {masked[0]['step_time_s']:.2f} s, progress time-out {PROGRESS_S} s")
+    assert masked[0]["step_time_s"] < PROGRESS_S + 1.0
+    same_weights(tmp_path, {0, 2})

@@ -57,7 +57,7 @@ def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[li
         del store
 
 
-def run_ranks(target: str, arguments: Sequence[Any], timeout_s: float = 100.0) -> list[Any]:
+def run_ranks(target: str, arguments: Sequence[Any], timeout_s: float = 240.0) -> list[Any]:
     """What ``target`` returned on each rank; AssertionError with the log when a rank fails or the time is over."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         directory = Path(name)

@@ -31,6 +31,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
@@ -39,14 +40,16 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.comm.backend import BackendError, Meeting, Seat
-from spare_megatron.comm.sockets import Address, OwnSocket, address_towards, connected, shut
+from spare_megatron.comm.sockets import Address, OwnSocket, address_towards, connected, is_open, shut
 
 IN_FLIGHT = 2
 """Worker threads of the group: buckets that are summed at the same time."""
-CONNECT_TIMEOUT_S = 10.0
-"""For connecting to a neighbour that has already arrived."""
 PATIENCE = timedelta(days=1)
-"""While members still compute, the control plane alone decides who is late."""
+"""While members still compute, the control plane alone decides who is late. And while they connect: a gloo that has
+timed out while connecting ends the whole process when the connection comes late."""
+CLOSING_S, CLOSING_POLL_S = 1.0, 0.001
+_NEVER_FREED: list[Any] = []
+"""Groups whose connections did not close: destroying them is not safe."""
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
@@ -61,8 +64,11 @@ class GlooBackend:
         self._group: Any = None
         self._scanning = threading.Lock()
         self._own: Address | None = None
-        """This device's address; None before it listens and once it may be gone. Guarded by ``_scanning``."""
+        """This device's address; None before it listens."""
+        self._released = False
+        """The device may be gone. Guarded by ``_scanning``, like everything that touches its sockets."""
         self._neighbours: dict[Address, int] = {}
+        self._foreign: Collection[Address] = ()
         self._sockets: tuple[OwnSocket, ...] = ()
         """Set once, when all connections stand."""
 
@@ -75,8 +81,7 @@ class GlooBackend:
         meeting = self._meeting = Meeting(seat, self._timeout_s)
         self._group = dist.ProcessGroupGloo(meeting.store, seat.rank, seat.size, self._options())
         own = _device_address(meeting.store, seat.rank)
-        with self._scanning:
-            self._own = own
+        self._own = own
         self._go_on()
         meeting.arrive()
         ring = {(seat.rank + 1) % seat.size, (seat.rank - 1) % seat.size}
@@ -99,30 +104,51 @@ class GlooBackend:
 
     def cut(self) -> None:
         self._cut.set()
-        for own in self._sockets:
-            shut(own)
+        if self._scanning.acquire(blocking=False):
+            try:
+                if self._sockets and not self._released:
+                    self._shut_all()
+            finally:
+                self._scanning.release()
 
     def unblock(self, foreign: Collection[Address]) -> None:
         if self._meeting is not None:
             self._meeting.leave()
         with self._scanning:
-            if self._own is None or self._sockets:
+            if self._own is None or self._sockets or self._released:
                 return
-            for own in connected(self._is_ours):
-                if own.remote not in foreign:
-                    shut(own)
+            self._foreign = foreign
+            self._shut_all()
             for rank in self._neighbours.values():
                 _hang_up(self._own, rank)
 
     def release(self) -> None:
+        """The connections are ended and gloo's loop has closed them *before* the device goes: while it goes, an event
+        of a connection that another process shares (a forked child) would end this process."""
         with self._scanning:
-            self._own = None
+            self._released = True
+        until_s = time.monotonic() + CLOSING_S
+        while self._open():
+            self._shut_all()
+            if time.monotonic() > until_s:
+                _NEVER_FREED.append(self._group)
+                break
+            time.sleep(CLOSING_POLL_S)
         self._group = None
         self._meeting = None
 
+    def _shut_all(self) -> None:
+        for own in self._sockets or connected(self._is_ours):
+            shut(own)
+
+    def _open(self) -> bool:
+        if self._sockets:
+            return any(is_open(own) for own in self._sockets)
+        return self._own is not None and bool(connected(self._is_ours))
+
     def _options(self) -> Any:
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=min(self._timeout_s, CONNECT_TIMEOUT_S))
+        options._timeout = PATIENCE
         options._threads = IN_FLIGHT
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
         place = (
@@ -146,7 +172,7 @@ class GlooBackend:
         seat = self._seat
         seen = torch.zeros(seat.size + 1, dtype=torch.int64)
         seen[seat.rank], seen[seat.size] = seat.rank + 1, seat.epoch
-        self.wait(self._sum(seen, timedelta(seconds=min(self._timeout_s, CONNECT_TIMEOUT_S))))
+        self.wait(self._sum(seen, PATIENCE))
         if seen.tolist() != [*range(1, seat.size + 1), seat.epoch * seat.size]:
             raise BackendError(f"connected to members of another epoch: {seen.tolist()[:8]}...")
 
@@ -156,7 +182,7 @@ class GlooBackend:
             raise BackendError("given up while forming")
 
     def _is_ours(self, local: Address, remote: Address) -> bool:
-        return local == self._own or remote in self._neighbours
+        return local == self._own or (remote in self._neighbours and remote not in self._foreign)
 
     def _suspects(self, text: str) -> tuple[int, ...]:
         """Ranks that an error of gloo may be about: it names an address, or nobody."""

@@ -43,7 +43,7 @@ class Communicator:
         self.dead = backend is None
         """The owner has ended and freed everything."""
         self.formation_s = 0.0
-        self._born_s = time.monotonic()
+        self.born_s = time.monotonic()
         self._backend = backend
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool]] = deque()
@@ -133,7 +133,7 @@ class Communicator:
     def _note_ready(self) -> None:
         with self._changed:
             self.ready = True
-            self.formation_s = time.monotonic() - self._born_s
+            self.formation_s = time.monotonic() - self.born_s
             self._changed.notify_all()
 
     def _note_error(self, error: Exception) -> None:

@@ -161,7 +161,7 @@ class ReplicaCommunicators:
         error = ""
         try:
             communicator = self._communicator(epoch, stale)
-            self._until(communicator, lambda: communicator.ready, stale)
+            self._until(communicator, lambda: self._stands(communicator), stale)
             buffers = self._buffers(communicator, request, stale)
             scalars = self._exchange(communicator, buffers, request, stale)
             return ReduceOutcome(
@@ -237,6 +237,15 @@ class ReplicaCommunicators:
                     return
                 self._changed.wait(STALE_POLL_S)
         raise _StaleError
+
+    def _stands(self, communicator: Communicator) -> bool:
+        """Connecting has no time-out in the library (see backend_gloo), so it has one here."""
+        most_s = 2 * self._timeout_s
+        if not communicator.ready and time.monotonic() - communicator.born_s > most_s:
+            raise _FailedError(
+                f"all members of epoch {communicator.epoch} came, but do not connect within {most_s:g} s"
+            )
+        return communicator.ready
 
     def _buffers(self, communicator: Communicator, request: Reduction, stale: Callable[[], bool]) -> Buffers:
         layout = Layout.of(request.tensors, request.scalars, request.method, self._bucket_bytes)

@@ -1,15 +1,19 @@
 """Finding and shutting down sockets of this process that belong to somebody else's library.
 
-gloo has no working abort: the only thing that ends a hung collective at once is that its connections end.
-gloo does not tell which file descriptors it uses, so they are recognised by their addresses (each gloo device
-listens on a port of its own) and remembered as (descriptor, inode). A descriptor number can be closed and
-given to a new file at any time by another thread; the inode cannot. So a descriptor is first duplicated, the
-duplicate's inode compared, and only then is the duplicate shut down: whatever other threads do meanwhile, no
-foreign socket is ever touched.
+gloo has no working abort: the only thing that ends a hung collective at once is that its connections end. gloo
+does not tell which file descriptors it uses, so they are recognised by their addresses (each gloo device listens
+on a port of its own) and remembered as (descriptor, inode). A descriptor number can be closed and given to a new
+file at any time by another thread; the inode cannot. So a descriptor is first duplicated, the duplicate's inode
+compared, and only then is the duplicate shut down: whatever other threads do meanwhile, no foreign socket is
+shut down.
+
+Looking around duplicates nothing: an event loop that closes a descriptor and relies on the kernel to forget it (gRPC's
+does; gloo's while its device shuts down) would get events of a dead connection for as long as a duplicate lives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -36,16 +40,24 @@ def connected(belongs: Callable[[Address, Address], bool]) -> list[OwnSocket]:
 
 
 def shut(own: OwnSocket) -> None:
-    """End the connection for both sides, if the descriptor still is that socket. Never blocks."""
-    copy = _duplicate(own.fd)
-    if copy is None:
+    """End the connection for both sides, if the descriptor still is that socket. Never blocks.
+
+    The owner's event loop must be alive: see the module's docstring.
+    """
+    if _inode(own.fd) != own.inode:
         return
-    with copy:
+    try:
+        copy = socket.socket(fileno=os.dup(own.fd))
+    except OSError:
+        return
+    with copy, contextlib.suppress(OSError):  # the other side may have been quicker
         if os.fstat(copy.fileno()).st_ino == own.inode:
-            try:
-                copy.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # the other side was quicker
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+def is_open(own: OwnSocket) -> bool:
+    """Whether the descriptor still is that socket."""
+    return _inode(own.fd) == own.inode
 
 
 def address_towards(host: str, port: int) -> str:
@@ -58,34 +70,36 @@ def address_towards(host: str, port: int) -> str:
 
 def _sockets() -> Iterator[OwnSocket]:
     for name in os.listdir("/proc/self/fd"):
-        copy = _duplicate(int(name))
-        if copy is None:
+        fd = int(name)
+        inode = _inode(fd)
+        if inode is None:
             continue
-        with copy:
-            try:
-                local, remote = copy.getsockname(), copy.getpeername()
-            except OSError:
-                continue  # listening, or not connected yet
-            if isinstance(local, tuple) and isinstance(remote, tuple):
-                inode = os.fstat(copy.fileno()).st_ino
-                yield OwnSocket(int(name), inode, (local[0], local[1]), (remote[0], remote[1]))
+        ends = _ends(fd)
+        if ends is not None and _inode(fd) == inode:
+            yield OwnSocket(fd, inode, *ends)
 
 
-def _duplicate(fd: int) -> socket.socket | None:
-    """A duplicate of ``fd`` when that is an internet socket."""
+def _inode(fd: int) -> int | None:
+    """The inode of ``fd`` when it is a socket."""
     try:
-        copy = os.dup(fd)
+        status = os.fstat(fd)
     except OSError:
         return None
-    if not stat.S_ISSOCK(os.fstat(copy).st_mode):
-        os.close(copy)
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else None
+
+
+def _ends(fd: int) -> tuple[Address, Address] | None:
+    """Local and remote address of a connected internet socket. The descriptor stays as it is."""
+    try:
+        borrowed = socket.socket(fileno=fd)
+    except OSError:
         return None
     try:
-        sock = socket.socket(fileno=copy)
+        local, remote = borrowed.getsockname(), borrowed.getpeername()
     except OSError:
-        os.close(copy)
+        return None  # listening, or not connected yet
+    finally:
+        borrowed.detach()
+    if not (isinstance(local, tuple) and isinstance(remote, tuple)):
         return None
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        sock.close()
-        return None
-    return sock
+    return (local[0], local[1]), (remote[0], remote[1])

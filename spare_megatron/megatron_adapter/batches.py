@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
-from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
+
+install_cpu_shims()
+
+from megatron.core import parallel_state
 
 KEYS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
 FIRST_STAGE = ("tokens", "attention_mask", "position_ids")

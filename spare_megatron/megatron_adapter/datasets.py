@@ -4,7 +4,7 @@ megatron-core lets rank 0 of *its* world write the cached sample indices while t
 such a world, so N ranks may write the same files at the same time; the contents are the same, but a reader may find
 a file half written. :func:`whole_files_only` makes each index file appear at once, complete.
 
-May assume: CPU shims are installed where there is no CUDA. Promises: importing this module imports megatron-core.
+Promises: importing this module imports megatron-core (with the CPU shims where there is no CUDA).
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
 from megatron.core.datasets import blended_dataset, gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset

@@ -31,6 +31,10 @@ from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import GroupWorld
 
 
+class NonFiniteGradientError(RuntimeError):
+    """A step's summed gradients are not finite and nothing in the optimizer would catch it."""
+
+
 class MegatronEngine:
     """One rank's model, gradient accumulators and optimizer. Pieces are numbers ``i * K + j``."""
 
@@ -118,6 +122,7 @@ class MegatronEngine:
         buffers = self._buffers()
         for (data, _), total in zip(buffers, reduced, strict=False):
             torch.div(total, divisor, out=data)
+        self._check_finite(step)
         if self._routing:
             for counts, total in zip(self._routing, reduced[len(buffers)].view(len(self._routing), -1), strict=True):
                 counts.copy_(total)
@@ -128,7 +133,7 @@ class MegatronEngine:
             replica.scheduler.step(increment=self.world.shape.global_batch_size)
         values = averages(scalars)
         return {
-            "loss": next(iter(values.values()), 0.0),
+            "loss": values.get("lm loss", next(iter(values.values()), 0.0)),
             "grad_norm": None if grad_norm is None else float(grad_norm),
             "lr": get_canonical_lr_for_logging(replica.optimizer.param_groups),
             "tokens": int(scalars[TOKENS]),
@@ -196,6 +201,22 @@ class MegatronEngine:
         if self.replica.config.calculate_per_token_loss:
             return max(scalars[TOKENS], 1.0)
         return float(shape.pieces * shape.inner_data * shape.context)
+
+    def _check_finite(self, step: int) -> None:
+        """Megatron's ``check_for_nan_in_grad``, on the sums: every group sees the same and stops at the same step.
+
+        With a loss scale the optimizer looks for itself and skips the step instead.
+        """
+        config = self.replica.config
+        if not self.replica.settings.ddp.get("check_for_nan_in_grad") or config.fp16:
+            return
+        for data, _ in self._buffers():
+            norm = data.norm(p=2)
+            if not torch.isfinite(norm):
+                raise NonFiniteGradientError(
+                    f"the gradients of step {step} hold NaN or infinity (norm {norm.item()}); training stops before they "
+                    "reach the weights, because --no-check-for-nan-in-loss-and-grad was not given"
+                )
 
     def _group_sums(self, sums: LossSums) -> dict[str, float]:
         """Sum over the group of what its last stage's ranks hold (one of each tensor-parallel group), on every rank."""

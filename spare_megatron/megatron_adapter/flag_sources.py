@@ -39,6 +39,9 @@ SOURCES = (
 
 def dataclass_types() -> dict[str, type]:
     """The dataclasses themselves. Imports megatron-core."""
+    from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+    install_cpu_shims()
     return {name: getattr(importlib.import_module(module), name) for name, module in CLASSES.items()}
 
 
@@ -70,10 +73,11 @@ def plain_default(field: dataclasses.Field[Any]) -> Any:
 
 def core_table() -> dict[str, Any]:
     """Every field of every class that can be a flag. Imports megatron-core."""
+    classes = dataclass_types()
     from megatron.core import __version__
 
     rows = []
-    for name, cls in dataclass_types().items():
+    for name, cls in classes.items():
         hints = typing.get_type_hints(cls)
         inherited = {field.name for base in cls.__bases__ if base is not object for field in dataclasses.fields(base)}
         if name == "TransformerConfig":

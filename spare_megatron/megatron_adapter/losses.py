@@ -41,12 +41,13 @@ class LossSums:
 
     def values(self) -> dict[str, float]:
         """The sums: ``tokens``, and ``KEY/sum`` and ``KEY/count`` for each key of the report."""
-        for tokens, report in self._pending:
-            self._accumulate(TOKENS, float(tokens))
-            for key, value in report.items():
-                total, count = _sum_and_count(key, value)
-                self._accumulate(key + _SUM, total)
-                self._accumulate(key + _COUNT, count)
+        for name, values in _on_host(self._pending):
+            if name is None:
+                self._accumulate(TOKENS, values[0])
+                continue
+            total, count = _sum_and_count(name, values)
+            self._accumulate(name + _SUM, total)
+            self._accumulate(name + _COUNT, count)
         self._pending.clear()
         return dict(self._sums)
 
@@ -58,8 +59,23 @@ def _snapshot(value: Any) -> Any:
     return value.detach().clone() if torch.is_tensor(value) else value
 
 
-def _sum_and_count(key: str, value: Any) -> tuple[float, float]:
-    numbers = value.double().reshape(-1).tolist() if torch.is_tensor(value) else [float(value)]
+def _on_host(pending: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[tuple[str | None, list[float]]]:
+    """Each value's name (None: the token count) and numbers, in order; all tensors leave the device at once."""
+    named = [(name, value) for tokens, report in pending for name, value in ((None, tokens), *report.items())]
+    tensors = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for _, value in named]
+    if not tensors:
+        return []
+    device = max((tensor.device for tensor in tensors), key=lambda device: device.type != "cpu")
+    numbers = torch.cat([tensor.to(device) for tensor in tensors]).tolist()
+    result: list[tuple[str | None, list[float]]] = []
+    start = 0
+    for (name, _), tensor in zip(named, tensors, strict=True):
+        result.append((name, numbers[start : start + tensor.numel()]))
+        start += tensor.numel()
+    return result
+
+
+def _sum_and_count(key: str, numbers: list[float]) -> tuple[float, float]:
     if len(numbers) == 1:
         return numbers[0], 1.0
     if len(numbers) == 2:

@@ -14,7 +14,8 @@ import torch
 
 def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TransformerConfig with objects in place of words; what is no word stays as it is."""
-    from megatron.core.activations import quick_gelu, squared_relu
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer.enums import AttnBackend
 
     words: dict[str, dict[str, Any]] = {

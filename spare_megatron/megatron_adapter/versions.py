@@ -21,6 +21,7 @@ _KNOWN_WARNINGS = (
     "full scope is deprecated. Use empty cuda_graph_scope",
     "Warning: tp_group is None, using default tp group",
     "`load_state_dict` is deprecated and will be removed in future versions. Please use `load` instead",
+    "If you are using transformer_engine as the transformer implementation, the core_attn is from",
     "MLP requires ffn_hidden_size, but it was not provided",
 )
 """What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""

@@ -13,6 +13,8 @@ import pytest
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.spawn import run_ranks
 
+pytestmark = pytest.mark.timeout(300)
+
 SAVED, STEPS = 2, 4
 DENSE = {"steps": STEPS, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
 EXPERTS = {"steps": STEPS, "transformer": BALANCED}

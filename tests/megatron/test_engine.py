@@ -12,6 +12,8 @@ import pytest
 from tests.megatron.test_parity import SEED, case
 from tests.spawn import run_ranks
 
+pytestmark = pytest.mark.timeout(300)
+
 STEPS = 3
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -13,6 +13,8 @@ import pytest
 from tests.megatron import toy
 from tests.spawn import run_ranks
 
+pytestmark = pytest.mark.timeout(300)
+
 TOLERANCE = 1e-5
 SEED = 1234
 
@@ -77,6 +79,9 @@ EIGHT_RANKS = {
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
+FULL_STEPS = 50
+
+
 def both(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Run on every rank: history of the plain reference and of this rank's group, for each case."""
     from torch.distributed import PrefixStore
@@ -123,3 +128,13 @@ def test_loss_equals_plain_megatron_core(four_ranks: list[Any], name: str) -> No
 @pytest.mark.parametrize("name", EIGHT_RANKS)
 def test_loss_equals_plain_megatron_core_on_eight_ranks(eight_ranks: list[Any], name: str) -> None:
     compare(name, eight_ranks)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("ranks", "cases"), [(4, FOUR_RANKS), (8, EIGHT_RANKS)])
+def test_fifty_steps(ranks: int, cases: dict[str, dict[str, Any]]) -> None:
+    longer = {name: {**one, "steps": FULL_STEPS} for name, one in cases.items()}
+    results = run_ranks("tests.megatron.test_parity:both", [longer] * ranks, timeout_s=1100.0)
+    for name in longer:
+        compare(name, results)

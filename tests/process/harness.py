@@ -6,6 +6,7 @@ the same actions, every step is in metrics.jsonl once and in order, and no proce
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -168,7 +169,7 @@ def toy_digests(run_dir: Path) -> dict[str, str]:
 
 def _check_lines(lines: list[dict[str, Any]]) -> None:
     """Each life commits its steps once, in order, with every piece counted."""
-    for before, after in zip(lines, lines[1:], strict=False):
+    for before, after in itertools.pairwise(lines):
         if after["life"] == before["life"]:
             assert after["step"] == before["step"] + 1, f"step {after['step']} follows {before['step']}"
     for line in lines:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import last_good, step_of
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.timeouts import timeouts_from
@@ -41,7 +42,8 @@ def main() -> int:
     saver = _saver(engine, place, options) if options.save else None
     rank = RankJob(place, _spec(place, options, first_step), _job(place, options), "gloo", torch.device("cpu"))
     code = train_rank(rank, engine, saver, Injector.from_environment(os.environ, place))
-    _leave_digest(engine, place)
+    if code == ExitCode.FINISHED:
+        _leave_digest(engine, place)
     return int(code)
 
 

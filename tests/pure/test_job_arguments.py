@@ -41,12 +41,16 @@ BAD = [
     ("--no-position-embedding", "--no-position-embedding is only for rotary embeddings"),
     ("--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs a model with experts"),
     ("--num-experts 3 --expert-model-parallel-size 2 --global-batch-size 8", "--num-experts 3 is not divisible by"),
+    ("--num-experts 2", "--num-experts with biases needs transformer-engine, .*; add --disable-bias-linear"),
     ("--num-experts 2 --moe-router-topk 4", "--moe-router-topk 4 is more than --num-experts 2"),
     ("--num-experts 2 --moe-layer-freq [1]*3", "--moe-layer-freq has 3 entries, but the model has 4 layers"),
     ("--num-experts 2 --moe-layer-freq often", "--moe-layer-freq is 'often', but takes"),
     ("--num-experts 2 --tensor-model-parallel-size 2", "need --sequence-parallel; add it"),
     ("--num-experts 2 --moe-router-load-balancing-type aux_loss seq_aux_loss", "give one coefficient for each loss"),
-    ("--num-experts 2 --moe-router-load-balancing-type global_aux_loss", "global_aux_loss is not supported"),
+    (
+        "--num-experts 2 --disable-bias-linear --moe-router-load-balancing-type global_aux_loss",
+        "global_aux_loss is not supported",
+    ),
     (
         "--num-experts 4 --expert-model-parallel-size 2 --spare-inner-data-parallel 3",
         "inner data parallelism 3 leaves no room .* use --spare-inner-data-parallel 2",
@@ -133,7 +137,7 @@ def test_number_of_groups_from_each_launcher() -> None:
 
 
 def test_inner_data_ranks() -> None:
-    experts = "--num-experts 4 --expert-model-parallel-size 2"
+    experts = "--num-experts 4 --disable-bias-linear --expert-model-parallel-size 2"
     assert shape(launched(2), experts).inner_data == 2
     assert shape(launched(2), experts + " --spare-inner-data-parallel 4").inner_data == 4
     assert shape(launched(2), experts + " --spare-inner-data-parallel auto").inner_data == 2
@@ -192,13 +196,14 @@ def test_what_megatron_derives() -> None:
 
 
 def test_experts_patterns_and_several_losses() -> None:
-    extra = "--num-experts 4 --moe-layer-freq ([0]+[1])*2 --moe-router-load-balancing-type aux_loss seq_aux_loss"
+    experts = "--num-experts 4 --disable-bias-linear "
+    extra = experts + "--moe-layer-freq ([0]+[1])*2 --moe-router-load-balancing-type aux_loss seq_aux_loss"
     fields = job_of(extra + " --moe-aux-loss-coeff 0.1 0.2")[0].transformer
     assert fields["moe_layer_freq"] == [0, 1, 0, 1]
     assert fields["moe_router_load_balancing_type"] == ["aux_loss", "seq_aux_loss"]
     assert fields["moe_aux_loss_coeff"] == [0.1, 0.2]
     assert (fields["num_moe_experts"], fields["moe_ffn_hidden_size"]) == (4, 256)
-    assert job_of("--num-experts 4")[0].transformer["moe_layer_freq"] == 1
+    assert job_of("--num-experts 4 --disable-bias-linear")[0].transformer["moe_layer_freq"] == 1
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "[1]*10**9", "1+'a'", "[1", "[1]*1000000000", "'x'*3", "-1"])

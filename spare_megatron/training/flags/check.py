@@ -17,6 +17,10 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, all_specs
 
 
+ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
+"""Modules whose selective recomputation refers to transformer-engine without asking whether it is there."""
+
+
 @dataclass(frozen=True)
 class Need:
     """Something that must be there when the job runs."""
@@ -53,20 +57,39 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need(engine, why, has_package("transformer_engine"), "use --attention-backend auto, or " + install)
     if ns.moe_grouped_gemm:
         yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
-    if ns.num_experts is not None and ns.add_bias_linear:
-        # megatron-core's own experts add the bias in place to what a collective returned, which autograd refuses
-        here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
-        yield Need(engine, "--num-experts with biases", here, "add --disable-bias-linear")
+    here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
+    for why, fix in engine_only(ns):
+        yield Need(engine, why, here, fix)
     if ns.distributed_backend == "nccl" or ns.spare_comm == "nccl":
         why = "--distributed-backend nccl" if ns.distributed_backend == "nccl" else "--spare-comm nccl"
         yield Need("CUDA", why, has_cuda, f"use {why.split()[0]} gloo")
-    if ns.fp16:
-        yield Need("CUDA", "--fp16", has_cuda, "use --bf16")
+    if ns.fp32_residual_connection:
+        yield Need("CUDA", "--fp32-residual-connection", has_cuda, "leave it out")
     for name, package in (("TikTokenizer", "tiktoken"), ("HuggingFaceTokenizer", "transformers")):
         if ns.tokenizer_type == name:
             yield Need(package, f"--tokenizer-type {name}", has_package(package), f"pip install {package}")
     if ns.tokenizer_type == "GPT2BPETokenizer":
         yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
+
+
+def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
+    """(flag, what to do instead) of what megatron-core's own layers cannot do (seen with 0.16.1)."""
+    if ns.num_experts is not None and ns.add_bias_linear:
+        # its experts add the bias in place to what a collective returned, which autograd refuses
+        yield "--num-experts with biases", "add --disable-bias-linear"
+    if ns.moe_latent_size is not None:
+        yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
+    if ns.multi_latent_attention:
+        yield "--multi-latent-attention", "use --group-query-attention"
+    if ns.layernorm_zero_centered_gamma:
+        yield "--apply-layernorm-1p", "leave it out"
+    if ns.use_te_activation_func:
+        yield "--use-te-activation-func", "leave it out"
+    if ns.cross_entropy_loss_fusion and ns.cross_entropy_fusion_impl == "te":
+        yield "--cross-entropy-fusion-impl te", "use native"
+    modules = [name for name in ns.recompute_modules or () if name in ENGINE_MODULES]
+    if modules:
+        yield f"--recompute-modules {' '.join(modules)}", "use core_attn, mlp or moe"
 
 
 def check_machine(ns: Namespace) -> None:

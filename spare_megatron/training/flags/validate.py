@@ -118,6 +118,13 @@ def check_experts(ns: Namespace) -> None:
         f"--moe-router-topk {ns.moe_router_topk} is more than --num-experts {experts}; use at most {experts}",
     )
     refuse(
+        ns.moe_router_topk == 1
+        and ns.moe_router_score_function == "softmax"
+        and not ns.moe_router_pre_softmax
+        and ns.moe_router_load_balancing_type != "sinkhorn",
+        "--moe-router-topk 1 would give every expert the weight 1; add --moe-router-pre-softmax",
+    )
+    refuse(
         isinstance(ns.moe_layer_freq, list) and len(ns.moe_layer_freq) != ns.num_layers,
         f"--moe-layer-freq has {len(ns.moe_layer_freq) if isinstance(ns.moe_layer_freq, list) else 0} entries, but the "
         f"model has {ns.num_layers} layers; give one entry for each layer",
@@ -182,6 +189,10 @@ def check_checkpoint(ns: Namespace) -> None:
     refuse(
         ns.save_interval is not None and ns.save_interval < 1,
         f"--save-interval is {ns.save_interval}, but must be at least 1",
+    )
+    refuse(
+        not ns.perform_initialization and ns.load is None,
+        "--no-initialization leaves the weights undefined; give --load with it or leave it out",
     )
     refuse(
         ns.exit_on_missing_checkpoint and ns.load is None,

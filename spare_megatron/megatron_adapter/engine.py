@@ -214,8 +214,8 @@ class MegatronEngine:
             norm = data.norm(p=2)
             if not torch.isfinite(norm):
                 raise NonFiniteGradientError(
-                    f"the gradients of step {step} hold NaN or infinity (norm {norm.item()}); training stops before they "
-                    "reach the weights, because --no-check-for-nan-in-loss-and-grad was not given"
+                    f"the gradients of step {step} hold NaN or infinity (norm {norm.item()}): training stops before "
+                    "they reach the weights; --no-check-for-nan-in-loss-and-grad would go on"
                 )
 
     def _group_sums(self, sums: LossSums) -> dict[str, float]:

@@ -99,9 +99,9 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
     transformer, optimizer, ddp = settings.transformer, settings.optimizer, settings.ddp
     if optimizer.get("use_distributed_optimizer") or ddp.get("use_distributed_optimizer"):
         raise ConfigError(
-            "--use-distributed-optimizer is not supported: it splits the optimizer state of a group over its inner data "
-            "ranks, and megatron-core 0.16.1 restores that state wrongly with torch's Adam (shared step counter, missing "
-            "step); leave the flag out"
+            "--use-distributed-optimizer is not supported: it splits a group's optimizer state over its inner data "
+            "ranks, and megatron-core 0.16.1 restores that state wrongly with torch's Adam (shared step counter, "
+            "missing step); leave the flag out"
         )
     for name in ("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp", "use_custom_fsdp"):
         if ddp.get(name):

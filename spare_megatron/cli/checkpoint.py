@@ -1,0 +1,112 @@
+"""``spare-checkpoint``: the fingerprint, the integrity and the contents of checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spare_megatron.checkpoint.folder import damage, iterations, last_good
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+
+EXAMPLE = """examples:
+  spare-checkpoint digest checkpoints/            sha256 of the weights of the last good checkpoint
+  spare-checkpoint verify checkpoints/iter_0000100
+  spare-checkpoint inspect checkpoints/ --json"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        "spare-checkpoint", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("action", choices=("digest", "verify", "inspect"))
+    made.add_argument("directory", type=Path, metavar="DIR", help="a --save directory, or one iteration of it")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 1 when ``verify`` finds damage; 2 when there is nothing to look at."""
+    options = parser().parse_args(argv)
+    try:
+        if options.action == "verify":
+            return _verify(options.directory, options.json)
+        directory = _one(options.directory)
+        if options.action == "digest":
+            return _digest(directory, options.json)
+        return _inspect(directory, options.json)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-checkpoint: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+
+
+def _one(directory: Path) -> Path:
+    """The iteration that is meant: the directory itself, or the last good one inside it."""
+    if not iterations(directory):
+        reason = damage(directory)
+        if reason:
+            raise ConfigError(f"{reason}; give a --save directory or one iteration of it")
+        return directory
+    found, passed = last_good(directory)
+    for one in passed:
+        sys.stderr.write(f"spare-checkpoint: passed over a damaged checkpoint: {one.reason}\n")
+    if found is None:
+        raise ConfigError(f"{directory} has no good checkpoint: {passed[0].reason}")
+    return found
+
+
+def _digest(directory: Path, as_json: bool) -> int:
+    from spare_megatron.megatron_adapter.digest import digest
+
+    value = digest(directory)
+    sys.stdout.write(
+        json.dumps({"digest": value, "directory": str(directory)}) + "\n" if as_json else f"{value}  {directory}\n"
+    )
+    return 0
+
+
+def _verify(directory: Path, as_json: bool) -> int:
+    """Every iteration of a --save directory, or the one that is given."""
+    found = iterations(directory)
+    places = [directory / f"iter_{step:07d}" for step in found] or [directory]
+    reasons = {str(place): damage(place) for place in places}
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"damaged": {k: v for k, v in reasons.items() if v}, "checked": len(reasons)}) + "\n"
+        )
+    else:
+        sys.stdout.writelines(f"{place}: {reason or 'good'}\n" for place, reason in reasons.items())
+    return int(ExitCode.FAILED) if any(reasons.values()) else 0
+
+
+def _inspect(directory: Path, as_json: bool) -> int:
+    from spare_megatron.megatron_adapter.checkpointing import read_common
+    from spare_megatron.megatron_adapter.digest import model_tensors
+
+    common = read_common(directory)
+    tensors = {
+        name: {"shape": list(entry.size), "dtype": str(entry.properties.dtype).removeprefix("torch.")}
+        for name, entry in model_tensors(directory).items()
+    }
+    parameters = sum(entry.size.numel() for entry in model_tensors(directory).values())
+    if as_json:
+        told = {
+            "directory": str(directory),
+            "step": common.get("iteration"),
+            "parameters": parameters,
+            "tensors": tensors,
+        }
+        sys.stdout.write(json.dumps(told) + "\n")
+        return 0
+    sys.stdout.write(f"{directory}: step {common.get('iteration')}, {parameters:,} values in {len(tensors)} tensors\n")
+    for name, entry in tensors.items():
+        sys.stdout.write(f"  {name}  {entry['dtype']}  {'x'.join(map(str, entry['shape']))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

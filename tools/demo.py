@@ -1,0 +1,183 @@
+"""The main job, end to end: real text, real processes, a real SIGKILL inside the reduction, and what came of it.
+
+    python tools/demo.py [--steps 60] [--kill-step 20] [--output runs/demo]
+
+Text is the machine's own Python standard library; its tokenizer is trained here. The data are kept, so that the second
+start is quick; the two runs are made anew each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT_BYTES_MAX = 6_000_000
+TOKENIZER_BYTES_MAX = 1_500_000
+VOCABULARY = 2048
+GROUPS, KILLED_GROUP = 4, 2
+MODEL = (
+    *("--num-layers", "4", "--hidden-size", "128", "--num-attention-heads", "4"),
+    *("--seq-length", "128", "--max-position-embeddings", "128", "--pipeline-model-parallel-size", "2"),
+    *("--micro-batch-size", "2", "--global-batch-size", "32", "--eval-iters", "0"),
+    *("--lr", "2e-3", "--lr-decay-style", "cosine", "--min-lr", "2e-4", "--lr-warmup-iters", "5"),
+    *("--weight-decay", "0.1", "--clip-grad", "1.0", "--attention-dropout", "0", "--hidden-dropout", "0"),
+    *("--tokenizer-type", "SentencePieceTokenizer", "--split", "100,0,0", "--log-interval", "5"),
+)
+console = Console(highlight=False)
+
+
+def main() -> int:
+    """Exit code 0 when the failure was masked without a lost step and the run without it says the same."""
+    options = _options()
+    output = Path(options.output).resolve()
+    text = _prepare(output / "data")
+    flags = (*MODEL, "--tokenizer-model", str(text["tokenizer"]), "--data-path", str(text["prefix"]))
+    flags += ("--train-iters", str(options.steps), "--spare-redundancy", "2")
+    console.rule(f"1. {GROUPS} groups of 2 pipeline stages; group {KILLED_GROUP} is killed in step {options.kill_step}")
+    inject = f"sigkill:group={KILLED_GROUP},step={options.kill_step},at=reduce"
+    failing = _train(output / "with-failure", (*flags, "--save", str(output / "with-failure" / "save")), inject)
+    console.rule("2. The same job without the failure")
+    calm = _train(output / "without-failure", (*flags, "--save", str(output / "without-failure" / "save")), None)
+    console.rule("3. What came of it")
+    return _judge(failing, calm, output)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="steps of each run")
+    parser.add_argument("--kill-step", type=int, default=20, help="step in which the group is killed")
+    parser.add_argument("--output", default=str(ROOT / "runs" / "demo"), help="directory of data and runs")
+    return parser.parse_args()
+
+
+def _prepare(directory: Path) -> dict[str, Path]:
+    """Text, tokenizer and data files of the standard library; made once."""
+    paths = {
+        "text": directory / "stdlib.jsonl",
+        "tokenizer": directory / f"stdlib-{VOCABULARY}.model",
+        "prefix": directory / "stdlib_text_document",
+    }
+    if paths["prefix"].with_suffix(".idx").exists():
+        return paths
+    console.print("Preparing data: the Python standard library's sources (once) ...")
+    directory.mkdir(parents=True, exist_ok=True)
+    documents = _standard_library()
+    paths["text"].write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    started_s = time.monotonic()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_lines(documents)),
+        model_prefix=str(paths["tokenizer"].with_suffix("")),
+        vocab_size=VOCABULARY,
+        character_coverage=1.0,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    console.print(f"  tokenizer of {VOCABULARY} tokens trained in {time.monotonic() - started_s:.0f} s")
+    command = [sys.executable, "tools/preprocess_data.py", "--input", str(paths["text"])]
+    command += ["--output-prefix", str(directory / "stdlib"), "--tokenizer-type", "SentencePieceTokenizer"]
+    command += ["--tokenizer-model", str(paths["tokenizer"]), "--append-eod", "--workers", "2"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return paths
+
+
+def _standard_library() -> list[str]:
+    """Sources of the standard library's modules in a fixed order, tests left out."""
+    top = Path(sysconfig.get_paths()["stdlib"])
+    documents: list[str] = []
+    size = 0
+    for path in sorted(top.rglob("*.py")):
+        inside = path.relative_to(top).parts
+        if {"test", "tests", "site-packages", "lib2to3", "idlelib"} & set(inside):
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        documents.append(text)
+        size += len(text)
+        if size > TEXT_BYTES_MAX:
+            break
+    return documents
+
+
+def _lines(documents: list[str]) -> list[str]:
+    lines: list[str] = []
+    size = 0
+    for text in documents[::5]:
+        lines += [line for line in text.splitlines() if line.strip()]
+        size += len(text)
+        if size > TOKENIZER_BYTES_MAX:
+            break
+    return lines
+
+
+def _train(run_dir: Path, flags: tuple[str, ...], inject: str | None) -> dict[str, Any]:
+    """One job through spare-launch; its summary and its metrics."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS)]
+    command += ["--run-dir", str(run_dir), *(["--inject", inject] if inject else []), "pretrain_gpt.py", *flags]
+    started_s = time.monotonic()
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code:
+        raise SystemExit(f"demo: spare-launch left with exit code {code}; see {run_dir}/logs")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return {"summary": summary, "lines": lines, "seconds": time.monotonic() - started_s, "save": run_dir / "save"}
+
+
+def _judge(failing: dict[str, Any], calm: dict[str, Any], output: Path) -> int:
+    summary, lines = failing["summary"], failing["lines"]
+    recovery = next((line["recovery"] for line in lines if line["recovery"]), None)
+    gaps = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(lines, calm["lines"], strict=True)]
+    equal = _digest(failing["save"]) == _digest(calm["save"])
+    table = Table(title="One job, one group killed inside the gradient reduction", show_header=False)
+    for name, value in (
+        ("steps committed", f"{summary['steps_committed']} of {lines[-1]['step']}"),
+        ("failures masked", str(summary["failures_masked"])),
+        ("steps lost", str(summary["steps_lost"])),
+        ("stall", f"{recovery['total_s']:.2f} s, {_parts(recovery)}" if recovery else "none"),
+        ("loss, first to last step", f"{lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f}"),
+        ("loss of the run without failure", f"{calm['lines'][-1]['loss']:.3f}"),
+        ("largest relative difference of a step's loss", f"{max(gaps):.1e}"),
+        ("weights", _weights(equal)),
+        ("time of both runs", f"{failing['seconds']:.0f} s and {calm['seconds']:.0f} s"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    console.print(f"Records: {output}/with-failure (journal.jsonl, metrics.jsonl, summary.json, logs/)")
+    good = summary["failures_masked"] == 1 and summary["steps_lost"] == 0 and lines[-1]["loss"] < lines[0]["loss"]
+    if not good or max(gaps) > 1e-5:
+        console.print("[red]The failure left a trace: this is not as it should be.[/red]")
+        return 1
+    console.print("The failure cost a moment and no work: every step was committed exactly once.")
+    return 0
+
+
+def _parts(recovery: dict[str, Any]) -> str:
+    names = ("detect", "agree", "rebuild", "patch", "reduce")
+    return ", ".join(f"{name} {recovery[f'{name}_s'] * 1000:.0f} ms" for name in names)
+
+
+def _weights(equal: bool) -> str:
+    if equal:
+        return "bit for bit equal to those of the run without failure"
+    return "equal up to the order of fp32 additions (not bit for bit)"
+
+
+def _digest(save: Path) -> str:
+    command = [sys.executable, "-m", "spare_megatron.cli.checkpoint", "digest", str(save)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.split()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

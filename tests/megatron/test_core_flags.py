@@ -1,0 +1,41 @@
+"""The committed table of megatron-core's fields is what the installed megatron-core has."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from spare_megatron.training.flags import specs
+from tests.pure.flags_of_a_job import job_of
+
+
+def test_the_table_is_that_of_the_installed_megatron_core() -> None:
+    from spare_megatron.megatron_adapter import flag_sources
+
+    path = Path(specs.__file__).parent / "core_flags.json"
+    made = flag_sources.table_text(flag_sources.core_table())
+    assert path.read_text() == made, "write it anew: python -m spare_megatron.megatron_adapter.flag_sources"
+
+
+def test_every_field_of_megatron_core_that_its_command_line_has_is_a_flag_or_refused() -> None:
+    from spare_megatron.megatron_adapter import flag_sources
+
+    fields = {field.name for cls in flag_sources.dataclass_types().values() for field in dataclasses.fields(cls)}
+    honoured = {spec.dest for spec in specs.all_specs()}
+    rows = [row for row in specs.megatron_table().values() if row["dest"] in fields & honoured]
+    assert len(rows) > 90
+
+
+def test_words_of_settings_become_objects_that_megatron_core_takes() -> None:
+    from spare_megatron.megatron_adapter.settings import config_types
+    from spare_megatron.megatron_adapter.values import with_objects
+
+    types = config_types()
+    for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):
+        job, _ = job_of(extra)
+        config = types["transformer"](**with_objects(job.transformer))
+        assert callable(config.activation_func)
+        types["optimizer"](**job.optimizer)
+        types["ddp"](**job.ddp)
+    job, _ = job_of("--multi-latent-attention --q-lora-rank 16")
+    assert types["mla_transformer"](**with_objects(job.transformer)).q_lora_rank == 16

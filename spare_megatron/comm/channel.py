@@ -27,15 +27,18 @@ LEADER = "spare_megatron.control.Leader"
 TLS_NAME = "spare-megatron"
 TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 
-_KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+)
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
 )
 
 
@@ -66,9 +69,16 @@ class Security:
         return ca, cert, key
 
 
-def open_channel(address: str, security: Security) -> grpc.aio.Channel:
-    """A channel of its own: a failed attempt leaves no back-off behind for the next."""
-    options = [*_KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+def open_channel(address: str, security: Security, patience_s: float) -> grpc.aio.Channel:
+    """A channel of its own: a failed attempt leaves no back-off behind for the next. It breaks when the other side,
+    or the network, has not answered for about ``patience_s``."""
+    options = [
+        *_OPTIONS,
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.keepalive_time_ms", max(100, round(500 * patience_s))),
+        ("grpc.keepalive_timeout_ms", max(100, round(1000 * patience_s))),
+    ]
     if not security.tls_dir:
         return grpc.aio.insecure_channel(address, options=options)
     ca, cert, key = security.files()
@@ -137,9 +147,7 @@ async def serve(
     Raises:
         ConfigError: the port is in use, or the address is not one of this host.
     """
-    server = grpc.aio.server(
-        interceptors=[_TokenCheck(security.token)], options=[*_KEEPALIVE, ("grpc.so_reuseport", 0)]
-    )
+    server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS])
     handlers = {
         "Join": grpc.stream_stream_rpc_method_handler(
             join, request_deserializer=report.FromString, response_serializer=pb.Order.SerializeToString

@@ -58,6 +58,7 @@ class Leader:
             greet=self._greet,
             take=self._take,
             done=lambda: self._agent.orders.over,
+            patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
         )
 
     async def run(self) -> None:

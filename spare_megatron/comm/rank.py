@@ -159,6 +159,7 @@ class Follower:
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._setup = agent, agent.setup
+        self._closing = asyncio.Event()
         self._kept: dict[str, pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
         self._uplink = Uplink(
@@ -169,6 +170,7 @@ class Follower:
             greet=self._greet,
             take=self._take,
             done=lambda: self._agent.orders.over,
+            patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
         )
 
     async def run(self) -> None:
@@ -179,10 +181,11 @@ class Follower:
             await self._uplink.run(first_s=times.startup_timeout_s, again_s=2 * times.grace_s)
         finally:
             beats.cancel()
-        if not self._agent.orders.over:
+        if not self._agent.orders.over and not self._closing.is_set():
             group = self._setup.group
             why = self._uplink.refused or self._uplink.error or "it never came"
             self._agent.fail(ConfigError(f"the leader of group {group} is gone: {why}"))
+        await self._closing.wait()  # the guard watches over a training thread that does not leave
 
     def post(self, report: RankReport) -> None:
         """From the training thread."""
@@ -195,6 +198,7 @@ class Follower:
 
     def close(self) -> None:
         """The session ends."""
+        self._closing.set()
         self._uplink.close()
 
     def _take(self, order: pb.Order) -> None:

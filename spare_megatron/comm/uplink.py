@@ -31,11 +31,13 @@ class Uplink:
         greet: Callable[[], Sequence[Any]],
         take: Callable[[pb.Order], None],
         done: Callable[[], bool],
+        patience_s: float,
     ) -> None:
         """``find`` tells the address to try now; ``greet`` the first messages; ``take`` gets each order; ``done`` says
-        that a stream which ended is not needed again."""
+        that a stream which ended is not needed again; ``patience_s`` is how long the other side may be silent."""
         self._service, self._report, self._security = service, report, security
         self._find, self._greet, self._take, self._done = find, greet, take, done
+        self._patience_s = patience_s
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._closing = asyncio.Event()
         self._connected_once = False
@@ -68,7 +70,14 @@ class Uplink:
 
     async def _attempt(self, address: str) -> bool:
         """One connection, from greeting to end. True if it ever answered."""
-        channel = open_channel(address, self._security)
+        channel = open_channel(address, self._security, self._patience_s)
+        try:
+            # A stopped process accepts connections, in its kernel, and never answers on them.
+            await asyncio.wait_for(channel.channel_ready(), self._patience_s)
+        except asyncio.TimeoutError:
+            self.error = f"no answer within {self._patience_s:g} s ({address})"
+            await channel.close()
+            return False
         call = call_stream(channel, self._service, self._security, self._report)
         self._queue = asyncio.Queue()
         for message in self._greet():

@@ -28,12 +28,16 @@ from spare_megatron.recovery.processes import Child, Processes, publish_processe
 
 GROUP_GRACE_S = 0.3
 """Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""
-IDLE_GRACE_S = 5.0
-"""The same after an exit with 0, and the time that a coordinator has to end a job without ranks."""
+ORDERLY_GRACE_S = 5.0
+"""The same after an exit with 0."""
+IDLE_GRACE_S = 2.0
+"""For a coordinator to end a job without ranks."""
 END_GRACE_S = 15.0
 """For ranks to leave in order when the job is over."""
 COORDINATOR_RESTARTS = 8
 """Of one life."""
+TELL_S = 1.0
+"""For one call of the coordinator; it is made again."""
 LINES_SHOWN = 12
 
 
@@ -71,6 +75,7 @@ class Life:
         self._security = Security(self._dir.token(create=True), launch.tls_dir)
         self._coordinator: Child | None = None
         self._restarts = 0
+        self._ending = False
         self._ranks: dict[tuple[int, int], Child] = {}
         self._incarnation = 0
         before = self._dir.coordinator()
@@ -104,6 +109,7 @@ class Life:
                 raise ConfigError(self._config_error.result())
             return self._code(self._exit.result())
         finally:
+            self._ending = True
             for task in self._tasks:
                 task.cancel()
             await self._end_everything()
@@ -148,7 +154,7 @@ class Life:
         """Killed: start it again, it goes on from its journal. An exit code is its last word."""
         status = child.status if child.status is not None else 1
         self._publish()
-        if self._exit.done():
+        if self._exit.done() or self._ending:
             return
         if status < 0 and self._restarts < COORDINATOR_RESTARTS:
             self._restarts += 1
@@ -222,7 +228,7 @@ class Life:
         group, position = place
         status = child.status if child.status is not None else 1
         self._publish()
-        if self._exit.done():
+        if self._exit.done() or self._ending:
             return
         if status == ExitCode.BAD_INPUT:
             self._show_error(place)
@@ -237,7 +243,7 @@ class Life:
             time_unix_s=time.time(),
         )
         self._keep(self._tell("ReportExit", exited))
-        self._keep(self._end_group(group, IDLE_GRACE_S if status == 0 else GROUP_GRACE_S))
+        self._keep(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
         if not any(rank.alive for rank in self._ranks.values()):
             self._keep(self._end_without_ranks())
 
@@ -258,15 +264,21 @@ class Life:
 
     async def _end_without_ranks(self) -> None:
         """All ranks are gone: the coordinator ends a job that it has opened; one that never began is ended here."""
-        await asyncio.sleep(IDLE_GRACE_S)
+        for _ in range(2):
+            await asyncio.sleep(IDLE_GRACE_S)
+            opened = (read_json(self._dir.status) or {}).get("life") == self._journal_life
+            if self._exit.done() or not opened:
+                break
         if not self._exit.done():
             self._exit.set_result(int(ExitCode.FAILED))
 
     async def _let_ranks_leave(self) -> None:
-        """The job is over: every rank was told so."""
+        """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
+        live = (read_json(self._dir.summary) or {}).get("live_groups", [])
+        leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
         deadline_s = time.monotonic() + END_GRACE_S
         while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
-            if not any(rank.alive and not rank.stopped for rank in self._ranks.values()):
+            if not any(rank.alive and not rank.stopped for rank in leaving):
                 return
             await asyncio.sleep(0.02)
 
@@ -297,8 +309,8 @@ class Life:
             published = self._dir.coordinator()
             if published is not None:
                 try:
-                    async with open_channel(published.address, self._security) as channel:
-                        await call_once(channel, method, self._security, request, timeout_s=1.0)
+                    async with open_channel(published.address, self._security, TELL_S) as channel:
+                        await call_once(channel, method, self._security, request, TELL_S)
                     return
                 except grpc.aio.AioRpcError:
                     pass

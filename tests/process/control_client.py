@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from spare_megatron.checkpoint.folder import iteration_name, last_good, step_of
 from spare_megatron.comm.link import Session
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
@@ -37,12 +38,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--progress-timeout-s", type=float, default=30.0)
     parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
-    parser.add_argument(
-        "--checkpoint", default="", help="directory of a pretended checkpoint; lives above 1 start from it"
-    )
+    parser.add_argument("--save", default="", help="directory of pretended checkpoints; lives above 1 start from there")
     parser.add_argument("--save-interval", type=int, default=0)
     parser.add_argument("--tls-dir", default="")
     parser.add_argument("--config-error", default="", help="fail at once with this sentence")
+    parser.add_argument("--crash", action="store_true", help="fail at once with an exception")
     return parser.parse_args()
 
 
@@ -144,13 +144,15 @@ class Client:
         self.session.applied(step, report if self.place.position == self.place.group_size - 1 else {})
         interval = self.args.save_interval
         if interval and step % interval == 0 and orders.group == min(orders.live_groups) and self.place.is_leader:
-            directory = Path(self.args.checkpoint)
-            directory.mkdir(parents=True, exist_ok=True)
+            directory = Path(self.args.save) / iteration_name(step)
             if self.session.saved(step, str(directory)):
-                (directory / "latest_checkpointed_iteration.txt").write_text(str(step))
+                directory.mkdir(parents=True)
+                (directory / "metadata.json").write_text("{}")
 
     def _checkpoint_step(self) -> int:
-        return int((Path(self.args.checkpoint) / "latest_checkpointed_iteration.txt").read_text())
+        good, _ = last_good(Path(self.args.save))
+        assert good is not None, "spare-launch starts again only where there is a checkpoint"
+        return step_of(good)
 
 
 def main() -> int:
@@ -169,6 +171,8 @@ def main() -> int:
         launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
     )
     try:
+        if args.crash:
+            raise RuntimeError("told to crash")
         if args.config_error:
             raise ConfigError(args.config_error)
         client = Client(args, place)

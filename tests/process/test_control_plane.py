@@ -1,0 +1,299 @@
+"""The control plane in real processes: deaths, stops, hangs, a killed coordinator, impostors. Torch-free ranks.
+
+Every job's journal is replayed at its end. Time bounds are the protocol's own time-outs plus generous slack.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.comm.channel import TLS_FILES, TLS_NAME
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.messages import Hello, Lost, Opened, SendFenced
+from tests.process.control_job import ControlJob
+
+HEARTBEAT_S = 2.0
+SLOW = "--piece-s 0.005 --steps 40"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., ControlJob]]:
+    """Makes jobs; ends whatever they started."""
+    made: list[ControlJob] = []
+
+    def make(groups: int = 3, size: int = 2, flags: str = SLOW) -> ControlJob:
+        made.append(ControlJob(tmp_path / str(len(made)), groups, size, flags))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def losses(one: ControlJob) -> list[Lost]:
+    """All Lost events of the journal."""
+    return [record.event for record in one.records() if isinstance(record.event, Lost)]
+
+
+def test_an_undisturbed_job_commits_every_step_once(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 2, "--steps 30")
+    one.start()
+    assert one.finish() == ExitCode.FINISHED
+    assert set(one.exits().values()) == {ExitCode.FINISHED}
+    one.check_steps(30)
+    assert all(line["pieces_computed"] == line["pieces"] == 8 for line in one.metrics())
+    assert one.run_dir._token.stat().st_mode & 0o777 == 0o600
+    assert "iteration       30/      30" in one.output("coordinator")
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_killed_rank_is_seen_by_its_closed_connection(job: Callable[..., ControlJob], position: int) -> None:
+    """No launcher reports the exit here: position 0 closes its stream, position 1 its connection to the leader."""
+    one = job()
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    one.kill(1, position)
+    killed_s = time.time()
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    [lost] = losses(one)
+    assert [(loss.group, loss.cause) for loss in lost.losses] == [(1, "closed")]
+    assert lost.losses[0].position == (-1 if position == 0 else 1)
+    record = next(record for record in one.records() if isinstance(record.event, Lost))
+    assert record.time_unix_s - killed_s < HEARTBEAT_S, "sooner than silence would have shown it"
+    assert one.metrics()[-1]["live_groups"] == 2
+    if position == 1:
+        assert one.exits()[1, 0] == ExitCode.FENCED, "the rest of the group is told"
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_stopped_rank_is_fenced_and_finds_itself_so(job: Callable[..., ControlJob], position: int) -> None:
+    one = job(flags="--piece-s 0.01 --steps 150")
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    one.kill(2, position, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    one.until(lambda: bool(losses(one)))
+    assert time.monotonic() - stopped_s < HEARTBEAT_S + 2.0
+    [lost] = losses(one)
+    assert [(x.group, x.position, x.cause) for x in lost.losses] == [(2, position, "silent")]
+    before = one.committed()
+    one.until(lambda: one.committed() > before)
+    one.kill(2, position, signal.SIGCONT)
+    code = one.ranks[2, position].wait(30)
+    assert code == ExitCode.FENCED
+    assert "fenced" in one.output(f"rank-2-{position}-0")
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(150)
+    assert len(losses(one)) == 1
+
+
+def test_a_hang_is_found_by_the_progress_counter(job: Callable[..., ControlJob]) -> None:
+    """Its heartbeats go on; only its training thread stands still while the others wait."""
+    one = job(flags=f"{SLOW} --heartbeat-timeout-s 1 --progress-timeout-s 2")
+    one.start_coordinator()
+    os.environ["SPARE_INJECT"] = "hang:group=1,position=1,step=6,at=forward,n=2"
+    try:
+        for group in range(3):
+            one.start_group(group)
+    finally:
+        del os.environ["SPARE_INJECT"]
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    [lost] = losses(one)
+    assert [(loss.group, loss.position, loss.cause) for loss in lost.losses] == [(1, 1, "stalled")]
+    assert "step 6, forward, 2 pieces done" in lost.losses[0].detail
+    assert one.ranks[1, 1].wait(30) == 1, "a hung training thread does not keep its process"
+
+
+def test_two_groups_lost_together_make_one_epoch(job: Callable[..., ControlJob]) -> None:
+    one = job(4, 1, f"{SLOW} --offsets 0,1,3")
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    one.kill(0, 0)
+    one.kill(2, 0)
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    [lost] = losses(one)
+    assert [loss.group for loss in lost.losses] == [0, 2]
+    assert one.metrics()[-1]["epoch"] == 2
+
+
+def test_a_killed_coordinator_goes_on_where_it_was(job: Callable[..., ControlJob]) -> None:
+    """Twice; no training process restarts, no step is lost, no line of metrics.jsonl is missing or there twice."""
+    one = job(flags="--steps 120 --piece-s 0.002")
+    one.start()
+    for at in (10, 50):
+        one.until(lambda at=at: one.committed() >= at)  # type: ignore[misc]
+        one.kill_coordinator()
+        one.start_coordinator()
+    assert one.finish() == ExitCode.FINISHED
+    assert set(one.exits().values()) == {ExitCode.FINISHED}
+    one.check_steps(120)
+    assert losses(one) == []
+    assert [e.event.fencing for e in one.records() if isinstance(e.event, Opened)] == [1, 2, 3]
+    assert all(line["loss"] is not None for line in one.metrics())
+    lines = [text for text in one.output("coordinator").splitlines() if " iteration " in text]
+    assert len(lines) == 120 // 5, "Megatron's line appears once per interval, whoever printed it"
+
+
+def test_a_group_that_dies_while_the_coordinator_is_away(job: Callable[..., ControlJob]) -> None:
+    one = job()
+    one.start()
+    one.until(lambda: one.committed() >= 10)
+    one.kill_coordinator()
+    one.kill(0, 0)
+    one.kill(0, 1)
+    one.start_coordinator()
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    [lost] = losses(one)
+    assert [(loss.group, loss.cause) for loss in lost.losses] == [(0, "silent")]
+
+
+def test_a_stale_incarnation_is_fenced(job: Callable[..., ControlJob]) -> None:
+    one = job()
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    one.kill(1, 0)
+    one.kill(1, 1)
+    one.until(lambda: bool(losses(one)))
+    one.start_group(1, incarnation=0)
+    assert one.ranks[1, 0].wait(30) == ExitCode.FENCED
+    assert one.ranks[1, 1].wait(30) == ExitCode.FENCED
+    assert "is not in the live set" in one.output("rank-1-1-0")
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    refused = [
+        r for r in one.records() if isinstance(r.event, Hello) and isinstance(r.actions[:1], tuple) and r.actions
+    ]
+    assert any(isinstance(record.actions[0], SendFenced) for record in refused)
+
+
+def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 1)
+    one.start_coordinator()
+    one.run_dir._token.write_text("another")
+    one.start_group(0)
+    assert one.ranks[0, 0].wait(30) == ExitCode.BAD_INPUT
+    text = one.output("rank-0-0-0")
+    assert "refused the job token" in text
+    assert len(text.splitlines()) == 1
+    assert one.records() == []
+
+
+def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 2, "--heartbeat-timeout-s 0.5")
+    one.start_coordinator()
+    one.kill_coordinator()
+    one.start_group(0)
+    assert one.ranks[0, 0].wait(30) == ExitCode.BAD_INPUT
+    assert one.ranks[0, 1].wait(30) == ExitCode.BAD_INPUT
+    text = one.output("rank-0-0-0")
+    assert "no coordinator is reachable at 127.0.0.1:" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 2, "--steps 5")
+    one.start_coordinator()
+    one.start_group(0)
+    one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
+    one.start_group(1, flags=("--identity", "other"))
+    for position in range(2):
+        assert one.ranks[1, position].wait(30) == ExitCode.BAD_INPUT
+        assert "model is other, elsewhere same" in one.output(f"rank-1-{position}-0")
+
+
+def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:
+    one = job()
+    published = one.start_coordinator()
+    second = one.popen("second", ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store"])
+    assert second.wait(30) == ExitCode.BAD_INPUT
+    text = one.output("second")
+    assert "is in use by spare-coordinator (pid" in text
+    assert len(text.splitlines()) == 1
+    assert one.run_dir.coordinator() == published, "nothing is overwritten"
+
+
+def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
+    one, other = job(), job()
+    address = one.start_coordinator().address
+    command = [
+        "spare_megatron.cli.coordinator",
+        "--run-dir",
+        str(other.run_dir.path),
+        "--no-store",
+        "--listen",
+        address,
+    ]
+    assert other.popen("second", command).wait(30) == ExitCode.BAD_INPUT
+    text = other.output("second")
+    assert f"cannot listen on {address}: the port is in use" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_sigterm_saves_and_leaves(job: Callable[..., ControlJob]) -> None:
+    one = job(flags="--piece-s 0.01 --steps 1000")
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    assert one.coordinator is not None
+    one.coordinator.terminate()
+    assert one.finish() == ExitCode.REQUEUE
+    assert set(one.exits().values()) == {ExitCode.FINISHED}
+    steps = one.committed()
+    one.check_steps(steps)
+    assert steps < 1000
+
+
+def test_a_stopped_coordinator_declares_nobody_dead(job: Callable[..., ControlJob]) -> None:
+    one = job()
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    assert one.coordinator is not None
+    one.coordinator.send_signal(signal.SIGSTOP)
+    time.sleep(1.5 * HEARTBEAT_S)  # the passing of the time-out is what is tested
+    one.coordinator.send_signal(signal.SIGCONT)
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(40)
+    assert losses(one) == []
+
+
+def certificates(directory: Path) -> None:
+    """A certificate authority and one certificate for all processes of a job."""
+    directory.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj")
+    openssl("req", "-x509", *curve, "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem", "-days", "1")
+    openssl("req", *curve, f"/CN={TLS_NAME}", "-keyout", "key.pem", "-out", "cert.csr")
+    (directory / "names").write_text(f"subjectAltName=DNS:{TLS_NAME}\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "1")
+    openssl("x509", "-req", "-in", "cert.csr", *signing, "-out", "cert.pem")
+
+
+def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
+    tls, other = tmp_path / "tls", tmp_path / "other"
+    certificates(tls)
+    certificates(other)
+    one = job(2, 2, "--steps 10 --heartbeat-timeout-s 1")
+    one.start_coordinator("--tls-dir", str(tls))
+    one.start_group(0, flags=("--tls-dir", str(tls)))
+    one.start_group(1, flags=("--tls-dir", str(other)))
+    assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+    one.start_group(1, flags=("--tls-dir", str(tls)))
+    assert one.finish() == ExitCode.FINISHED
+    one.check_steps(10)
+    (tls / TLS_FILES[2]).unlink()
+    bad = one.popen("bad", ["spare_megatron.cli.coordinator", "--run-dir", str(tmp_path / "x"), "--tls-dir", str(tls)])
+    assert bad.wait(30) == ExitCode.BAD_INPUT
+    assert f"{TLS_FILES[2]} is not in the TLS directory" in one.output("bad")

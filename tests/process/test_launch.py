@@ -1,0 +1,287 @@
+"""spare-launch in real processes with torch-free ranks: deaths, restarts, errors, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.comm.rundir import RunDirectory, read_json
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.messages import Lost
+from spare_megatron.recovery.journal import read, verify
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")
+
+
+class LaunchedJob:
+    """One spare-launch and what it leaves in its run directory."""
+
+    def __init__(self, path: Path, words: str, groups: int = 3, size: int = 2, output: str = "launch.out") -> None:
+        self.run_dir = RunDirectory(path / "run")
+        path.mkdir(exist_ok=True)
+        self.output = path / output
+        launcher, _, client = words.partition("--- ")
+        command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
+        command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), "--no-store", *launcher.split()]
+        with self.output.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*command, *CLIENT, *client.split()],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pids: set[int] = set()
+
+    def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Wait for something the job does."""
+        started_s = time.monotonic()
+        while not holds():
+            assert time.monotonic() - started_s < timeout_s, f"did not happen in {timeout_s} s\n{self.everything()}"
+            self.note()
+            time.sleep(0.01)
+
+    def note(self) -> dict[str, Any]:
+        """Look at processes.json, and remember whom it ever named."""
+        listed = read_json(self.run_dir.processes) or {"coordinator": {"pid": None}, "ranks": []}
+        self.pids |= {rank["pid"] for rank in listed["ranks"]} | {listed["coordinator"]["pid"] or 0}
+        return listed
+
+    def pid(self, group: int, position: int) -> int:
+        """Process id of a rank, from processes.json."""
+        return next(r["pid"] for r in self.note()["ranks"] if (r["group"], r["position"]) == (group, position))
+
+    def committed(self) -> int:
+        """Last step in metrics.jsonl."""
+        lines = self.metrics()
+        return lines[-1]["step"] if lines else 0
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """metrics.jsonl."""
+        path = self.run_dir.metrics
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def losses(self) -> list[Lost]:
+        """All Lost events."""
+        return [record.event for record in read(self.run_dir.journal) if isinstance(record.event, Lost)]
+
+    def finish(self, timeout_s: float = 90.0) -> int:
+        """The exit code; then nothing may be left, and the journal must replay."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"spare-launch did not end in {timeout_s} s\n{self.everything()}") from None
+        assert self.left_behind() == []
+        if self.run_dir.journal.exists():
+            verify(self.run_dir.journal)
+        return code
+
+    def left_behind(self) -> list[str]:
+        """Processes of this job that still live: whoever has its run directory in its environment or command line."""
+        mark, left = str(self.run_dir.path).encode(), []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                if entry.name.isdigit() and int(entry.name) != os.getpid():
+                    text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    if mark in text and state != "Z":
+                        left.append(f"{entry.name} {state} {(entry / 'cmdline').read_bytes()!r}")
+        return left
+
+    def everything(self) -> str:
+        """All output, for a failed test."""
+        files = [self.output, *sorted(self.run_dir.path.glob("logs/**/*.*"))]
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-2000:]}" for file in files if file.exists())
+
+    def text(self) -> str:
+        """What the user saw."""
+        return self.output.read_text()
+
+    def close(self) -> None:
+        """End whatever is still there."""
+        if self.process.poll() is None:
+            self.note()
+            self.process.kill()
+            self.process.wait()
+        for line in self.left_behind():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
+    """Starts launches; ends whatever is left of them."""
+    made: list[LaunchedJob] = []
+
+    def make(words: str, **shape: int) -> LaunchedJob:
+        made.append(LaunchedJob(tmp_path / str(len(made)), words, **shape))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> None:
+    """A rank of one group, by its pid in processes.json; seen within 100 ms, and the rest of its group is ended."""
+    job = launch("--- --steps 60 --piece-s 0.01", groups=3, size=2)
+    job.until(lambda: job.committed() >= 5)
+    other = job.pid(1, 0)
+    os.kill(job.pid(1, 1), signal.SIGKILL)
+    killed_s = time.time()
+    assert job.finish() == ExitCode.FINISHED
+    [lost] = job.losses()
+    assert [(loss.group, loss.position, loss.cause, loss.detail) for loss in lost.losses] == [
+        (1, 1, "exited", "killed by SIGKILL")
+    ]
+    record = next(r for r in read(job.run_dir.journal) if isinstance(r.event, Lost))
+    assert record.time_unix_s - killed_s < 1.0, "0.1 s on an idle machine"
+    assert [line["step"] for line in job.metrics()] == list(range(1, 61))
+    [masked] = [line for line in job.metrics() if line["recovery"]]
+    assert masked["recovery"]["lost_groups"] == [1]
+    assert not Path(f"/proc/{other}").exists()
+    summary = read_json(job.run_dir.summary)
+    assert summary is not None
+    assert (summary["steps"], summary["failures_masked"], summary["steps_lost"]) == (60, 1, 0)
+    assert " iteration       60/      60 |" in job.text()
+    assert read_json(job.run_dir.processes) == {"coordinator": {"pid": None}, "ranks": []}
+
+
+def test_injected_kills_of_a_group_and_of_the_coordinator(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch(
+        "--inject sigkill:group=2,step=7,at=reduce --inject coordinator-sigkill:group=0,step=12,at=forward,n=1 "
+        "--- --steps 30 --piece-s 0.005"
+    )
+    assert job.finish() == ExitCode.FINISHED
+    assert [line["step"] for line in job.metrics()] == list(range(1, 31))
+    assert {loss.group for lost in job.losses() for loss in lost.losses} == {2}
+    assert job.metrics()[6]["recovery"]["lost_groups"] == [2]
+    assert "the coordinator was killed by signal 9; it is started again" in job.text()
+
+
+def test_a_stopped_rank_is_left_until_the_end_and_then_ended(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--inject sigstop:group=1,position=0,step=5,at=forward --- --steps 40 --piece-s 0.01")
+    job.until(lambda: bool(job.losses()))
+    stopped = job.pid(1, 0)
+    before = job.committed()
+    job.until(lambda: job.committed() >= before + 3)
+    assert Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert job.finish() == ExitCode.FINISHED
+    assert not Path(f"/proc/{stopped}").exists()
+    assert [loss.cause for lost in job.losses() for loss in lost.losses] == ["silent"]
+
+
+def test_a_wipe_out_starts_again_from_the_checkpoint(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
+    """Both hosts of a shard die in step 14; the job goes on from step 10, and the kills are not injected again."""
+    job = launch(
+        "--inject sigkill:group=0,step=14,at=reduce --inject sigkill:group=1,step=14,at=reduce "
+        f"--- --steps 20 --piece-s 0.002 --save-interval 5 --save {tmp_path / 'save'}",
+        groups=2,
+    )
+    assert job.finish() == ExitCode.FINISHED
+    steps = [(line["life"], line["step"]) for line in job.metrics()]
+    assert steps == [(1, t) for t in range(1, 14)] + [(2, t) for t in range(11, 21)]
+    summary = read_json(job.run_dir.summary)
+    assert summary is not None
+    assert (summary["wipe_outs"], summary["steps_lost"], summary["lives"]) == (1, 3, 2)
+    assert "the job starts again from" in job.text()
+
+
+def test_a_total_loss_without_a_checkpoint(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--- --steps 1000 --piece-s 0.01", groups=2, size=1)
+    job.until(lambda: job.committed() >= 3)
+    for group in range(2):
+        os.kill(job.pid(group, 0), signal.SIGKILL)
+    assert job.finish() == ExitCode.NO_CHECKPOINT
+    assert "there is no good checkpoint in (no --save or --load was given)" in job.text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: signal.Signals) -> None:
+    job = launch("--- --steps 10000 --piece-s 0.01", groups=2)
+    job.until(lambda: job.committed() >= 3)
+    job.process.send_signal(number)
+    assert job.finish() == ExitCode.REQUEUE
+    summary = read_json(job.run_dir.summary)
+    assert summary is not None
+    assert summary["outcome"] == "left"
+    assert summary["reason"].startswith(f"signal {number.name}")
+
+
+def test_a_users_error_of_every_rank_is_shown_once(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--- --config-error=--lr_is_missing;_use_--lr_0.1")
+    assert job.finish() == ExitCode.BAD_INPUT
+    assert job.text() == "spare-launch: --lr_is_missing;_use_--lr_0.1\n"
+    assert not job.run_dir.journal.exists() or not job.run_dir.journal.read_text()
+
+
+def test_ranks_that_all_crash_end_the_job(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--- --crash", groups=2, size=1)
+    assert job.finish() == ExitCode.FAILED
+    assert "RuntimeError: told to crash" in job.text()
+    assert len(job.text().splitlines()) <= 13
+
+
+def test_an_exception_in_one_rank_ends_its_group_only(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--inject exception:group=2,position=1,step=5,at=apply --- --steps 20 --piece-s 0.005")
+    assert job.finish() == ExitCode.FINISHED
+    assert [(loss.group, loss.position) for lost in job.losses() for loss in lost.losses] == [(2, 1)]
+    assert "InjectedError" in job.run_dir.log_of(2, 1).read_text()
+    assert [line["step"] for line in job.metrics()] == list(range(1, 21))
+
+
+def test_a_killed_launcher_leaves_nothing_behind(launch: Callable[..., LaunchedJob]) -> None:
+    """Ranks, coordinator and guard; a stopped rank too."""
+    job = launch("--- --steps 100000 --piece-s 0.01", groups=2)
+    job.until(lambda: job.committed() >= 3)
+    os.kill(job.pid(1, 1), signal.SIGSTOP)
+    job.process.kill()
+    job.process.wait()
+    job.until(lambda: job.left_behind() == [], timeout_s=10.0)
+
+
+def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> None:
+    job = launch("--- --steps 100000 --piece-s 0.01", groups=2, size=1)
+    job.until(lambda: job.committed() >= 3)
+    processes = job.run_dir.processes.read_text()
+    second = LaunchedJob(job.run_dir.path.parent, "--- --steps 5", groups=2, size=1, output="second.out")
+    assert second.process.wait(30) == ExitCode.BAD_INPUT
+    text = second.text()
+    assert "is in use by spare-launch (pid" in text
+    assert len(text.splitlines()) == 1
+    assert job.run_dir.processes.read_text() == processes
+    before = job.committed()
+    job.until(lambda: job.committed() > before)
+    job.process.terminate()
+    assert job.finish() == ExitCode.REQUEUE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--num-groups 0 x.py", "--num-groups is 0, but must be at least 1"),
+        ("--num-groups 2 no_such_script.py", "the script no_such_script.py does not exist"),
+        ("--num-groups 2 --group-size 0 -m x", "--group-size is 0"),
+        ("--num-groups 2 --inject boom:group=1 -m x", "'boom' is no kind of"),
+        ("--num-groups 2 --inject sigkill:group=2,step=1,at=vote -m x", "the job has groups 0 to 1"),
+        ("--num-groups 2 -m x --tensor-model-parallel-size many", "--tensor-model-parallel-size many is no number"),
+        ("--num-groups 2 --listen nowhere -m x", "--listen nowhere is not HOST:PORT"),
+    ],
+)
+def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -44,7 +44,7 @@ def main() -> int:
     output = Path(options.output).resolve()
     text = _prepare(output / "data")
     flags = (*MODEL, "--tokenizer-model", str(text["tokenizer"]), "--data-path", str(text["prefix"]))
-    flags += ("--train-iters", str(options.steps), "--spare-redundancy", "2")
+    flags += ("--train-iters", str(options.steps), "--save-interval", str(options.steps), "--spare-redundancy", "2")
     console.rule(f"1. {GROUPS} groups of 2 pipeline stages; group {KILLED_GROUP} is killed in step {options.kill_step}")
     inject = f"sigkill:group={KILLED_GROUP},step={options.kill_step},at=reduce"
     failing = _train(output / "with-failure", (*flags, "--save", str(output / "with-failure" / "save")), inject)

@@ -171,6 +171,10 @@ def check_training(ns: Namespace) -> None:
         f"--recompute-method {ns.recompute_method} is only for --recompute-granularity full; leave it out",
     )
     refuse(
+        "mlp" in (ns.recompute_modules or ()) and ns.add_bias_linear,
+        "--recompute-modules mlp never ends with biases in megatron-core 0.16.1; add --disable-bias-linear",
+    )
+    refuse(
         ns.recompute_granularity == "full" and ns.recompute_method is None,
         "--recompute-granularity full needs --recompute-method uniform or block",
     )

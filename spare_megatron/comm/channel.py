@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+# gRPC's core writes to stderr whenever a peer dies or a port is taken; both are reported here, in words.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio

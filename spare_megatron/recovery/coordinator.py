@@ -29,8 +29,6 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.machine import step
 from spare_megatron.controller.messages import (
-    AcceptSave,
-    Action,
     Applied,
     Event,
     Hello,
@@ -39,10 +37,7 @@ from spare_megatron.controller.messages import (
     Lost,
     Opened,
     Saved,
-    SendCommit,
     SendFenced,
-    SendStop,
-    SendView,
     StartupOver,
     StopRequested,
     Vote,
@@ -50,6 +45,7 @@ from spare_megatron.controller.messages import (
 from spare_megatron.recovery.detector import Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, cut_torn_line, replay
 from spare_megatron.recovery.records import Records, say
+from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
 
 TOGETHER_S = 0.003
@@ -96,8 +92,7 @@ class Coordinator:
         self._unopened = self._life > self._state.life
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
-        self._store: Any = None
-        self._held_views: list[SendView] = []
+        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
         self._findings: list[Finding] = []
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
@@ -108,6 +103,14 @@ class Coordinator:
 
     async def run(self) -> ExitCode:
         """Serve until the job is over; the exit code says how it ended."""
+        try:
+            await self._serve()
+        finally:
+            self._journal.close()
+            self._lock.release()
+        return self._exit_code
+
+    async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
@@ -119,16 +122,13 @@ class Coordinator:
         self._publish(f"{host}:{port}")
         tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._write_status())]
         if self._options.with_store:
-            tasks.append(asyncio.create_task(self._start_store(host)))
+            tasks.append(asyncio.create_task(self._speaker.start_store(host)))
         try:
             await self._until_over(tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await server.stop(grace=0.2)
-            self._journal.close()
-            self._lock.release()
-        return self._exit_code
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
         """Until the machine has stopped and the groups have left; a failed task is the end too."""
@@ -196,21 +196,6 @@ class Coordinator:
             )
         )
 
-    async def _start_store(self, host: str) -> None:
-        """torch takes a second to load: meanwhile groups may say Hello already."""
-
-        def start() -> tuple[Any, str]:
-            from spare_megatron.comm.store import StoreServer
-
-            store = StoreServer(host)
-            return store, f"{host}:{store.port}"
-
-        self._store = await asyncio.to_thread(start)
-        held, self._held_views = self._held_views, []
-        for send in held:
-            self._send_view(send)
-        await asyncio.Event().wait()
-
     def _signal(self, name: str) -> None:
         if self._state.phase in ("closed", "stopped") or self._unopened:
             self._exit_code = ExitCode.REQUEUE
@@ -232,45 +217,15 @@ class Coordinator:
             raise
         self._records.observe(record, before, decision, self._state, detect_s, live=True)
         for action in decision.actions:
-            self._act(action)
+            self._speaker.say(action)
+            if isinstance(action, SendFenced):
+                self._detector.lost(action.group, action.incarnation)
         if self._state.stopped and not before.stopped:
             self._end()
 
     def _end(self) -> None:
         self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
         self._over.set()
-
-    def _act(self, action: Action) -> None:
-        if isinstance(action, SendView):
-            self._send_view(action)
-        elif isinstance(action, SendCommit):
-            commit = pb.Commit(step=action.step, epoch=action.epoch, leave=action.leave)
-            self._streams.send_all(action.groups, pb.Order(commit=commit))
-        elif isinstance(action, SendFenced):
-            fenced = pb.Fenced(fencing=self._fencing, reason=action.reason)
-            self._streams.send(action.group, action.incarnation, pb.Order(fenced=fenced))
-            self._streams.end(action.group, action.incarnation)
-            self._detector.lost(action.group, action.incarnation)
-        elif isinstance(action, SendStop):
-            stop = pb.Stop(outcome=action.outcome, reason=action.reason)
-            self._streams.send_all(action.groups, pb.Order(stop=stop))
-        elif isinstance(action, AcceptSave):
-            accepted = pb.SaveAccepted(step=action.step, directory=action.directory)
-            self._streams.send(action.group, action.incarnation, pb.Order(save_accepted=accepted))
-
-    def _send_view(self, send: SendView) -> None:
-        """Now, after its back-off, or when the store is there; a view that is old by then is not sent."""
-        view = send.view
-        if self._options.with_store and self._store is None:
-            self._held_views.append(send)
-        elif send.delay_s > 0:
-            loop = asyncio.get_running_loop()
-            loop.call_later(send.delay_s, self._send_view, replace(send, delay_s=0.0))
-        elif (view.epoch, view.committed) == (self._state.epoch, self._state.committed):
-            store = self._store[1] if self._store else ""
-            order = pb.ViewOrder(store=store, store_prefix=f"life{self._state.life}/coordinator{self._fencing}")
-            wire.fill(order.view, view)
-            self._streams.send(view.group, view.incarnation, pb.Order(view=order))
 
     # ------------------------------------------------------------------------------------------------------- groups
 

@@ -26,7 +26,8 @@ Row = Mapping[str, object]
 
 
 def hardware() -> dict[str, object]:
-    """The machine, as far as timings depend on it. GPUs are listed when the benchmark has imported torch."""
+    """The machine, as far as timings depend on it, and how busy it was in the last minute (1 per busy core, the
+    benchmark included). GPUs are listed when the benchmark has imported torch."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -38,6 +39,7 @@ def hardware() -> dict[str, object]:
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load_average": round(os.getloadavg()[0], 1),
         "os": f"{platform.system()} {platform.machine()}",
     }
     torch = sys.modules.get("torch")

@@ -321,12 +321,8 @@ class CheckpointConfig:
     """Read the weights only and begin at step 0."""
     no_save_optim: bool = False
     """Do not write the optimizer state."""
-    no_save_rng: bool = False
-    """Do not write the state of the random generators."""
     no_load_optim: bool = False
     """Do not read the optimizer state."""
-    no_load_rng: bool = False
-    """Do not read the state of the random generators."""
     async_save: bool = False
     """Write checkpoints beside the training."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"

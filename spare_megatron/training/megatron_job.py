@@ -42,6 +42,7 @@ from spare_megatron.training.data import (
 from spare_megatron.training.data_files import check_data
 from spare_megatron.training.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.training.evaluation import EvaluatingEngine, Evaluation
+from spare_megatron.training.flops import flops_per_step
 from spare_megatron.training.rendezvous import group_store
 from spare_megatron.training.sampling import SampleOrder
 from spare_megatron.training.saving import GroupSaver
@@ -287,6 +288,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         seq_length=job.seq_length,
         consumed_samples=start.consumed_samples,
         world_size=job.shape.world_size,
+        flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
         tensorboard_log_interval=logs.tensorboard_log_interval,
         wandb_project=logs.wandb_project or "",

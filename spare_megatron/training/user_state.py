@@ -47,6 +47,8 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any, world: GroupWorld 
     from spare_megatron.megatron_adapter.settings import uses_local_layers
 
     settings = job.settings(args.padded_vocab_size)
+    if args.deterministic_mode:
+        torch.use_deterministic_algorithms(True)
     args.params_dtype = torch.half if args.fp16 else torch.bfloat16 if args.bf16 else torch.float
     args.transformer_impl = "local" if uses_local_layers(settings) else "transformer_engine"
     state = UserState(args, tokenizer)

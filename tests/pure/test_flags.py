@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.training.arguments import parse_job
 from spare_megatron.training.flags import parser, refusals
-from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table
+from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 FROZEN = Path(__file__).parent / "flags.txt"
@@ -22,9 +23,7 @@ OTHER_DEFAULTS = {
     "distributed_backend": "None: nccl with CUDA, else gloo",
     "rerun_mode": "suspicious steps are found by votes, so Megatron's re-run is off",
     "no_save_optim": "a switch that is not given is False, not None",
-    "no_save_rng": "a switch that is not given is False, not None",
     "no_load_optim": "a switch that is not given is False, not None",
-    "no_load_rng": "a switch that is not given is False, not None",
     "moe_layer_freq": "read as a word first, then '1' becomes 1",
     "moe_router_load_balancing_type": "read as several words first, then a single one becomes a word",
     "moe_aux_loss_coeff": "read as several numbers first, then a single one becomes a number",
@@ -80,6 +79,57 @@ def test_refused_values_belong_to_honoured_flags() -> None:
         assert value in choices[dest] or not choices[dest], (dest, value)
         with pytest.raises(ConfigError, match="is not supported"):
             parser.parse(["--" + dest.replace("_", "-"), str(value)])
+
+
+# honoured flags that no module of ours names -> who reads them
+READ_ELSEWHERE = {
+    **dict.fromkeys(("rerun_mode", "ckpt_format"), "refusals.VALUES leaves one value"),
+    "add_position_embedding": "validate: only with rope, which has no other embedding",
+    "spare_max_group_restarts": "at most so many restarts: none is allowed",
+    **dict.fromkeys(("rotary_scaling_factor", "mscale", "mscale_all_dim"), "MLATransformerConfig, by its table"),
+    **dict.fromkeys(
+        (
+            "tokenizer_sentencepiece_legacy",
+            "tokenizer_hf_use_fast",
+            "tokenizer_hf_include_special_tokens",
+            "trust_remote_code",
+            "tiktoken_pattern",
+            "tiktoken_num_special_tokens",
+        ),
+        "megatron-core's tokenizer builder reads the namespace",
+    ),
+}
+
+
+def names_read() -> set[str]:
+    """Attributes and words of all modules except those that declare, refuse or validate flags."""
+    declaring = ("config/sections.py", "config/spare.py", "flags/refusals.py", "flags/validate.py")
+    package = Path(refusals.__file__).parents[2]
+    names: set[str] = set()
+    for path in [*package.rglob("*.py"), package.parent / "pretrain_gpt.py"]:
+        if str(path).endswith(declaring):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return names
+
+
+def test_no_flag_is_taken_and_then_ignored() -> None:
+    names, splits = names_read(), {f"{split}_data_path" for split in ("train", "valid", "test")}
+    for spec in own_specs():
+        read = spec.dest in names or spec.dest.removeprefix("spare_") in names or spec.dest in splits
+        known = spec.dest in READ_ELSEWHERE or spec.dest in refusals.DEFAULT_ONLY
+        assert read or known, f"{spec.names[0]} is taken and nobody reads it: honour it, or refuse it in refusals.py"
+
+
+def test_flags_whose_default_holds_are_refused_with_other_values() -> None:
+    specs = {spec.dest: spec for spec in all_specs()}
+    for dest in refusals.DEFAULT_ONLY:
+        spec = specs[dest]
+        words = [spec.names[0]] if spec.kind in ("on", "off") else [spec.names[0], "7"]
+        with pytest.raises(ConfigError, match=f"{spec.names[0]} is not supported: "):
+            parser.parse(words)
 
 
 def test_flags_that_are_always_so_are_taken_with_their_values() -> None:

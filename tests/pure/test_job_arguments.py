@@ -88,7 +88,7 @@ BAD = [
     ("--spare-heartbeat-timeout-s 0", "must be above 0"),
     ("--spare-progress-timeout-s 1", "--spare-progress-timeout-s 1 s must be above --spare-heartbeat-timeout-s 5 s"),
     ("--spare-max-group-restarts -1", "--spare-max-group-restarts is -1, but must not be negative"),
-    ("--spare-audit-rate 2", "--spare-audit-rate is 2.0, but must be between 0 and 1"),
+    ("--spare-audit-rate 2", "--spare-audit-rate is not supported"),
     ("--num-distributed-optimizer-instances 3", "means 3 groups, but the job has 4"),
     ("--use-distributed-optimizer", "--use-distributed-optimizer is not supported"),
     ("--overlap-grad-reduce", "--overlap-grad-reduce is not supported"),

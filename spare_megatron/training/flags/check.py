@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
 from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, all_specs
 
 ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
@@ -93,6 +94,7 @@ def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
 
 def check_machine(ns: Namespace) -> None:
     """ConfigError for the first need that this machine does not meet."""
+    check_core_version(ns.spare_allow_untested_core)
     for need in needs(ns):
         if not need.there():
             raise ConfigError(f"{need.why} needs {need.what}, which is not on this machine; {need.fix}")
@@ -123,6 +125,7 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
         f"{shape.piece_samples} samples per step; {ns.train_iters} steps of {shape.global_batch_size} samples",
         "needs:",
         f"  {shape.world_size} ranks, one process each",
+        f"  megatron-core {' or '.join(TESTED_CORE_VERSIONS)}",
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]

@@ -168,11 +168,14 @@ def nearest_of(name: str, known: Sequence[str]) -> str:
 
 def refuse_values(namespace: argparse.Namespace) -> None:
     """ConfigError for a flag that is honoured, but not with this value."""
-    names = {spec.dest: spec.names[0] for spec in all_specs()}
+    specs = {spec.dest: spec for spec in all_specs()}
+    for dest, why in refusals.DEFAULT_ONLY.items():
+        if getattr(namespace, dest) != specs[dest].default:
+            raise ConfigError(refusals.Refusal(*why).sentence(specs[dest].names[0]))
     for (dest, value), why in refusals.VALUES.items():
         given = getattr(namespace, dest)
         if given == value:
-            raise ConfigError(refusals.Refusal(*why).sentence(f"{names[dest]} {value}"))
+            raise ConfigError(refusals.Refusal(*why).sentence(f"{specs[dest].names[0]} {value}"))
 
 
 def parse(

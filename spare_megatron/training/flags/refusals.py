@@ -464,6 +464,8 @@ ALWAYS_SO: dict[str, str] = {
     "--no-barrier-with-level-1-timing": "timers never wait for other ranks",
     "--no-one-logger": "one-logger is not used",
     "--disable-msc": "the multi-storage client is not used",
+    "--no-save-rng": "random numbers follow from seed, step and piece, so their state is not saved",
+    "--no-load-rng": "random numbers follow from seed, step and piece, so their state is not loaded",
     "--local-rank": "the place of a rank comes from its environment",
 }
 
@@ -498,6 +500,25 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ("spare_reduce", "exact"): ("the exact sum is not part of this version", "use fp32"),
     ("spare_reduce", "exact32"): ("the exact sum is not part of this version", "use fp32"),
     ("spare_reduce", "bf16"): ("the sum in bf16 is not part of this version", "use fp32"),
+}
+
+
+# destination -> (reason, nearest choice): flags whose default holds and whose other values this version cannot honour.
+DEFAULT_ONLY: dict[str, tuple[str, str]] = {
+    "spare_audit_rate": ("pieces are computed once in this version", "leave it out"),
+    "spare_standby_groups": ("a lost group is not replaced in this version", "start more groups with --num-groups"),
+    "spare_standby_ranks": ("a lost rank ends its group in this version", "start more groups with --num-groups"),
+    "spare_mtbf_gpu_hours": (
+        "nothing is computed from it in this version",
+        "give --spare-redundancy and --save-interval",
+    ),
+    "exit_duration_in_mins": ("a job's time is not watched in this version", "use --exit-interval or send SIGTERM"),
+    "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
+    "async_save": ("checkpoints are written while training waits in this version", "leave it out"),
+    "tensorboard_queue_size": ("the queue has the size that TensorBoard gives it", "leave it out"),
+    "log_loss_scale_to_tensorboard": ("the loss scale is always written", "leave it out"),
+    "log_validation_ppl_to_tensorboard": ("the validation loss is written, whose exponential it is", "leave it out"),
+    "wandb_entity": ("the account is taken from the environment", "set WANDB_ENTITY"),
 }
 
 

@@ -253,13 +253,6 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
     for name in ("max_group_restarts", "standby_groups", "standby_ranks"):
         value = getattr(ns, f"spare_{name}")
         refuse(value < 0, f"--spare-{name.replace('_', '-')} is {value}, but must not be negative")
-    refuse(
-        not 0 <= ns.spare_audit_rate <= 1, f"--spare-audit-rate is {ns.spare_audit_rate}, but must be between 0 and 1"
-    )
-    refuse(
-        ns.spare_mtbf_gpu_hours is not None and ns.spare_mtbf_gpu_hours <= 0,
-        f"--spare-mtbf-gpu-hours is {ns.spare_mtbf_gpu_hours}, but must be above 0",
-    )
 
 
 def check_all(ns: Namespace, shape: JobShape) -> None:

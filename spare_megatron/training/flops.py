@@ -1,0 +1,65 @@
+"""Floating-point operations of a step, for the throughput in the log.
+
+Counted as Megatron-LM counts them, so that figures compare: matrix products only, two operations for a multiply-add,
+causal attention at half its square, and three times the forward pass (Narayanan et al. 2021, arXiv:2104.04473,
+appendix; without its term for recomputation, which is no useful work).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+MULTIPLY_ADD = 2
+FORWARD_AND_BACKWARD = 3
+"""The product of the forward pass, and two of its size for the gradients of inputs and of weights."""
+
+
+def attention_size(args: Namespace) -> float:
+    """Multiply-adds of one token in one attention layer."""
+    hidden, heads, length = args.hidden_size, args.num_attention_heads, args.seq_length
+    if args.multi_latent_attention:
+        key, value = args.qk_head_dim + args.qk_pos_emb_head_dim, args.v_head_dim
+        if args.q_lora_rank is None:
+            query = hidden * heads * key
+        else:
+            query = args.q_lora_rank * (hidden + heads * key + 1)
+        latent = args.kv_lora_rank * (hidden + heads * (args.qk_head_dim + value) + 1)
+        projections = query + latent + hidden * args.qk_pos_emb_head_dim + hidden * heads * value
+        return projections + length * heads * (key + value) / 2
+    groups = args.num_query_groups if args.group_query_attention else heads
+    query = args.kv_channels * heads
+    gate = query if args.attention_output_gate else 0
+    return hidden * (query + 2 * args.kv_channels * groups + gate + query) + length * query
+
+
+def expert_layers(args: Namespace) -> int:
+    """Layers that have experts."""
+    if args.num_experts is None:
+        return 0
+    if isinstance(args.moe_layer_freq, list):
+        return sum(args.moe_layer_freq)
+    return len(range(0, args.num_layers, args.moe_layer_freq))
+
+
+def feed_forward_size(args: Namespace) -> float:
+    """Multiply-adds of one token in the feed-forward parts of all layers."""
+    products = 3 if args.swiglu or args.quick_geglu else 2
+    sparse = expert_layers(args)
+    dense = (args.num_layers - sparse) * args.hidden_size * args.ffn_hidden_size * products
+    if not sparse:
+        return dense
+    routed = args.moe_ffn_hidden_size * args.moe_router_topk * products
+    if args.moe_latent_size is None:
+        each = args.hidden_size * routed
+    else:
+        each = args.moe_latent_size * routed + 2 * args.hidden_size * args.moe_latent_size
+    each += args.hidden_size * (args.moe_shared_expert_intermediate_size or 0) * products
+    return dense + sparse * each
+
+
+def flops_per_step(args: Namespace) -> float:
+    """Operations of one optimizer step over the whole job, forward and backward. ``args`` are resolved flags."""
+    tokens = args.global_batch_size * args.seq_length
+    layers = args.num_layers * attention_size(args) + feed_forward_size(args)
+    output = args.hidden_size * args.padded_vocab_size
+    return float(FORWARD_AND_BACKWARD * MULTIPLY_ADD * tokens * (layers + output))

@@ -6,6 +6,7 @@ event file and resumes the W&B run whose id it finds in the run directory.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,7 +94,7 @@ def _wandb_run(job: JobDescription, run_dir: Path) -> Any:
     import wandb
 
     kept = run_dir / "wandb-id"
-    identity = kept.read_text().strip() if kept.exists() else wandb.util.generate_id()
+    identity = kept.read_text().strip() if kept.exists() else secrets.token_hex(4)
     kept.write_text(identity)
     return wandb.init(
         project=job.wandb_project,

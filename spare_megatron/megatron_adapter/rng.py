@@ -99,14 +99,18 @@ def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: Ra
     """
     shared = (seed, step, microbatch, keys.pipeline, chunk, keys.context)
     default = state_seed("default", *shared)
-    torch.manual_seed(default)
+    on_cuda = torch.cuda.is_available()
+    # torch.manual_seed does the same for every device type there is, and costs 95 us instead of 1.
+    torch.default_generator.manual_seed(default)
+    if on_cuda:
+        torch.cuda.manual_seed(default)
     tracker = core_random.get_cuda_rng_tracker()
     seeds = {
         core_random._DATA_PARALLEL_RNG_TRACKER_NAME: default,
         core_random._MODEL_PARALLEL_RNG_TRACKER_NAME: state_seed("tensor", *shared, keys.tensor),
         core_random._EXPERT_PARALLEL_RNG_TRACKER_NAME: state_seed("expert", *shared, keys.expert, keys.expert_tensor),
     }
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if on_cuda else "cpu"
     tracker.set_states(
         {
             name: torch.Generator(device=device).manual_seed(seeds[name]).get_state()

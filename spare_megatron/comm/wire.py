@@ -1,12 +1,14 @@
 """Dataclasses <-> protobuf messages, by field name, driven by the messages' own descriptors.
 
 A field that a protobuf message has and a dataclass too is carried; nothing else is. Tuples of numbers are repeated
-fields, or ``Integers`` where they are optional or stand inside another tuple; figures are name and number.
+fields, or ``Integers`` where they are optional or stand inside another tuple; ``Pairs`` are flattened; figures are
+name and number.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -42,9 +44,17 @@ def _part(field: FieldDescriptor, value: Any) -> Message:
     name = field.message_type.name
     if name == "Integers":
         return pb.Integers(values=value)
+    if name == "Pairs":
+        return _pairs(value)
     if name == "Figure":
         return pb.Figure(name=value[0], value=value[1])
     return fill(getattr(pb, name)(), value)
+
+
+@lru_cache(maxsize=8)
+def _pairs(value: tuple[tuple[int, int], ...]) -> Message:
+    """Kept, because all views of an epoch have the same live set."""
+    return pb.Pairs(values=[number for pair in value for number in pair])
 
 
 def read(message: Message, cls: type[T]) -> T:
@@ -60,12 +70,16 @@ def _value(message: Message, field: FieldDescriptor) -> Any:
         return tuple(value) if field.is_repeated else value
     if field.is_repeated:
         return tuple(_plain(item) for item in value)
-    return _plain(value) if message.HasField(field.name) else None
+    if message.HasField(field.name):
+        return _plain(value)
+    return () if field.message_type.name == "Pairs" else None
 
 
 def _plain(message: Message) -> Any:
     if isinstance(message, pb.Integers):
         return tuple(message.values)
+    if isinstance(message, pb.Pairs):
+        return tuple(zip(message.values[::2], message.values[1::2], strict=True))
     if isinstance(message, pb.Figure):
         return (message.name, message.value)
     return read(message, _NESTED[message.DESCRIPTOR.name])

@@ -73,6 +73,17 @@ def test_every_refused_flag_is_refused_by_its_reason() -> None:
         assert len(refusal.reason) > 10
 
 
+def test_all_refused_flags_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parser.parse(["--overlap-grad-reduce", "--sft", "--num-layers", "4", "--overlap-param-gather", "--sft"])
+    first, second = str(error.value).splitlines()
+    assert first.startswith("--overlap-grad-reduce and --overlap-param-gather are not supported: ")
+    assert second.startswith("--sft is not supported: ")
+    with pytest.raises(ConfigError) as error:
+        parser.parse(list(refusals.refused_names()))
+    assert len(str(error.value).splitlines()) == refusals.LINES_MAX + 1
+
+
 def test_refused_values_belong_to_honoured_flags() -> None:
     choices = {spec.dest: spec.choices for spec in all_specs()}
     for dest, value in refusals.VALUES:

@@ -133,11 +133,12 @@ def megatron_defaults() -> dict[str, Any]:
 
 
 def drop_or_refuse(words: Sequence[str], own: frozenset[str]) -> list[str]:
-    """The words without ALWAYS_SO flags; ConfigError at the first refused flag. ``own`` are the user's own flags."""
+    """The words without ALWAYS_SO flags; ConfigError names every refused flag. ``own`` are the user's own flags."""
     refused, kinds = refusals.refused_names(), {}
     for row in megatron_table().values():
         kinds |= dict.fromkeys(row["names"], row["kind"])
     kept: list[str] = []
+    given: list[tuple[str, refusals.Refusal]] = []
     skip = 0
     for word in words:
         name, _, value = word.partition("=")
@@ -146,11 +147,13 @@ def drop_or_refuse(words: Sequence[str], own: frozenset[str]) -> list[str]:
         elif name in own or not name.startswith("--"):
             kept.append(word)
         elif name in refused:
-            raise ConfigError(refused[name].sentence(name))
+            given.append((name, refused[name]))
         elif name in refusals.ALWAYS_SO:
             skip = int(kinds[name] not in ("on", "off") and not value)
         else:
             kept.append(word)
+    if given:
+        raise ConfigError(refusals.all_sentences(given))
     return kept
 
 

@@ -2,11 +2,13 @@
 
 A flag is never ignored: it is honoured, refused here, or listed in ``ALWAYS_SO`` because what it asks for holds here
 whether it is given or not. A test checks that every flag of ``megatron_lm.json`` is exactly one of the three.
+Longer than other modules because it is one table.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GROUPS: dict[str, tuple[str, str]] = {
@@ -527,9 +529,27 @@ class Refusal:
     reason: str
     instead: str
 
-    def sentence(self, said: str) -> str:
-        """The one sentence that a user sees; ``said`` is the flag, with its value where that is what is refused."""
-        return f"{said} is not supported: {self.reason}" + (f"; {self.instead}" if self.instead else "")
+    def sentence(self, *said: str) -> str:
+        """The one sentence that a user sees; ``said`` are flags, with their values where those are what is refused."""
+        verb = "is" if len(said) == 1 else "are"
+        return f"{' and '.join(said)} {verb} not supported: {self.reason}" + (
+            f"; {self.instead}" if self.instead else ""
+        )
+
+
+LINES_MAX = 10
+
+
+def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
+    """One line for each reason, with all flags that it refuses: a user wants to hear of all of them at once."""
+    by_reason: dict[Refusal, list[str]] = {}
+    for said, refusal in given:
+        by_reason.setdefault(refusal, [])
+        if said not in by_reason[refusal]:
+            by_reason[refusal].append(said)
+    lines = [refusal.sentence(*said) for refusal, said in by_reason.items()]
+    left = [word for said in list(by_reason.values())[LINES_MAX:] for word in said]
+    return "\n".join(lines[:LINES_MAX] + ([f"and {' '.join(left)} are not supported either"] if left else []))
 
 
 @functools.cache

@@ -250,9 +250,8 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
-    for name in ("max_group_restarts", "standby_groups", "standby_ranks"):
-        value = getattr(ns, f"spare_{name}")
-        refuse(value < 0, f"--spare-{name.replace('_', '-')} is {value}, but must not be negative")
+    restarts = ns.spare_max_group_restarts
+    refuse(restarts < 0, f"--spare-max-group-restarts is {restarts}, but must not be negative; 0 restarts nothing")
 
 
 def check_all(ns: Namespace, shape: JobShape) -> None:

@@ -7,8 +7,16 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.training.arguments import JobArguments
-from spare_megatron.training.flags import resolve
+from spare_megatron.training.flags import check, resolve
 from tests.pure.flags_of_a_job import job_of, launched
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without CUDA and without optional packages, whatever this one has."""
+    monkeypatch.setattr(check, "has_cuda", lambda: False)
+    monkeypatch.setattr(check, "has_package", lambda _: lambda: False)
+
 
 BAD = [
     # flags behind those of the small job, what the sentence must say

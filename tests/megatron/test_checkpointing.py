@@ -96,7 +96,7 @@ def read(engine: Any, start: str) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         checkpointing.load(start + "-absent", engine.replica)
     if start.endswith("experts"):
-        with pytest.raises(ConfigError, match="cannot be loaded into this model: .*; give the flags of the model"):
+        with pytest.raises(ConfigError, match=r"cannot be loaded into this model: .*; give the flags of the model"):
             checkpointing.load(start.replace("experts", "dense"), engine.replica)
     loaded = checkpointing.load(start, engine.replica)
     assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.observe.iteration_line import throughput
+from spare_megatron.observe.iteration_line import EVALUATIONS, throughput
 
 _NAMES = {"grad_norm": "grad-norm", "loss_scale": "loss-scale", "num_zeros": "num-zeros", "params_norm": "params-norm"}
 _SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discarded")
@@ -31,6 +31,9 @@ def scalars(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
     for key, name in _NAMES.items():
         if line.get(key) is not None:
             values[name] = float(line[key])
+    for evaluation in EVALUATIONS:
+        for name, value in line.get(evaluation, {}).items():
+            values[f"{name} {evaluation}"] = float(value)
     step_time_s = float(line["step_time_s"])
     values["iteration-time"] = step_time_s
     if job.flops_per_step and step_time_s:

@@ -7,10 +7,29 @@ Losses are averaged over the steps since the line before, skipped ones left out,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from spare_megatron.config.job import JobDescription
+
+EVALUATIONS = ("validation", "test")
+"""Passes whose values a metrics line may carry: those of the state *before* its step."""
+_EXPONENT_MAX = 20.0
+"""Megatron caps the exponent of a perplexity here."""
+
+
+def evaluation_lines(line: Mapping[str, Any]) -> list[str]:
+    """Megatron's line for each evaluation that rode in this step."""
+    texts = []
+    for name in EVALUATIONS:
+        if name in line:
+            values = [
+                f"{key} value: {value:.6E} | {key} PPL: {math.exp(min(_EXPONENT_MAX, value)):.6E} |"
+                for key, value in line[name].items()
+            ]
+            texts.append(f" {name} loss at iteration {line['step'] - 1} | " + " ".join(values))
+    return texts
 
 
 class IterationLines:

@@ -20,7 +20,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Lost
 from spare_megatron.observe.boards import Boards
-from spare_megatron.observe.iteration_line import IterationLines
+from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook
 from spare_megatron.recovery.journal import Record, cut_torn_line
 
@@ -72,14 +72,18 @@ class Records:
 
     def write_ready(self, all_of_them: bool = False) -> None:
         """Write the lines that are complete."""
-        lines = self.book.ready(all_of_them)
-        if not lines:
-            return
-        with self._run_dir.metrics.open("ab", buffering=0) as file:
-            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-        for line in lines:
-            self._last_line = line
+        ready = self.book.ready(all_of_them)
+        lines = [line for line in ready if not self._closes(line["step"])]
+        if lines:
+            with self._run_dir.metrics.open("ab", buffering=0) as file:
+                file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            self._last_line = lines[-1]
+        for line in ready:
             self._show(line)
+
+    def _closes(self, step: int) -> bool:
+        """True for the round after the last step, which evaluates and trains nothing."""
+        return step > self._job.train_iters > 0
 
     def write_status(self, state: State, force: bool = False) -> None:
         """Replace status.json if anything in it has changed."""
@@ -109,12 +113,13 @@ class Records:
         self.write_ready(all_of_them=True)
         self.write_status(state, force=True)
         totals, last = self.book.totals, self._last_line
+        closing = self._closes(state.committed[0])
         summary = {
             "outcome": state.outcome,
             "reason": state.outcome_reason,
-            "steps": state.committed[0],
+            "steps": state.committed[0] - closing,
             "first_step": state.spec.first_step if state.spec else 0,
-            "steps_committed": totals.steps_committed,
+            "steps_committed": totals.steps_committed - closing,
             "failures_masked": totals.failures_masked,
             "steps_lost": totals.steps_lost,
             "wipe_outs": totals.wipe_outs,
@@ -133,10 +138,15 @@ class Records:
     def _show(self, line: Mapping[str, Any]) -> None:
         if self._lines is None:
             return
-        text = self._lines.add(line)
+        for text in evaluation_lines(line):
+            sys.stdout.write(text + "\n")
+        closes = self._closes(line["step"])
+        text = None if closes else self._lines.add(line)
         if text is not None:
             sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+        sys.stdout.flush()
+        if closes:
+            return
         self._worker.submit(self._write_boards, line, self._lines.consumed_samples(int(line["step"])))
 
     def _open_boards(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from spare_megatron.checkpoint.folder import MANIFEST
 from tests.process.harness import launch, toy_digests
 
-WORDS = ("--steps", "16", "--pieces", "2", "--piece-s", "0.005", "--redundancy", "2")
+WORDS = ("--steps", "16", "--pieces", "2", "--piece-s", "0.02", "--redundancy", "2")
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,11 @@ def test_the_coordinator_dies_and_no_rank_notices(tmp_path: Path, calm: dict[str
     job = launch(tmp_path, *WORDS, inject=inject)
     job.wait_for_step(1)
     ranks = {(r["group"], r["position"]): r["pid"] for r in job.ranks()}
+    job.wait_for_step(12)
+    assert {(r["group"], r["position"]): r["pid"] for r in job.ranks()} == ranks, "a rank was started again"
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, 17))
     assert {line["live_groups"] for line in lines} == {3}
-    assert {(r["group"], r["position"]): r["pid"] for r in job.ranks()} == ranks, "a rank was started again"
     assert json.loads((tmp_path / "coordinator.json").read_text())["fencing"] == 3
     check_weights(tmp_path, calm)
 

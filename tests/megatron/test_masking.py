@@ -1,0 +1,65 @@
+"""Groups of real Megatron ranks die inside the step: the loss of every step is that of the run without failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.harness import Job, launch
+
+STEPS = 12
+FLAGS = (
+    *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+    *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
+    *("--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
+    *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
+    *("--eval-interval", "6", "--eval-iters", "2", "--num-workers", "0"),
+)
+LAYOUTS = {
+    "PP2x4": (4, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-redundancy", "3")),
+    "TP2xPP2x3": (
+        3,
+        *[
+            ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--sequence-parallel")
+            + ("--global-batch-size", "12", "--spare-redundancy", "3")
+        ],
+    ),
+}
+TOLERANCE = 1e-5
+"""Relative, of a step's loss: the order of fp32 additions differs after a failure."""
+
+
+def train(run_dir: Path, layout: str, *inject: str) -> tuple[Job, list[dict[str, Any]]]:
+    """One job through spare-launch to its end."""
+    groups, flags = LAYOUTS[layout]
+    script = "pretrain_gpt.py"
+    job = launch(run_dir, *FLAGS, *flags, groups=groups, group_size=None, script=script, inject=inject)
+    return job, job.finish(timeout_s=240)
+
+
+@pytest.fixture(scope="module", params=sorted(LAYOUTS))
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
+    """A layout and the metrics of its run without failures."""
+    _, lines = train(tmp_path_factory.mktemp("calm"), request.param)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return request.param, lines
+
+
+@pytest.mark.timeout(600)
+def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
+    layout, expected = calm
+    inject = ("sigkill:group=1,step=4,at=reduce", "sigkill:group=2,position=1,step=8,at=backward,n=1")
+    job, lines = train(tmp_path, layout, *inject)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1], [2]]
+    for line, other in zip(lines, expected, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=TOLERANCE), f"step {line['step']}"
+        assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4), f"step {line['step']}"
+        assert (line["lr"], line["tokens"]) == (other["lr"], other["tokens"])
+    values = [(line["step"], line["validation"]["lm loss"]) for line in lines if "validation" in line]
+    others = [line["validation"]["lm loss"] for line in expected if "validation" in line]
+    assert [step for step, _ in values] == [7]
+    assert [value for _, value in values] == pytest.approx(others, rel=TOLERANCE)
+    assert "validation loss" in (job.run_dir / "launch.out").read_text()

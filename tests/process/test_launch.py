@@ -285,3 +285,24 @@ def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) ->
     assert done.returncode == ExitCode.BAD_INPUT
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_status_of_a_running_and_of_an_ended_job(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
+    def status(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.status", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    job = launch("--inject sigkill:group=1,step=5,at=apply --- --steps 100000 --piece-s 0.01", groups=3, size=1)
+    job.until(lambda: (read_json(job.run_dir.status) or {}).get("failures_masked") == 1)
+    now = json.loads(status(str(job.run_dir.path), "--json").stdout)
+    assert (now["phase"], now["num_groups"], sorted(now["live"]), now["epoch"]) == ("running", 3, ["0", "2"], 2)
+    assert now["summary"] is None
+    text = status(str(job.run_dir.path)).stdout
+    assert "2/3 groups live" in text
+    assert "group 1 (rank 0) exited: killed by SIGKILL" in text
+    job.process.terminate()
+    assert job.finish() == ExitCode.REQUEUE
+    assert "left: signal SIGTERM" in status(str(job.run_dir.path)).stdout
+    nothing = status(str(tmp_path / "nowhere"))
+    assert nothing.returncode == ExitCode.BAD_INPUT
+    assert "has no status.json" in nothing.stderr

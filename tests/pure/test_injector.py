@@ -1,0 +1,72 @@
+"""When an injected fault fires: at its moment, on its ranks, once in a job. The faults themselves need processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.injection import parse_injection
+from spare_megatron.config.place import Place
+from spare_megatron.recovery.inject import VARIABLE, InjectedError, Injector
+
+
+def injector(tmp_path: Path, *texts: str, group: int = 1, position: int = 0) -> Injector:
+    """Of one rank."""
+    return Injector([parse_injection(text) for text in texts], group, position, RunDirectory(tmp_path))
+
+
+def test_it_fires_at_its_moment_and_once_in_a_job(tmp_path: Path) -> None:
+    text = "exception:group=1,position=0,step=5,at=forward,n=2"
+    one = injector(tmp_path, text)
+    for moment in (("forward", 5, 1), ("forward", 4, 2), ("backward", 5, 2)):
+        one.fire(*moment)
+    with pytest.raises(InjectedError, match="at forward of step 5"):
+        one.fire("forward", 5, 2)
+    one.fire("forward", 5, 2)
+    injector(tmp_path, text).fire("forward", 5, 2)
+
+
+def test_other_ranks_are_left_alone(tmp_path: Path) -> None:
+    text = "exception:group=1,position=0,step=5,at=vote"
+    for group, position in ((0, 0), (1, 1)):
+        injector(tmp_path, text, group=group, position=position).fire("vote", 5, 0)
+
+
+def test_without_a_position_every_rank_of_the_group_has_it(tmp_path: Path) -> None:
+    for position in range(2):
+        with pytest.raises(InjectedError):
+            injector(tmp_path, "exception:group=1,step=5,at=vote", position=position).fire("vote", 5, 0)
+
+
+def test_the_same_fault_twice_is_two_faults(tmp_path: Path) -> None:
+    text = "exception:group=1,position=0,step=5,at=vote"
+    one = injector(tmp_path, text, text)
+    for _ in range(2):
+        with pytest.raises(InjectedError):
+            one.fire("vote", 5, 0)
+    one.fire("vote", 5, 0)
+
+
+def test_a_bit_flip_is_for_whoever_owns_the_data(tmp_path: Path) -> None:
+    one = injector(tmp_path, "bitflip:group=1,step=5,at=weights")
+    one.fire("weights", 5, 0)
+    assert not one.flips("weights", 4)
+    assert one.flips("weights", 5)
+    assert not one.flips("weights", 5)
+
+
+def test_it_comes_with_the_environment(tmp_path: Path) -> None:
+    place = Place(1, 0, 2, 0, str(tmp_path), "spare-launch")
+    environ = {VARIABLE: "slow=0.001:group=1,step=1,at=vote\nexception:group=1,step=2,at=vote"}
+    one = Injector.from_environment(environ, place)
+    one.fire("vote", 1, 0)
+    with pytest.raises(InjectedError):
+        one.fire("vote", 2, 0)
+    Injector.from_environment({}, place).fire("vote", 2, 0)
+    with pytest.raises(ConfigError, match="is no kind of"):
+        Injector.from_environment({VARIABLE: "boom:group=1,step=1,at=vote"}, place)
+    with pytest.raises(ConfigError, match="needs a run directory"):
+        Injector.from_environment(environ, Place(1, 0, 2, 0, None, "none"))

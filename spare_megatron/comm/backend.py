@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.comm.sockets import Address
-from spare_megatron.comm.store import connect
+from spare_megatron.comm.store import StoreClients
 
 
 class BackendError(Exception):
@@ -82,12 +82,13 @@ class Meeting:
 
     GO, LEFT = b"go", b"left"
 
-    def __init__(self, seat: Seat, timeout_s: float) -> None:
+    def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float) -> None:
         self._seat = seat
+        self._clients = clients
         self._timeout_s = timeout_s
         self._waiting = threading.Event()
-        client = connect(seat.store_host, seat.store_port, timeout_s)
-        self.store: dist.Store = dist.PrefixStore(seat.prefix, client)
+        self._client = clients.take(seat.store_host, seat.store_port)
+        self.store: dist.Store = dist.PrefixStore(seat.prefix, self._client)
 
     def arrive(self) -> None:
         """Block until all members are here. BackendError after the timeout, or when :meth:`leave` was called."""
@@ -108,18 +109,23 @@ class Meeting:
         finally:
             self._waiting.clear()
         if word != self.GO:
+            self.part()
             raise BackendError("given up while the members met")
 
     def leave(self) -> None:
-        """End a blocked :meth:`arrive` from another thread (its client is locked: this takes a client of its own)."""
+        """End a blocked :meth:`arrive` from another thread (its client is locked: this takes another)."""
         if self._waiting.is_set():
+            seat = self._seat
             with contextlib.suppress(ConnectionError, dist.DistError):
-                client = connect(self._seat.store_host, self._seat.store_port, min(self._timeout_s, 2.0))
-                dist.PrefixStore(self._seat.prefix, client).set(f"go/{self._seat.rank}", self.LEFT)
+                client = self._clients.take(seat.store_host, seat.store_port)
+                dist.PrefixStore(seat.prefix, client).set(f"go/{seat.rank}", self.LEFT)
+                self._clients.give(seat.store_host, seat.store_port, client)
 
-    def clean(self, *keys: str) -> None:
-        """Remove this member's keys: an epoch change of a large job would leave millions."""
+    def part(self, *keys: str) -> None:
+        """Everybody has met, or this member gives up: remove its keys and ``keys`` (an epoch change of a large job would
+        leave millions behind), and let somebody else use the connection."""
         own = [f"here/{self._seat.rank}", f"go/{self._seat.rank}", *keys]
-        for key in own if self._seat.rank else [*own, "arrived"]:
-            with contextlib.suppress(dist.DistError):
+        with contextlib.suppress(dist.DistError):
+            for key in own if self._seat.rank else [*own, "arrived"]:
                 self.store.delete_key(key)
+            self._clients.give(self._seat.store_host, self._seat.store_port, self._client)

@@ -31,7 +31,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
@@ -40,24 +39,24 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.comm.backend import BackendError, Meeting, Seat
-from spare_megatron.comm.sockets import Address, OwnSocket, address_towards, connected, is_open, shut
+from spare_megatron.comm.sockets import Address, OwnSocket, address_towards, connected, shut
+from spare_megatron.comm.store import StoreClients
 
 IN_FLIGHT = 2
 """Worker threads of the group: buckets that are summed at the same time."""
 PATIENCE = timedelta(days=1)
 """While members still compute, the control plane alone decides who is late. And while they connect: a gloo that has
 timed out while connecting ends the whole process when the connection comes late."""
-CLOSING_S, CLOSING_POLL_S = 1.0, 0.001
-_NEVER_FREED: list[Any] = []
-"""Groups whose connections did not close: destroying them is not safe."""
+CLOSING = timedelta(milliseconds=1)
 _PEER = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
 class GlooBackend:
     """See :class:`~spare_megatron.comm.backend.Backend`."""
 
-    def __init__(self, seat: Seat, timeout_s: float) -> None:
+    def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float) -> None:
         self._seat = seat
+        self._clients = clients
         self._timeout_s = timeout_s
         self._cut = threading.Event()
         self._meeting: Meeting | None = None
@@ -67,6 +66,8 @@ class GlooBackend:
         """This device's address; None before it listens."""
         self._released = False
         """The device may be gone. Guarded by ``_scanning``, like everything that touches its sockets."""
+        self._closing = threading.Lock()
+        self._closed = False
         self._neighbours: dict[Address, int] = {}
         self._foreign: Collection[Address] = ()
         self._sockets: tuple[OwnSocket, ...] = ()
@@ -78,7 +79,7 @@ class GlooBackend:
 
     def form(self) -> None:
         seat = self._seat
-        meeting = self._meeting = Meeting(seat, self._timeout_s)
+        meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s)
         self._group = dist.ProcessGroupGloo(meeting.store, seat.rank, seat.size, self._options())
         own = _device_address(meeting.store, seat.rank)
         self._own = own
@@ -90,7 +91,7 @@ class GlooBackend:
         self._prove_membership()
         self._sockets = tuple(connected(self._is_ours))
         self._go_on()
-        meeting.clean(f"0/{seat.rank}")
+        meeting.part(f"0/{seat.rank}")
 
     def start(self, wire: torch.Tensor, patient: bool) -> Any:
         return self._sum(wire, PATIENCE if patient else timedelta(seconds=self._timeout_s))
@@ -115,36 +116,57 @@ class GlooBackend:
         if self._meeting is not None:
             self._meeting.leave()
         with self._scanning:
-            if self._own is None or self._sockets or self._released:
+            if self._own is None or self._released:
                 return
             self._foreign = foreign
             self._shut_all()
-            for rank in self._neighbours.values():
-                _hang_up(self._own, rank)
+            if not self._sockets:
+                self._hang_up_all()
+        if self._sockets:
+            self._close()
 
     def release(self) -> None:
-        """The connections are ended and gloo's loop has closed them *before* the device goes: while it goes, an event
-        of a connection that another process shares (a forked child) would end this process."""
+        """Close every connection through gloo's own doors, then free the group."""
+        with self._scanning:
+            if self._neighbours and not self._sockets:
+                self._hang_up_all()
+            self._shut_all()
+        if self._neighbours:
+            self._close()
         with self._scanning:
             self._released = True
-        until_s = time.monotonic() + CLOSING_S
-        while self._open():
-            self._shut_all()
-            if time.monotonic() > until_s:
-                _NEVER_FREED.append(self._group)
-                break
-            time.sleep(CLOSING_POLL_S)
-        self._group = None
+        with self._closing:
+            self._group = None
         self._meeting = None
 
     def _shut_all(self) -> None:
         for own in self._sockets or connected(self._is_ours):
             shut(own)
 
-    def _open(self) -> bool:
-        if self._sockets:
-            return any(is_open(own) for own in self._sockets)
-        return self._own is not None and bool(connected(self._is_ours))
+    def _hang_up_all(self) -> None:
+        assert self._own is not None
+        for rank in self._neighbours.values():
+            _hang_up(self._own, rank)
+
+    def _close(self) -> None:
+        """Make gloo itself close all connections.
+
+        A receive whose operation has failed leaves gloo's event loop on a message that has no buffer any more: it spins
+        on it, never sees that the connection has ended, and the group's destructor waits for it for ever. Only an
+        operation that times out closes such a connection. Posting one blocks until its connection is made or ended, and
+        the time-out may only come when that holds for all of them (a connection that ends twice ends the process).
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            posted = []
+            for rank in self._neighbours.values():
+                with contextlib.suppress(RuntimeError):
+                    posted.append(self._group.recv([torch.zeros(1)], rank, 0))
+            for work in posted:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(CLOSING)
 
     def _options(self) -> Any:
         options = dist.ProcessGroupGloo._Options()

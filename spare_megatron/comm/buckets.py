@@ -139,7 +139,6 @@ class Buffers:
         values = [float(self.layout.digest), *(float(scalars[key]) for key in self.layout.scalars)]
         self.header.zero_()
         self.header[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
-        self.settle()
 
     def settle(self) -> None:
         """Wait until everything written so far is there for other threads (a device runs behind its host)."""

@@ -23,7 +23,7 @@ from spare_megatron.comm.backend import Backend, BackendError
 
 
 class Communicator:
-    """States: forming -> ready -> (broken) -> given up -> quiet -> dead. All fields are guarded by ``changed``."""
+    """States: forming -> ready -> given up or broken -> quiet -> dead. All fields are guarded by ``changed``."""
 
     def __init__(
         self, epoch: int, groups: tuple[int, ...], backend: Backend | None, changed: threading.Condition
@@ -93,12 +93,14 @@ class Communicator:
             self._backend.unblock(foreign)
 
     def _own(self, backend: Backend) -> None:
+        """After an error nothing can be reduced in this epoch any more, so the connections end at once, for the peers too."""
         try:
             backend.form()
             self._note_ready()
             self._serve(backend)
         except Exception as error:
             self._note_error(error)
+        backend.cut()
         while self._in_flight:
             with contextlib.suppress(Exception):
                 backend.wait(self._in_flight[0])
@@ -107,7 +109,6 @@ class Communicator:
             self.quiet = True
             self._queue.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.given_up)
         with contextlib.suppress(Exception):
             backend.release()
         with self._changed:

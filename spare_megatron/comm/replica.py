@@ -31,6 +31,7 @@ from spare_megatron.comm.backend_gloo import GlooBackend
 from spare_megatron.comm.buckets import BUCKET_BYTES, BufferPool, Buffers, Layout
 from spare_megatron.comm.communicator import Communicator
 from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.comm.store import StoreClients
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
@@ -81,7 +82,7 @@ class ReplicaCommunicators:
         group: int,
         backend: str,
         device: torch.device | str = "cpu",
-        timeout_s: float = 30.0,
+        timeout_s: float = 15.0,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         """
@@ -102,6 +103,7 @@ class ReplicaCommunicators:
         self._device = torch.device(device)
         self._timeout_s = timeout_s
         self._bucket_bytes = bucket_bytes
+        self._clients = StoreClients(timeout_s)
         self._changed = threading.Condition()
         self._epoch = 0
         """Newest epoch adopted."""
@@ -213,8 +215,8 @@ class ReplicaCommunicators:
         if self._kind == "nccl":
             from spare_megatron.comm.backend_nccl import NcclBackend
 
-            return NcclBackend(seat, self._timeout_s, self._device)
-        return GlooBackend(seat, self._timeout_s)
+            return NcclBackend(seat, self._clients, self._timeout_s, self._device)
+        return GlooBackend(seat, self._clients, self._timeout_s)
 
     def _communicator(self, epoch: int, stale: Callable[[], bool]) -> Communicator:
         while not stale():
@@ -257,13 +259,14 @@ class ReplicaCommunicators:
     def _exchange(
         self, communicator: Communicator, buffers: Buffers, request: Reduction, stale: Callable[[], bool]
     ) -> dict[str, float]:
-        """The header goes first and alone: when it is summed, everybody is here, and silence is a failure."""
+        """The header goes first and alone: when it is summed, everybody is here with all buckets encoded, and silence is
+        a failure."""
         buckets = buffers.layout.buckets
         buffers.write_header(request.scalars)
-        ticket = communicator.submit(buffers.header, patient=True)
         for bucket in buckets:
             request.method.encode(request.tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(bucket))
         buffers.settle()
+        ticket = communicator.submit(buffers.header, patient=True)
         self._until(communicator, lambda: communicator.done >= ticket, stale)
         scalars = buffers.read_header(len(communicator.groups))
         if scalars is None:

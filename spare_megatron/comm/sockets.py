@@ -55,11 +55,6 @@ def shut(own: OwnSocket) -> None:
             copy.shutdown(socket.SHUT_RDWR)
 
 
-def is_open(own: OwnSocket) -> bool:
-    """Whether the descriptor still is that socket."""
-    return _inode(own.fd) == own.inode
-
-
 def address_towards(host: str, port: int) -> str:
     """This machine's address on the route to ``host`` (no packet is sent)."""
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

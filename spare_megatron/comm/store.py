@@ -14,7 +14,9 @@ formed go on working.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -61,6 +63,36 @@ def connect(host: str, port: int, timeout_s: float) -> dist.TCPStore:
         use_libuv=True,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+class StoreClients:
+    """Connections that are kept and used again, each by one user at a time. Thread-safe.
+
+    Connecting is not only a round trip: torch formats the peer's address with a reverse name look-up, which takes
+    5 s where a name server does not answer. That must not happen while a job recovers.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, int], list[dist.TCPStore]] = {}
+
+    def take(self, host: str, port: int) -> dist.TCPStore:
+        """A client that works. ConnectionError when nobody answers."""
+        while True:
+            with self._lock:
+                idle = self._idle.get((host, port))
+                client = idle.pop() if idle else None
+            if client is None:
+                return connect(host, port, self._timeout_s)
+            with contextlib.suppress(dist.DistError):
+                client.check(["-"])
+                return client
+
+    def give(self, host: str, port: int, client: dist.TCPStore) -> None:
+        """Nobody waits on ``client`` any more. Connections to other stores are dropped: there is only one at a time."""
+        with self._lock:
+            self._idle = {(host, port): [*self._idle.get((host, port), []), client]}
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -75,6 +75,7 @@ def save(
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
     barrier()
+    _give_adam_its_first_state(replica)
     state = _sharded_state(replica, dict(_CONTENT), is_loading=False, optimizer=True)
     state["args"] = argparse.Namespace(
         **{
@@ -170,7 +171,9 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
     """Loaded optimizer tensors, completed by what a checkpoint stores once: group options, step, loss scale."""
     saved_parts = _parts(saved)
     options = [group for part in saved_parts for group in _inner(part)["param_groups"]]
-    steps = [_inner(part)["state"]["common_step"] for part in saved_parts if "common_step" in _inner(part)["state"]]
+    steps = [
+        part["common_step"] for part in (_inner(one).get("state", {}) for one in saved_parts) if "common_step" in part
+    ]
     scalers = [part["grad_scaler"] for part in saved_parts if "grad_scaler" in part]
     for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
         inner = _inner(part)
@@ -180,9 +183,29 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         inner.setdefault("state", {})
         if steps:
             inner["state"]["common_step"] = steps[0]
+        elif _is_torch_adam(current):
+            inner["state"]["common_step"] = torch.tensor(0.0)
         if scalers:
             part["grad_scaler"] = scalers[0]
     return state
+
+
+def _is_torch_adam(optimizer: Any) -> bool:
+    return isinstance(optimizer.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def _give_adam_its_first_state(replica: Replica) -> None:
+    """Before its first update torch's Adam has no state, and a checkpoint without it cannot be loaded into one."""
+    for part in replica.optimizer.chained_optimizers:
+        if not _is_torch_adam(part):
+            continue
+        for group in part.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = part.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(parameter.data)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
 
 
 def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:

@@ -53,7 +53,34 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
             histories[kind][name] = run(rank, PrefixStore(kind + name, store), other, path, again)
             if rank == 0:
                 histories[kind][f"digest {name}"] = [digest(path), digest(again)]
-    return {"histories": histories, "plain": plain_load(rank, store, f"{directory}/dense")}
+    return {
+        "histories": histories,
+        "plain": plain_load(rank, store, f"{directory}/dense"),
+        "unused": unused(rank, store, f"{directory}/unused"),
+    }
+
+
+def unused(rank: int, store: Any, path: str) -> list[Any]:
+    """Two runs of PP2 in one group of ranks 0 and 1: after saving at step 0, and after loading that."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter import checkpointing, world
+    from tests.megatron import groups
+
+    one = case(groups=1, pipeline=2, **DENSE)
+    histories: list[Any] = []
+    for start in (None, path) if rank < 2 else ():
+        engine = groups.engine_of(one, rank, PrefixStore(f"unused{start}", store))
+        try:
+            peers = groups.peers_of(PrefixStore(f"unused peers{start}{rank}", store), 0, 1)
+            if start is None:
+                checkpointing.save(path, engine.replica, step=0, consumed_samples=0)
+            else:
+                assert checkpointing.load(path, engine.replica).step == 0
+            histories.append([groups.one_step(engine, peers, one, 0, step) for step in (1, 2, 3)])
+        finally:
+            world.destroy()
+    return histories
 
 
 def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: str) -> list[Any] | None:
@@ -155,3 +182,11 @@ def test_resumes_under_this_layout(results: list[Any], kind: str, name: str) -> 
 def test_plain_megatron_core_reads_it(results: list[Any]) -> None:
     expected = results[0]["histories"]["dense"]["first"][SAVED]["loss"]
     assert results[0]["plain"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_state_before_the_first_update(results: list[Any]) -> None:
+    trained, resumed = results[0]["unused"]
+    assert trained == resumed
+    first = results[0]["histories"]["dense"]["first"]
+    assert trained[0]["loss"] == pytest.approx(first[0]["loss"], rel=1e-5)
+    assert trained[2]["loss"] == pytest.approx(first[2]["loss"], rel=1e-5)

@@ -10,6 +10,7 @@ from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.coordinator import Options, main_loop
+from spare_megatron.recovery.journal import JournalError
 
 EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"
 
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(main_loop(options))
     except ConfigError as error:
         sys.stderr.write(f"spare-coordinator: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+    except JournalError as error:
+        sys.stderr.write(f"spare-coordinator: {error}; a job cannot go on from it, use another run directory\n")
         return int(ExitCode.BAD_INPUT)
 
 

@@ -47,7 +47,6 @@ class Session:
         *,
         last_applied: int,
         coordinator: str = "",
-        tls_dir: str = "",
         on_view: Sequence[OnView] = (),
     ) -> Session:
         """Connect: position 0 to the coordinator, the others to position 0. Returns once the connection stands.
@@ -73,7 +72,7 @@ class Session:
             job=job,
             last_applied=last_applied,
             coordinator=coordinator,
-            tls_dir=tls_dir,
+            tls_dir=place.tls_dir,
             launcher_pid=place.launcher_pid,
         )
         session = cls(setup, on_view)
@@ -155,10 +154,11 @@ class Session:
         """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final
         name only after True. False: this group is no member any more, or nobody answered in time."""
         key = (step, directory)
-        self._control.post(SaveRequest(step, directory))
         with self._changed:
-            self._changed.wait_for(lambda: key in self._answers or self._orders.over, timeout_s)
-            return self._answers.pop(key, False)
+            self._answers[key] = False
+            self._control.post(SaveRequest(step, directory))
+            self._changed.wait_for(lambda: self._answers[key] or self._orders.over, timeout_s)
+            return self._answers.pop(key)
 
     def request_stop(self, reason: str) -> None:
         """Ask that the job saves and leaves at the next step boundary (exit duration, exit signal)."""
@@ -182,8 +182,9 @@ class Session:
     def answer_save(self, step: int, directory: str) -> None:
         """Control thread: the coordinator accepted a checkpoint."""
         with self._changed:
-            self._answers[(step, directory)] = True
-            self._changed.notify_all()
+            if (step, directory) in self._answers:
+                self._answers[(step, directory)] = True
+                self._changed.notify_all()
 
     @property
     def progress_now(self) -> Progress:

@@ -114,7 +114,10 @@ class Lock:
     """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
 
     def __init__(self, path: Path, run_dir: Path, owner: str) -> None:
-        self._file = path.open("a+")
+        try:
+            self._file = path.open("a+")
+        except OSError as error:
+            raise ConfigError(f"cannot write in the run directory {run_dir}: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

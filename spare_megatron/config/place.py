@@ -30,6 +30,8 @@ class Place:
     """M: ranks of the group."""
     life: int = 1
     """How often the launcher started the whole job; above 1 the last good checkpoint is loaded."""
+    tls_dir: str = ""
+    """Directory of ca.pem, cert.pem and key.pem where the control plane speaks mutual TLS; empty: it does not."""
     launcher_pid: int = 0
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
 
@@ -131,5 +133,6 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         launcher=hint.launcher,
         group_size=group_size,
         life=number(environ, "SPARE_LIFE") or 1,
+        tls_dir=environ.get("SPARE_TLS_DIR", ""),
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
     )

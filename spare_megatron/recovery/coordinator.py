@@ -70,12 +70,10 @@ class Options:
 
 
 class Coordinator:
-    """One coordinator process. Holds the run directory's lock from construction on."""
+    """One coordinator process. Whoever makes it holds the run directory's lock."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
-        self._dir.create()
-        self._lock = self._dir.lock("coordinator", "spare-coordinator")
         self._security = Security(self._dir.token(create=True), options.tls_dir)
         self._streams = Streams()
         cut_torn_line(self._dir.journal)
@@ -107,7 +105,6 @@ class Coordinator:
             await self._serve()
         finally:
             self._journal.close()
-            self._lock.release()
         return self._exit_code
 
     async def _serve(self) -> None:
@@ -274,8 +271,9 @@ class Coordinator:
             self._detector.heartbeat(group, stream.incarnation, beats, now_s)
         elif kind == "ballot":
             vote = wire.read(report.ballot.vote, Vote)
-            figures = [(figure.name, figure.value) for figure in report.ballot.figures]
-            self._records.book.figures(vote.step, vote.epoch, group, figures)
+            if (vote.step, vote.epoch) == (self._state.step_in_flight, self._state.epoch):
+                figures = [(figure.name, figure.value) for figure in report.ballot.figures]
+                self._records.book.figures(vote.step, vote.epoch, group, figures)
             self._apply(replace(vote, at_s=round(now_s, 3)))
         elif kind == "applied":
             self._apply(wire.read(report.applied, Applied))
@@ -370,14 +368,26 @@ def _advertised(listen: str) -> str:
 
 
 def main_loop(options: Options) -> ExitCode:
-    """Run one coordinator to its end. Raises ConfigError for a user's error."""
+    """Run one coordinator to its end.
+
+    Raises:
+        ConfigError: a user's error: the address, the run directory, another coordinator on it.
+        JournalError: the run directory's journal is not this machine's.
+    """
+    host, _, port = options.listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
+    options.run_dir.create()
+    lock = options.run_dir.lock("coordinator", "spare-coordinator")
     try:
-        host, _, port = options.listen.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
-        coordinator = Coordinator(options)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run directory {options.run_dir.path}: {error.strerror}") from None
-    code = asyncio.run(coordinator.run())
+        code = asyncio.run(_run(options))
+    except PermissionError as error:
+        raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from None
+    finally:
+        lock.release()
     say(f"the coordinator leaves with exit code {int(code)}")
     return code
+
+
+async def _run(options: Options) -> ExitCode:
+    return await Coordinator(options).run()

@@ -220,6 +220,7 @@ class Life:
             "SPARE_LIFE": str(self._number),
             "SPARE_RUN_DIR": str(self._dir.path),
             "SPARE_LAUNCHER_PID": str(os.getpid()),
+            "SPARE_TLS_DIR": launch.tls_dir,
             VARIABLE: "\n".join(launch.injections),
         }
 

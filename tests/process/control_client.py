@@ -73,7 +73,7 @@ class Client:
             heartbeat_timeout_s=args.heartbeat_timeout_s,
         )
         self.injector = Injector.from_environment(os.environ, place)
-        self.session = Session.open(place, spec, job, last_applied=self.first_step, tls_dir=args.tls_dir)
+        self.session = Session.open(place, spec, job, last_applied=self.first_step)
         self.latencies: list[tuple[int, float, float]] = []
         """(step, when reduced, when the commit was seen) on the clock that all processes of a host share."""
 
@@ -169,6 +169,7 @@ def main() -> int:
         group_size=int(environment.get("SPARE_GROUP_SIZE", "1")),
         life=int(environment.get("SPARE_LIFE", "1")),
         launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
+        tls_dir=args.tls_dir or environment.get("SPARE_TLS_DIR", ""),
     )
     try:
         if args.crash:

@@ -240,6 +240,18 @@ def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     assert len(text.splitlines()) == 1
 
 
+def test_a_journal_that_does_not_replay_is_one_sentence(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 1, "--steps 5")
+    one.start()
+    one.finish()
+    text = one.run_dir.journal.read_text()
+    one.run_dir.journal.write_text(text.replace("is committed in epoch 1", "was committed"))
+    command = ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store"]
+    assert one.popen("second", command).wait(30) == ExitCode.BAD_INPUT
+    assert "use another run directory" in one.output("second")
+    assert len(one.output("second").splitlines()) == 1
+
+
 def test_sigterm_saves_and_leaves(job: Callable[..., ControlJob]) -> None:
     one = job(flags="--piece-s 0.01 --steps 1000")
     one.start()

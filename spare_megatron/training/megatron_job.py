@@ -76,7 +76,7 @@ def run_megatron_job(
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
     tokenizer = build_tokenizer(args)
-    files = check_data(args, args.padded_vocab_size)
+    files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
     world = init_group_world(

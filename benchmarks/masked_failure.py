@@ -1,0 +1,111 @@
+"""From the SIGKILL of a whole group to the commit of the step that it died in, split by what the time went into.
+
+    python benchmarks/masked_failure.py [--kills 10]
+
+Real Megatron jobs of 4 groups x PP2; each masks up to three kills at random moments of random steps, from outside, by
+the pids of processes.json. ``total_s`` is this benchmark's own clock, from the signal to the commit's line in
+metrics.jsonl; the parts are the coordinator's and the ranks' figures in that line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _report import report
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
+PARTS = ("detect_s", "agree_s", "rebuild_s", "patch_s", "reduce_s")
+FLAGS = (
+    *("--num-layers", "4", "--hidden-size", "128", "--num-attention-heads", "4", "--seq-length", "128"),
+    *("--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--lr", "1e-3"),
+    *("--pipeline-model-parallel-size", "2", "--mock-data", "--tokenizer-type", "NullTokenizer"),
+    *("--vocab-size", "1023", "--split", "100,0,0", "--eval-iters", "0", "--log-interval", "1000"),
+    *("--spare-redundancy", "4", "--num-workers", "0"),
+)
+
+
+def main() -> None:
+    """Print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    found: list[dict[str, float]] = []
+    while len(found) < options.kills:
+        found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)))
+    rows = [_row(part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
+    report("masked_failure", {"flags": " ".join(FLAGS), "kills": len(found), "seed": options.seed}, rows)
+
+
+def _row(part: str, found: list[dict[str, float]]) -> dict[str, object]:
+    values = [one[part] for one in found]
+    return {
+        "part": part,
+        "median_s": round(statistics.median(values), 4),
+        "min_s": round(min(values), 4),
+        "max_s": round(max(values), 4),
+    }
+
+
+def _job(draw: random.Random, kills: int) -> list[dict[str, float]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(scratch)
+        steps = STEPS_BETWEEN * (kills + 1)
+        command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
+        command += ["pretrain_gpt.py", *FLAGS, "--train-iters", str(steps)]
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            victims = draw.sample(range(GROUPS), kills)
+            found = [_kill(run_dir, group, STEPS_BETWEEN * (n + 1), draw, process) for n, group in enumerate(victims)]
+            if process.wait() != 0:
+                raise SystemExit(f"spare-launch left with {process.returncode}")
+        finally:
+            process.kill()
+    return found
+
+
+def _kill(
+    run_dir: Path, group: int, after: int, draw: random.Random, process: subprocess.Popen[bytes]
+) -> dict[str, float]:
+    """Kill ``group`` in a step after ``after``; how long what took."""
+    _wait(run_dir, process, lambda line: line["step"] >= after - 3)
+    time.sleep(draw.uniform(0, 0.4))
+    ranks = json.loads((run_dir / "processes.json").read_text())["ranks"]
+    killed_s = time.monotonic()
+    for rank in ranks:
+        if rank["group"] == group:
+            os.kill(rank["pid"], signal.SIGKILL)
+    line = _wait(run_dir, process, lambda line: group in (line["recovery"] or {}).get("lost_groups", ()))
+    recovery = {part: line["recovery"][part] for part in PARTS}
+    rest = sum(recovery[part] for part in ("detect_s", "agree_s", "rebuild_s"))
+    return {**recovery, "all_but_patch_and_reduce_s": rest, "total_s": time.monotonic() - killed_s}
+
+
+def _wait(run_dir: Path, process: subprocess.Popen[bytes], wanted: Any) -> dict[str, Any]:
+    metrics = run_dir / "metrics.jsonl"
+    while True:
+        text = metrics.read_text() if metrics.exists() else ""
+        for line in map(json.loads, text[: text.rfind("\n") + 1].splitlines()):
+            if wanted(line):
+                return line
+        if process.poll() is not None:
+            raise SystemExit(f"the job ended with {process.returncode} before the moment that was waited for")
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

@@ -56,13 +56,17 @@ def init_group_world(
     expert: int = 1,
     expert_tensor: int | None = None,
     backend: str | None = None,
+    device: int | None = None,
     timeout_s: float = 600.0,
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
     Collective over the group. ``backend`` is nccl with CUDA and gloo without, unless given.
+    ``device`` is the CUDA device this rank computes on, where there is CUDA; None leaves the choice as it is.
     """
     install_cpu_shims()
+    if device is not None and cuda_available():
+        torch.cuda.set_device(device)
     from megatron.core import parallel_state
 
     timeout = timedelta(seconds=timeout_s)

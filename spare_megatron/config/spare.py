@@ -38,8 +38,8 @@ class SpareConfig:
     """Time a rank may stand still while others wait for it, before its group counts as dead; 60, or 12 times the
     heartbeat time-out where that is more."""
     min_groups: int | None = None
-    """Groups that must be there to begin once the start-up time is over; all when it is not given."""
-    max_group_restarts: int = 3
+    """Groups that must be there to begin once the start-up time is over; one when it is not given."""
+    max_group_restarts: int = 0
     """Restarts of one lost group; 0: it stays lost."""
     standby_groups: int = 0
     """Started groups that hold no place until one is lost."""

@@ -17,15 +17,10 @@ FLAGS = (
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
     *("--eval-interval", "6", "--eval-iters", "2", "--num-workers", "0"),
 )
+PP2 = ("--pipeline-model-parallel-size", "2", "--spare-redundancy", "3")
 LAYOUTS = {
-    "PP2x4": (4, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-redundancy", "3")),
-    "TP2xPP2x3": (
-        3,
-        *[
-            ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--sequence-parallel")
-            + ("--global-batch-size", "12", "--spare-redundancy", "3")
-        ],
-    ),
+    "PP2x4": (4, (*PP2, "--global-batch-size", "16")),
+    "TP2xPP2x3": (3, (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "12")),
 }
 TOLERANCE = 1e-5
 """Relative, of a step's loss: the order of fp32 additions differs after a failure."""

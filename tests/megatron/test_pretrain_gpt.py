@@ -16,7 +16,8 @@ CASES = {
     "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
     "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --rotary-percent 0.5",
     "activations": "--squared-relu --hidden-dropout 0 --attention-dropout 0 --init-method-xavier-uniform",
-    "experts": "--num-experts 4 --disable-bias-linear --moe-router-topk 2 --moe-aux-loss-coeff 0.01 --moe-layer-freq ([0]+[1])*2",
+    "experts": "--num-experts 4 --disable-bias-linear --moe-router-topk 2 --moe-aux-loss-coeff 0.01 "
+    "--moe-layer-freq ([0]+[1])*2",
     "bf16": "--bf16 --recompute-activations",
     "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "tokens": "--calculate-per-token-loss --reset-position-ids --reset-attention-mask --eod-mask-loss",

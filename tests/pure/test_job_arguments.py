@@ -95,7 +95,6 @@ BAD = [
     ("--spare-min-groups 9", "--spare-min-groups 9 is not between 1 and the 4 groups"),
     ("--spare-heartbeat-timeout-s 0", "must be above 0"),
     ("--spare-progress-timeout-s 1", "--spare-progress-timeout-s 1 s must be above --spare-heartbeat-timeout-s 5 s"),
-    ("--spare-max-group-restarts -1", "--spare-max-group-restarts is -1, but must not be negative"),
     ("--spare-audit-rate 2", "--spare-audit-rate is not supported"),
     ("--num-distributed-optimizer-instances 3", "means 3 groups, but the job has 4"),
     ("--use-distributed-optimizer", "--use-distributed-optimizer is not supported"),

@@ -22,18 +22,18 @@ GROUPS: dict[str, tuple[str, str]] = {
     "biencoder": ("only decoder-only language models are trained here", ""),
     "vision": ("only decoder-only language models are trained here", ""),
     "heterogeneous architecture": ("layers of different shape are not supported", ""),
-    "straggler": ("Megatron's straggler detector counts on one world of all ranks", "spare-status shows slow groups"),
+    "straggler": ("Megatron's straggler detector counts on one world of all ranks", "see step_time_s in metrics.jsonl"),
     "workload inspector": ("the workload inspector is not part of this framework", ""),
     "inference": ("inference is not part of this framework", ""),
     "one logger": ("NVIDIA's one-logger is not part of this framework", "use --wandb-project or --tensorboard-dir"),
     "In-process restart": (
-        "lost groups are replaced, nothing is restarted in its process",
+        "the survivors go on, nothing is restarted in its process",
         "--spare-max-group-restarts",
     ),
     "ft_package": ("NVIDIA's ft_package is replaced by our own detection", "--spare-heartbeat-timeout-s"),
     "sft": ("supervised fine-tuning data is not supported", "make ordinary data files with tools/preprocess_data.py"),
     "experimental_attention_variant": ("experimental attention is not supported", "leave it out"),
-    "rerun engine": ("suspicious steps are found by digests in every vote", "spare-launch --inject makes faults"),
+    "rerun engine": ("a suspicious step is not computed again in this version", "spare-launch --inject makes faults"),
 }
 
 FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -129,7 +129,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "FSDP shards the weights, and a lost group would take its shards with it",
-        "use --use-distributed-optimizer",
+        "use --recompute-activations to save memory",
         (
             "use-megatron-fsdp",
             "data-parallel-sharding-strategy",
@@ -323,7 +323,11 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "use a constant --global-batch-size",
         ("rampup-batch-size", "decrease-batch-size-if-needed", "phase-transition-iterations"),
     ),
-    ("every vote carries a digest of the weights", "leave it out", ("check-weight-hash-across-dp-replicas-interval",)),
+    (
+        "weights are not compared between groups in this version",
+        "leave it out",
+        ("check-weight-hash-across-dp-replicas-interval",),
+    ),
     (
         "steps that were found bad are not skipped by number",
         "leave it out",
@@ -484,11 +488,11 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ("position_embedding_type", "mrope"): ("only language models are trained here", "use rope"),
     ("position_embedding_type", "relative"): ("only decoder-only language models are trained here", "use rope"),
     ("rerun_mode", "validate_results"): (
-        "suspicious steps are found by digests in every vote",
+        "a suspicious step is not computed again in this version",
         "leave it out or use disabled",
     ),
     ("rerun_mode", "report_stats"): (
-        "suspicious steps are found by digests in every vote",
+        "a suspicious step is not computed again in this version",
         "leave it out or use disabled",
     ),
     ("ckpt_format", "torch"): ("only megatron-core's distributed format is written and read", "use torch_dist"),
@@ -508,6 +512,8 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
 # destination -> (reason, nearest choice): flags whose default holds and whose other values this version cannot honour.
 DEFAULT_ONLY: dict[str, tuple[str, str]] = {
     "spare_audit_rate": ("pieces are computed once in this version", "leave it out"),
+    "spare_max_group_restarts": ("a lost group stays lost in this version", "start more groups with --num-groups"),
+    "spare_coordinator": ("the coordinator is found through the run directory in this version", "--spare-run-dir DIR"),
     "spare_standby_groups": ("a lost group is not replaced in this version", "start more groups with --num-groups"),
     "spare_standby_ranks": ("a lost rank ends its group in this version", "start more groups with --num-groups"),
     "spare_mtbf_gpu_hours": (

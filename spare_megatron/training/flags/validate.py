@@ -250,8 +250,6 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
-    restarts = ns.spare_max_group_restarts
-    refuse(restarts < 0, f"--spare-max-group-restarts is {restarts}, but must not be negative; 0 restarts nothing")
 
 
 def check_all(ns: Namespace, shape: JobShape) -> None:

@@ -8,16 +8,13 @@ is to end that blocking.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm.sockets import Address
 from spare_megatron.comm.store import StoreClients
 
 
@@ -43,34 +40,27 @@ class Seat:
 
 
 class Backend(Protocol):
-    """One epoch's communicator in some library."""
-
-    @property
-    def addresses(self) -> frozenset[Address]:
-        """Peers' addresses that belong to this communicator and to no other."""
+    """One epoch's communicator."""
 
     def form(self) -> None:
         """Meet the other members and connect. Raises what went wrong, or because of :meth:`cut`."""
 
-    def start(self, wire: torch.Tensor, patient: bool) -> Any:
-        """Begin to sum ``wire`` in place over the members; a handle for :meth:`wait`. ``patient`` waits for
-        members that still compute; otherwise all members are known to be there, and silence is an error after
-        the timeout."""
+    def sum(self, wire: torch.Tensor, patient: bool) -> None:
+        """Sum ``wire`` in place over the members; nothing touches it any more after :meth:`release`, whatever happened.
 
-    def wait(self, handle: Any) -> None:
-        """Block until the operation can no longer touch its buffer; raise when it failed."""
+        ``patient`` waits for members that still compute; otherwise all members are known to be there, and silence is an
+        error after the time-out.
+        """
 
     def cut(self) -> None:
-        """Give this communicator up: makes blocked calls of other threads end with an error, here and on the
-        peers. Any thread, any time, more than once; under a millisecond, never blocks."""
+        """Give this communicator up: blocked calls of other threads end with an error, here and on the peers. Any
+        thread, any time, more than once; well under a millisecond, never blocks."""
 
-    def unblock(self, foreign: Collection[Address]) -> None:
-        """The slow part of :meth:`cut`, for a communicator that was still forming. May take milliseconds and
-        is repeated until the owner has ended. ``foreign`` are addresses that a newer communicator uses: never
-        touched."""
+    def unblock(self) -> None:
+        """The part of giving up that may take a while; called once, after :meth:`cut`, from a thread of its own."""
 
     def release(self) -> None:
-        """Free everything. Called once, by the owner, when nothing is in flight."""
+        """Free everything. Called once, by the owner, last."""
 
 
 class Meeting:
@@ -86,44 +76,41 @@ class Meeting:
         self._seat = seat
         self._clients = clients
         self._timeout_s = timeout_s
-        self._waiting = threading.Event()
+        self._parted = False
         self._client = clients.take(seat.store_host, seat.store_port)
         self.store: dist.Store = dist.PrefixStore(seat.prefix, self._client)
 
     def arrive(self) -> None:
-        """Block until all members are here. BackendError after the timeout, or when :meth:`leave` was called."""
+        """Block until all members are here. BackendError after the time-out, or when :meth:`leave` was called."""
         seat, store = self._seat, self.store
         store.set(f"here/{seat.rank}", b"")
         if store.add("arrived", 1) == seat.size:
             for rank in range(seat.size):
                 store.set(f"go/{rank}", self.GO)
-        self._waiting.set()
         try:
             store.wait([f"go/{seat.rank}"], timedelta(seconds=self._timeout_s))
-            word = store.get(f"go/{seat.rank}")
         except dist.DistStoreError as error:
             missing = tuple(rank for rank in range(seat.size) if not store.check([f"here/{rank}"]))
             raise BackendError(
                 f"{seat.size - len(missing)} of {seat.size} members came within {self._timeout_s:g} s", missing
             ) from error
-        finally:
-            self._waiting.clear()
-        if word != self.GO:
+        if store.get(f"go/{seat.rank}") != self.GO:
             self.part()
             raise BackendError("given up while the members met")
 
     def leave(self) -> None:
-        """End a blocked :meth:`arrive` from another thread (its client is locked: this takes another)."""
-        if self._waiting.is_set():
-            seat = self._seat
+        """End :meth:`arrive` from another thread, now or when it comes (its client is locked: this takes another)."""
+        seat = self._seat
+        if not self._parted:
             with contextlib.suppress(ConnectionError, dist.DistError):
                 client = self._clients.take(seat.store_host, seat.store_port)
                 dist.PrefixStore(seat.prefix, client).set(f"go/{seat.rank}", self.LEFT)
                 self._clients.give(seat.store_host, seat.store_port, client)
 
     def part(self, *keys: str) -> None:
-        """Everybody has met, or this member gives up: remove its keys and ``keys`` (an epoch change of a large job would
-        leave millions behind), and let somebody else use the connection."""
+        """Everybody has met, or this member gives up: remove its keys and ``keys`` (an epoch change of a large job
+        would leave millions behind), and let somebody else use the connection."""
+        self._parted = True
         own = [f"here/{self._seat.rank}", f"go/{self._seat.rank}", *keys]
         with contextlib.suppress(dist.DistError):
             for key in own if self._seat.rank else [*own, "arrived"]:

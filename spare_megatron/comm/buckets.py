@@ -23,13 +23,12 @@ import torch
 from spare_megatron.comm.reduce import GradientReduction
 
 BUCKET_BYTES = 16 << 20
-"""With two buckets in flight, gloo moved 16 MiB buckets 1.1 to 1.2 times as fast as one plain all-reduce of
-the same bytes; below 2 MiB its latency shows (benchmarks/replica_recovery.py measures both)."""
+"""Above some MiB the ring's start and end do not show any more; a bucket is what a failure can interrupt."""
 ALIGNMENT = 64
 """Buckets start at multiples of this many elements."""
 HEADER_STEP = 128
-"""Header sizes are multiples of this: groups that disagree on a few scalars still send headers of one size,
-so the digest can tell (gloo ends the whole process on a message that is longer than expected)."""
+"""Header sizes are multiples of this: groups that disagree on a few scalars still exchange headers of one
+size, so that the digest can tell at once."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,8 @@
-"""One epoch of one rank position: a thread that owns a backend, so that nobody else can ever be blocked by
-it.
+"""One epoch of one rank position: a thread that owns a backend, so that nobody else can ever be blocked by it.
 
-The training thread submits buckets and waits on a condition; the control thread gives the communicator up by
-setting a flag and cutting the backend's connections. Only the owner thread calls anything that can block. It
-ends when the communicator was given up and no operation can touch a buffer any more; until then it keeps
-every reference to the library's objects, because dropping one with an operation in flight blocks whoever
-drops it.
+The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting
+a flag and cutting the backend's connections. Only the owner thread calls what can block. It ends when the
+communicator was given up or broke; after that, nothing touches a buffer any more.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
-from typing import Any
 
 import torch
 
@@ -23,7 +18,7 @@ from spare_megatron.comm.backend import Backend, BackendError
 
 
 class Communicator:
-    """States: forming -> ready -> given up or broken -> quiet -> dead. All fields are guarded by ``changed``."""
+    """States: forming -> ready -> given up or broken -> dead. All fields are guarded by ``changed``."""
 
     def __init__(
         self, epoch: int, groups: tuple[int, ...], backend: Backend | None, changed: threading.Condition
@@ -35,35 +30,26 @@ class Communicator:
         self.given_up = False
         self.error = ""
         self.blamed: tuple[int, ...] = ()
-        self.done = 0
-        """Operations completed, over the communicator's life."""
-        self.submitted = 0
-        self.quiet = backend is None
-        """No operation can touch a buffer any more, and none will be started."""
+        self.submitted = self.done = 0
+        """Operations, over the communicator's life."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
         self.formation_s = 0.0
-        self.born_s = time.monotonic()
+        self._born_s = time.monotonic()
         self._backend = backend
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool]] = deque()
-        self._in_flight: deque[Any] = deque()
         if backend is not None:
             threading.Thread(target=self._own, args=(backend,), name=f"replicas-e{epoch}", daemon=True).start()
 
     @property
     def busy(self) -> bool:
         """Some operation may still write into its buffer."""
-        return not self.quiet and self.done != self.submitted
-
-    @property
-    def addresses(self) -> Collection[Any]:
-        """Peer addresses that an older communicator must not touch."""
-        return self._backend.addresses if self._backend is not None else ()
+        return not self.dead and self.done != self.submitted
 
     def submit(self, wire: torch.Tensor, patient: bool = False) -> int:
-        """Sum ``wire`` in place over the members, after everything submitted before. The operation is
-        complete when ``done`` reaches the number returned."""
+        """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
+        ``done`` reaches the number returned."""
         with self._changed:
             self.submitted += 1
             if self._backend is None:
@@ -83,17 +69,14 @@ class Communicator:
         with self._changed:
             self.given_up = True
             self._changed.notify_all()
-        if self._backend is not None:
-            self._backend.cut()
-
-    def unblock(self, foreign: Collection[Any]) -> None:
-        """For the reaper: help the owner out of whatever :meth:`give_up` could not end at once."""
-        if self._backend is not None:
-            self._backend.cut()
-            self._backend.unblock(foreign)
+            if self._backend is None or self.dead:
+                return
+        self._backend.cut()
+        threading.Thread(target=self._backend.unblock, name=f"replicas-e{self.epoch}-end", daemon=True).start()
 
     def _own(self, backend: Backend) -> None:
-        """After an error nothing can be reduced in this epoch any more, so the connections end at once, for the peers too."""
+        """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
+        too."""
         try:
             backend.form()
             self._note_ready()
@@ -101,32 +84,21 @@ class Communicator:
         except Exception as error:
             self._note_error(error)
         backend.cut()
-        while self._in_flight:
-            with contextlib.suppress(Exception):
-                backend.wait(self._in_flight[0])
-            self._in_flight.popleft()
-        with self._changed:
-            self.quiet = True
-            self._queue.clear()
-            self._changed.notify_all()
         with contextlib.suppress(Exception):
             backend.release()
         with self._changed:
             self.dead = True
+            self._queue.clear()
             self._changed.notify_all()
 
     def _serve(self, backend: Backend) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.given_up or self._queue or self._in_flight)
+                self._changed.wait_for(lambda: self.given_up or self._queue)
                 if self.given_up:
                     return
-                fresh = list(self._queue)
-                self._queue.clear()
-            for wire, patient in fresh:
-                self._in_flight.append(backend.start(wire, patient))
-            backend.wait(self._in_flight[0])
-            self._in_flight.popleft()
+                wire, patient = self._queue.popleft()
+            backend.sum(wire, patient)
             with self._changed:
                 self.done += 1
                 self._changed.notify_all()
@@ -134,7 +106,7 @@ class Communicator:
     def _note_ready(self) -> None:
         with self._changed:
             self.ready = True
-            self.formation_s = time.monotonic() - self.born_s
+            self.formation_s = time.monotonic() - self._born_s
             self._changed.notify_all()
 
     def _note_error(self, error: Exception) -> None:

@@ -25,9 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from spare_megatron.comm.backend import Backend, Seat
-from spare_megatron.comm.backend_gloo import GlooBackend
+from spare_megatron.comm.backend_ring import RingBackend
 from spare_megatron.comm.buckets import BUCKET_BYTES, BufferPool, Buffers, Layout
 from spare_megatron.comm.communicator import Communicator
 from spare_megatron.comm.reduce import ReduceOutcome, Reduction
@@ -35,9 +36,10 @@ from spare_megatron.comm.store import StoreClients
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
+"""The transports, by the names of ``--spare-comm``. 'gloo' stands for sums on the CPU over TCP, as in torch. Inside
+the groups that is gloo itself, between them it is :mod:`spare_megatron.comm.backend_ring`, which says why."""
 STALE_POLL_S = 0.05
 """``stale`` is asked this often where nothing else wakes the training thread."""
-REAP_POLL_S = 0.02
 QUIET_GRACE_S = 0.2
 """A given-up operation usually lets go of its buffers within milliseconds: waiting that long saves a second set."""
 CLOSE_S = 1.0
@@ -88,9 +90,10 @@ class ReplicaCommunicators:
         """
         Args:
             group: this rank's group.
-            backend: 'gloo' (CPU tensors), 'nccl' (CUDA tensors) or 'gloo-staged' (any tensors, summed in
-            pinned host memory). device: where accumulators are and results shall be. timeout_s: for meeting
-            the members of an epoch, and for silence once all of them are there. Waiting for
+            backend: 'gloo' (CPU tensors), 'nccl' (CUDA tensors) or 'gloo-staged' (tensors of any device, summed in
+                pinned host memory).
+            device: where accumulators are and results shall be.
+            timeout_s: for meeting the members of an epoch, and for silence once all of them are there. Waiting for
                 members that still compute has no limit here: who is late is for the control plane to say.
             bucket_bytes: largest piece of a tensor that is summed at once.
         """
@@ -98,6 +101,8 @@ class ReplicaCommunicators:
             raise ConfigError(
                 f"the replica communicators know no backend {backend!r}; use one of {', '.join(BACKENDS)}"
             )
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise ConfigError("this torch has no NCCL; use --spare-comm gloo, or a torch that is built for CUDA")
         self._group = group
         self._kind = backend
         self._device = torch.device(device)
@@ -111,7 +116,6 @@ class ReplicaCommunicators:
         """Epochs up to this one are over for this rank."""
         self._current: Communicator | None = None
         self._given_up: list[Communicator] = []
-        self._reaping = False
         wire_device = self._device if backend == "nccl" else torch.device("cpu")
         self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
         _close_at_exit(self)
@@ -143,7 +147,6 @@ class ReplicaCommunicators:
             self._changed.notify_all()
         if not wanted:
             new.give_up()
-            self._start_reaper()
 
     def abandon(self) -> None:
         """The present epoch is over: its operations end, here and on its peers. Any thread. Never blocks."""
@@ -163,7 +166,7 @@ class ReplicaCommunicators:
         error = ""
         try:
             communicator = self._communicator(epoch, stale)
-            self._until(communicator, lambda: self._stands(communicator), stale)
+            self._until(communicator, lambda: communicator.ready, stale)
             buffers = self._buffers(communicator, request, stale)
             scalars = self._exchange(communicator, buffers, request, stale)
             return ReduceOutcome(
@@ -216,7 +219,7 @@ class ReplicaCommunicators:
             from spare_megatron.comm.backend_nccl import NcclBackend
 
             return NcclBackend(seat, self._clients, self._timeout_s, self._device)
-        return GlooBackend(seat, self._clients, self._timeout_s)
+        return RingBackend(seat, self._clients, self._timeout_s)
 
     def _communicator(self, epoch: int, stale: Callable[[], bool]) -> Communicator:
         while not stale():
@@ -240,15 +243,6 @@ class ReplicaCommunicators:
                 self._changed.wait(STALE_POLL_S)
         raise _StaleError
 
-    def _stands(self, communicator: Communicator) -> bool:
-        """Connecting has no time-out in the library (see backend_gloo), so it has one here."""
-        most_s = 2 * self._timeout_s
-        if not communicator.ready and time.monotonic() - communicator.born_s > most_s:
-            raise _FailedError(
-                f"all members of epoch {communicator.epoch} came, but do not connect within {most_s:g} s"
-            )
-        return communicator.ready
-
     def _buffers(self, communicator: Communicator, request: Reduction, stale: Callable[[], bool]) -> Buffers:
         layout = Layout.of(request.tensors, request.scalars, request.method, self._bucket_bytes)
         until_s = time.monotonic() + QUIET_GRACE_S
@@ -259,8 +253,8 @@ class ReplicaCommunicators:
     def _exchange(
         self, communicator: Communicator, buffers: Buffers, request: Reduction, stale: Callable[[], bool]
     ) -> dict[str, float]:
-        """The header goes first and alone: when it is summed, everybody is here with all buckets encoded, and silence is
-        a failure."""
+        """The header goes first and alone: when it is summed, everybody is here with all buckets encoded, and
+        silence is a failure."""
         buckets = buffers.layout.buckets
         buffers.write_header(request.scalars)
         for bucket in buckets:
@@ -287,32 +281,11 @@ class ReplicaCommunicators:
         with self._changed:
             old, self._current = self._current, None
             if old is not None:
+                self._given_up = [given_up for given_up in self._given_up if not given_up.dead]
                 self._given_up.append(old)
             self._changed.notify_all()
         if old is not None:
             old.give_up()
-            self._start_reaper()
-
-    def _start_reaper(self) -> None:
-        with self._changed:
-            start, self._reaping = not self._reaping, True
-        if start:
-            threading.Thread(target=self._reap, name="replicas-reaper", daemon=True).start()
-
-    def _reap(self) -> None:
-        """Until everything that was given up is dead: end what :meth:`Communicator.give_up` could not end at once."""
-        while True:
-            with self._changed:
-                self._given_up = [communicator for communicator in self._given_up if not communicator.dead]
-                self._changed.notify_all()
-                if not self._given_up:
-                    self._reaping = False
-                    return
-                hung, current = list(self._given_up), self._current
-            foreign = current.addresses if current is not None else ()
-            for communicator in hung:
-                communicator.unblock(foreign)
-            time.sleep(REAP_POLL_S)
 
 
 def _call(hook: Callable[[int, int], None], done: int, total: int) -> None:

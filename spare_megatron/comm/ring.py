@@ -1,0 +1,113 @@
+"""A ring all-reduce as two streams of bytes: what one member sends to its right and receives from its left,
+in order.
+
+N members, a flat tensor cut in N chunks. In step k = 0 .. 2N-3 a member sends chunk S(k) = rank - k (mod N)
+to its right and receives chunk S(k+1) from its left. What comes in the first N-1 steps is a partial sum and
+is added; what comes after that is a sum and replaces. Every chunk so goes round twice, 2(N-1)/N of the tensor
+in each direction, which is the least possible (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009).
+Each chunk is added up once, in one order, so all members get the same bits.
+
+Chunks are cut in segments, and a segment goes out as soon as the segment of the step before has come in: both
+directions are busy all the time. The class knows no sockets: whoever has some moves its bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SEGMENT_BYTES = 1 << 20
+
+
+class RingStreams:
+    """One member's part of one all-reduce, in place."""
+
+    def __init__(self, wire: torch.Tensor, rank: int, size: int, scratch: torch.Tensor) -> None:
+        """
+        Args:
+            wire: flat, contiguous, on the CPU; the same number of elements on every member.
+            scratch: bytes for one segment, the same number on every member; its contents are lost.
+        """
+        self._wire = wire
+        self._rank = rank
+        self._size = size
+        self._bytes = memoryview(wire.view(torch.uint8).numpy())
+        self._scratch = scratch.view(wire.dtype)
+        self._scratch_bytes = memoryview(scratch.numpy())
+        self._segment = self._scratch.numel()
+        self._chunk = -(-wire.numel() // size)
+        self._segments = -(-self._chunk // self._segment)
+        """Of a chunk; segment number q of a stream belongs to step q // segments."""
+        self._total = 2 * (size - 1) * self._segments
+        self._sent = self._received = 0
+        """Segments that are through."""
+        self._sent_bytes = self._received_bytes = 0
+        """Of the segment that is on its way."""
+        self._skip_empty()
+
+    @property
+    def over(self) -> bool:
+        return self._sent == self._total and self._received == self._total
+
+    @property
+    def outgoing(self) -> memoryview | None:
+        """Bytes that can go right now; None when all is sent, or what comes next depends on what has not come in."""
+        if self._sent == self._total or self._sent >= self._received + self._segments:
+            return None
+        start, stop = self._range(self._sent, self._sent // self._segments)
+        return self._view(start, stop)[self._sent_bytes :]
+
+    @property
+    def incoming(self) -> memoryview | None:
+        """Where the next bytes from the left go; None when all is received."""
+        if self._received == self._total:
+            return None
+        step = self._received // self._segments
+        start, stop = self._range(self._received, step + 1)
+        if step < self._size - 1:
+            return self._scratch_bytes[: (stop - start) * self._wire.itemsize][self._received_bytes :]
+        return self._view(start, stop)[self._received_bytes :]
+
+    @property
+    def all_sent(self) -> bool:
+        return self._sent == self._total
+
+    def sent(self, number: int) -> None:
+        """The first ``number`` bytes of ``outgoing`` are gone."""
+        start, stop = self._range(self._sent, self._sent // self._segments)
+        self._sent_bytes += number
+        if self._sent_bytes == (stop - start) * self._wire.itemsize:
+            self._sent, self._sent_bytes = self._sent + 1, 0
+            self._skip_empty()
+
+    def received(self, number: int) -> None:
+        """The first ``number`` bytes of ``incoming`` are filled."""
+        step = self._received // self._segments
+        start, stop = self._range(self._received, step + 1)
+        self._received_bytes += number
+        if self._received_bytes == (stop - start) * self._wire.itemsize:
+            if step < self._size - 1:
+                self._wire[start:stop].add_(self._scratch[: stop - start])
+            self._received, self._received_bytes = self._received + 1, 0
+            self._skip_empty()
+
+    def _range(self, number: int, step: int) -> tuple[int, int]:
+        """Elements of segment ``number`` of a stream, in the chunk that is sent in ``step``."""
+        chunk = (self._rank - step) % self._size * self._chunk
+        start = chunk + number % self._segments * self._segment
+        stop = min(start + self._segment, chunk + self._chunk)
+        size = self._wire.numel()
+        return min(start, size), min(stop, size)
+
+    def _view(self, start: int, stop: int) -> memoryview:
+        return self._bytes[start * self._wire.itemsize : stop * self._wire.itemsize]
+
+    def _skip_empty(self) -> None:
+        """The last chunks of a tensor that does not divide are shorter or empty."""
+        while self._received < self._total and not self._length(self._received, self._received // self._segments + 1):
+            self._received += 1
+        while self._sent < self._total and not self._length(self._sent, self._sent // self._segments):
+            self._sent += 1
+
+    def _length(self, number: int, step: int) -> int:
+        start, stop = self._range(number, step)
+        return stop - start

@@ -8,6 +8,7 @@ many clients as there are groups, not as many as there are GPUs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import Hello, Vote
 
+PASS_ON_S = 0.01
 REPORTS_KEPT = 2
 """Step reports that are said again after a reconnect: the coordinator may have died between commit and record."""
 
@@ -120,6 +122,7 @@ class Leader:
         try:
             while (order := await orders.get()) is not None:
                 await context.write(order)
+                orders.task_done()
         finally:
             listener.cancel()
             self._closed(position, orders)
@@ -185,6 +188,16 @@ class Leader:
     def _pass_on(self, order: pb.Order) -> None:
         for orders in self._ranks.values():
             orders.put_nowait(order)
+
+    async def _passed_on(self) -> None:
+        """Until every rank's orders are written, but not long: one of them may be stopped."""
+
+        async def written() -> None:
+            for orders in list(self._ranks.values()):
+                await orders.join()
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(written(), PASS_ON_S)
 
     # -------------------------------------------------------------------------------------- what the ranks have said
 
@@ -270,11 +283,13 @@ class Leader:
             greeting.append(self._applied_message())
         return [*greeting, *self._asked]
 
-    def _take(self, order: pb.Order) -> None:
-        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others."""
+    async def _take(self, order: pb.Order) -> None:
+        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others. A
+        commit drops nothing: there the others are first, before this rank's training thread wants the interpreter."""
         kind = order.WhichOneof("kind")
         if kind == "commit":
-            self._pass_on(order)  # a commit drops nothing, and the others wait for it
+            self._pass_on(order)
+            await self._passed_on()
         change = self._agent.take(order)
         if kind != "commit":
             self._pass_on(order)

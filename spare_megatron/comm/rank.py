@@ -201,7 +201,7 @@ class Follower:
         self._closing.set()
         self._uplink.close()
 
-    def _take(self, order: pb.Order) -> None:
+    async def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:
             self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch)))
 

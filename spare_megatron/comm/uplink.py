@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -29,7 +29,7 @@ class Uplink:
         security: Security,
         find: Callable[[], str | None],
         greet: Callable[[], Sequence[Any]],
-        take: Callable[[pb.Order], None],
+        take: Callable[[pb.Order], Awaitable[None]],
         done: Callable[[], bool],
         patience_s: float,
     ) -> None:
@@ -87,7 +87,7 @@ class Uplink:
         try:
             while (order := await call.read()) is not grpc.aio.EOF:
                 answered = self._connected_once = True
-                self._take(order)
+                await self._take(order)
         except grpc.aio.AioRpcError as error:
             self.error = f"{error.details() or error.code().name} ({address})"
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:

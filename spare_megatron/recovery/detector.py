@@ -139,12 +139,10 @@ class Detector:
         """Losses that are due now, each once. ``members`` (group -> incarnation) are judged for progress too; none
         are while the job does not train."""
         self._forgive(now_s)
-        found: list[Finding] = []
-        for group in sorted(self._groups):
-            known = self._groups[group]
-            finding = None if known.lost else self._silent_or_closed(group, known, now_s)
-            if finding is not None:
-                found.append(finding)
+        found = self._due(now_s)
+        if found:
+            # What would be found at the next tick has the same cause more often than not: one epoch for both.
+            found = self._due(now_s + self.tick_s)
         if not found and members:
             if members != self._members:
                 self._begin_progress(members, now_s)
@@ -199,6 +197,11 @@ class Detector:
             known = self._present(group, incarnation)
             for rank in known.ranks.values() if known is not None else ():
                 rank.moved_s = now_s
+
+    def _due(self, now_s: float) -> list[Finding]:
+        known = ((group, self._groups[group]) for group in sorted(self._groups))
+        found = (self._silent_or_closed(group, one, now_s) for group, one in known if not one.lost)
+        return [finding for finding in found if finding is not None]
 
     def _silent_or_closed(self, group: int, known: _Group, now_s: float) -> Finding | None:
         grace_s, timeout_s = self._times.grace_s, self._times.heartbeat_timeout_s

@@ -83,6 +83,16 @@ def test_groups_that_fall_silent_together_are_found_together() -> None:
     assert found[0][0] == found[1][0]
 
 
+def test_what_is_due_within_a_tick_of_another_loss_is_found_with_it() -> None:
+    world = World()
+    world.detector.closed(0, 0, world.now_s)
+    world.detector.closed(1, 0, world.now_s + 0.5 * world.detector.tick_s)
+    world.detector.closed(2, 0, world.now_s + 3.0 * world.detector.tick_s)
+    found = world.run(4.0)
+    assert [one.loss.group for _, one in found] == [0, 1, 2]
+    assert found[0][0] == found[1][0] < found[2][0]
+
+
 def test_a_closed_connection_has_the_grace_time() -> None:
     world = World()
     world.mute = {(1, 0)}

@@ -1,0 +1,83 @@
+"""Layouts cover every element once; buffers are never handed to two users."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spare_megatron.comm.buckets import BufferPool, Layout
+from spare_megatron.comm.reduce import PlainReduction
+
+CPU = torch.device("cpu")
+
+
+class _User:
+    def __init__(self) -> None:
+        self.busy = True
+
+
+def _layout(sizes: list[int], bucket_bytes: int, scalars: tuple[str, ...] = ()) -> Layout:
+    tensors = [torch.empty(size) for size in sizes]
+    return Layout.of(tensors, dict.fromkeys(scalars, 0.0), PlainReduction(), bucket_bytes)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=4), st.integers(1, 20000))
+def test_buckets_cover_every_element_once(sizes: list[int], bucket_bytes: int) -> None:
+    layout = _layout(sizes, bucket_bytes)
+    covered = [[0] * size for size in sizes]
+    for bucket in layout.buckets:
+        assert bucket.start < bucket.stop
+        assert (bucket.stop - bucket.start) * 4 <= max(bucket_bytes, 64 * 4) + 64 * 4
+        for index in range(bucket.start, bucket.stop):
+            covered[bucket.tensor][index] += 1
+    assert all(count == 1 for tensor in covered for count in tensor)
+    assert len(layout.buckets) >= min(2, sum(sizes)), "fault injection needs a moment between two buckets"
+
+
+def test_groups_that_reduce_different_things_have_different_digests() -> None:
+    layouts = [
+        _layout([100], 1000),
+        _layout([101], 1000),
+        _layout([50, 50], 1000),
+        _layout([100], 2000),
+        _layout([100], 1000, ("loss",)),
+        _layout([100], 1000, ("tokens",)),
+    ]
+    assert len({layout.digest for layout in layouts}) == len(layouts)
+    assert max(layout.digest for layout in layouts) < 2**40
+
+
+def test_a_tensor_that_is_not_flat_is_refused() -> None:
+    with pytest.raises(AssertionError, match="one dimension"):
+        Layout.of([torch.empty(2, 2)], {}, PlainReduction(), 100)
+
+
+def test_the_pool_hands_out_no_buffer_that_somebody_may_still_write_to() -> None:
+    pool, layout = BufferPool(CPU, CPU, staged=False), _layout([10], 1000)
+    first, second = _User(), _User()
+    held = pool.take(layout, first)
+    assert not pool.free(layout)
+    other = pool.take(layout, second)
+    assert other.results[0].data_ptr() != held.results[0].data_ptr()
+    first.busy = False
+    assert pool.free(layout)
+    assert pool.take(layout, _User()) is held
+
+
+def test_memory_of_a_layout_that_is_gone_is_returned() -> None:
+    pool, user = BufferPool(CPU, CPU, staged=False), _User()
+    user.busy = False
+    pool.take(_layout([10], 1000), user)
+    pool.take(_layout([20], 1000), user)
+    assert len(pool._sets) == 1
+
+
+def test_plain_sums_need_one_buffer_and_staged_ones_two() -> None:
+    layout = _layout([10], 1000)
+    shared = BufferPool(CPU, CPU, staged=False).take(layout, _User())
+    staged = BufferPool(CPU, CPU, staged=True).take(layout, _User())
+    bucket = layout.buckets[0]
+    assert shared.wire(bucket).data_ptr() == shared.result(bucket).data_ptr()
+    assert staged.wire(bucket).data_ptr() != staged.result(bucket).data_ptr()

@@ -1,0 +1,60 @@
+"""The ring as streams of bytes: members in one process, bytes moved in random portions."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from spare_megatron.comm.ring import RingStreams
+
+SEGMENT_BYTES = 64
+
+
+def _all_reduce(wires: list[torch.Tensor], rng: random.Random) -> None:
+    """Moves bytes between neighbours, at most ``room`` of them on the way, until every member has everything."""
+    size = len(wires)
+    rings = [
+        RingStreams(wire, rank, size, torch.empty(SEGMENT_BYTES, dtype=torch.uint8)) for rank, wire in enumerate(wires)
+    ]
+    pipes = [bytearray() for _ in range(size)]
+    while not all(ring.over for ring in rings):
+        moved = False
+        for rank in rng.sample(range(size), size):
+            ring, right, left = rings[rank], pipes[rank], pipes[rank - 1]
+            if ring.outgoing is not None and len(right) < 150:
+                portion = bytes(ring.outgoing[: rng.randint(1, 50)])
+                right += portion
+                ring.sent(len(portion))
+                moved = True
+            if ring.incoming is not None and left:
+                number = min(rng.randint(1, 50), len(left), len(ring.incoming))
+                ring.incoming[:number] = left[:number]
+                del left[:number]
+                ring.received(number)
+                moved = True
+        assert moved or all(ring.over for ring in rings), "the ring stands still"
+    assert not any(pipes), "more was sent than received"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_every_member_gets_the_sum(size: int, dtype: torch.dtype) -> None:
+    seed = 100 * size + dtype.itemsize
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for numel in (0, 1, size - 1, size, size + 1, 16, 17, 127, 640, 1003):
+        whole = [torch.tensor([rng.randint(-9, 9) for _ in range(numel)]).to(dtype) for _ in range(size)]
+        wires = [tensor.clone() for tensor in whole]
+        _all_reduce(wires, rng)
+        for wire in wires:
+            assert torch.equal(wire, torch.stack(whole).sum(0).to(dtype)), f"{numel} elements"
+
+
+def test_all_members_get_the_same_bits_where_order_matters() -> None:
+    generator = torch.Generator().manual_seed(5)
+    wires = [torch.randn(1000, generator=generator) * 10.0 ** (3 * rank) for rank in range(5)]
+    _all_reduce(wires, random.Random(5))
+    for wire in wires[1:]:
+        assert torch.equal(wire, wires[0])

@@ -1,0 +1,256 @@
+"""Kernels of the exact reduction: rounding to fixed point and adding, checksums, the way back, packing, digests.
+
+Each call runs the native library (CUDA on the current stream, or CPU with torch's number of threads), else the torch
+operations of :mod:`reference`, with the same bits in the result. docs/exact_reduction.md has formats and bounds.
+May assume: nothing about its arguments. Tensors are flat, contiguous, of one device and of the dtypes that are named;
+whatever else comes is refused with ValueError, nothing is converted. Promises: results depend neither on the number of
+threads nor on the instruction set; no host synchronisation on CUDA, except in ``pack`` and ``digest``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from spare_megatron.kernels import dispatch
+from spare_megatron.kernels.weights import BLOCK, MASK, splitmix64
+
+__all__ = [
+    "BLOCK",
+    "OVERFLOW",
+    "NOT_FINITE",
+    "accumulate",
+    "accumulate32",
+    "checksum",
+    "combine",
+    "digest",
+    "finalize",
+    "finalize32",
+    "implementation",
+    "pack",
+    "unpack",
+]
+
+OVERFLOW, NOT_FINITE = 1, 2
+"""Flags in ``report[1]``: a value beyond the bound counted as the bound; a value that is not finite counted as 0."""
+EXPONENT_MAX = 800
+"""Up to here the scaled value of any fp32 number is a normal double."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
+
+
+def implementation(device: str = "cpu") -> str:
+    """What runs on ``device``: avx512, avx2, plain, cuda or torch, and one sentence why when it fell back."""
+    return dispatch.implementation(device)
+
+
+def accumulate(
+    source: torch.Tensor,
+    accumulator: torch.Tensor,
+    exponent: int,
+    first_index: int,
+    bound_bits: int,
+    report: torch.Tensor,
+    zero_source: bool = False,
+) -> None:
+    """accumulator (int64) += rint(source * 2^exponent), ties to even.
+
+    Args:
+        source: fp32, bf16 or fp16; set to zero afterwards when ``zero_source``.
+        first_index: the checksum's index of the first element.
+        bound_bits: 1..62; larger than 2^bound_bits in magnitude is flagged and counts as that bound.
+        report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
+    """
+    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report)
+    _check_exponent(exponent)
+    dispatch.accumulate(source, accumulator, exponent, first_index, bound_bits, report, zero_source)
+
+
+def accumulate32(
+    source: torch.Tensor,
+    accumulator: torch.Tensor,
+    exponents: torch.Tensor,
+    first_index: int,
+    bound_bits: int,
+    report: torch.Tensor,
+    zero_source: bool = False,
+) -> None:
+    """As :func:`accumulate` into int32, with one exponent (int16, within +-800: not checked) for each block of BLOCK
+    indices; exponents[0] is that of the block that holds ``first_index``. bound_bits: 1..30."""
+    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report)
+    _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
+    dispatch.accumulate(source, accumulator, exponents, first_index, bound_bits, report, zero_source)
+
+
+def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
+    """report[0] += checksum of int64 or int32 values; a report has two int64, the second stays as it is."""
+    _check("values", values, (torch.int64, torch.int32))
+    _check("report", report, (torch.int64,), 2, values.device)
+    _check_index(first_index)
+    dispatch.checksum(values, first_index, report)
+
+
+def finalize(
+    total: torch.Tensor,
+    destination: torch.Tensor,
+    exponent: int,
+    divisor: float,
+    norm: torch.Tensor,
+    peak: torch.Tensor,
+) -> None:
+    """destination (fp32 or bf16) = total (int64) / (divisor * 2^exponent), computed in double and rounded once.
+
+    Args:
+        norm: float64[1], += sum of squares of the destination, in one order for all machines.
+        peak: int64[1], = max(peak, largest |total|).
+    """
+    _check_finalize(total, destination, torch.int64, divisor, norm)
+    _check_exponent(exponent)
+    _check("peak", peak, (torch.int64,), 1, total.device)
+    dispatch.finalize(total, destination, exponent, 0, divisor, norm, peak)
+
+
+def finalize32(
+    total: torch.Tensor,
+    destination: torch.Tensor,
+    exponents: torch.Tensor,
+    divisor: float,
+    norm: torch.Tensor,
+    peaks: torch.Tensor,
+    first_index: int = 0,
+) -> None:
+    """As :func:`finalize` of int32 with exponents (int16) and peaks (int32) for each block of the index space."""
+    _check_finalize(total, destination, torch.int32, divisor, norm)
+    _check_index(first_index)
+    blocks = _num_blocks(first_index, total.numel())
+    _check("exponents", exponents, (torch.int16,), blocks, total.device)
+    _check("peaks", peaks, (torch.int32,), blocks, total.device)
+    dispatch.finalize(total, destination, exponents, first_index, divisor, norm, peaks)
+
+
+def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
+    """destination = sum of the sources (int64, int32 or fp32; fp32 in the order of the list). It may be one of them."""
+    if not sources:
+        raise ValueError("combine has no sources; give at least one tensor")
+    _check("destination", destination, (torch.int64, torch.int32, torch.float32))
+    for number, source in enumerate(sources):
+        name = f"sources[{number}]"
+        _check(name, source, (destination.dtype,), destination.numel(), destination.device)
+        if source.data_ptr() != destination.data_ptr():
+            _check_apart(name, source, "destination", destination)
+    dispatch.combine(sources, destination)
+
+
+def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
+    """The low ``bits`` (32 or 48) of each int64, little endian, in ``out`` (uint8, bits / 8 for each); ValueError, with
+    the value, when one does not fit."""
+    _check_packing(values, bits, out)
+    misfit = dispatch.pack(values, bits, out)
+    if misfit >= 0:
+        raise ValueError(
+            f"value {int(values[misfit])} at position {misfit} does not fit {bits} bits; send it as int64"
+        )
+
+
+def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
+    """The way back of :func:`pack`: uint8 to int64."""
+    _check_packing(out, bits, packed)
+    dispatch.unpack(packed, bits, out)
+
+
+def digest(data: Digestible | Sequence[Digestible]) -> int:
+    """A 64-bit hash of raw bytes, or of several tensors or byte strings in order; the same on every device. It finds
+    accidents, not forgeries."""
+    parts = [data] if isinstance(data, Digestible) else list(data)
+    state = splitmix64(len(parts))
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            if not part.is_contiguous():
+                raise ValueError(f"a tensor of shape {tuple(part.shape)} is not contiguous; give .contiguous()")
+            raw = part.detach().view(-1).view(torch.uint8)
+        else:
+            raw = torch.from_numpy(np.frombuffer(part, dtype=np.uint8).copy())
+        for number in (raw.numel(), *dispatch.digest_sums(raw)):
+            state = splitmix64(state ^ splitmix64(number & MASK))
+    return state
+
+
+def _num_blocks(first_index: int, count: int) -> int:
+    return (first_index + count - 1) // BLOCK - first_index // BLOCK + 1 if count else 0
+
+
+def _check(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    count: int | None = None,
+    device: torch.device | None = None,
+) -> None:
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} is {tensor.dtype}; give {' or '.join(str(dtype) for dtype in dtypes)}")
+    if tensor.dim() != 1 or not tensor.is_contiguous():
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}; give it flat, contiguous")
+    if tensor.data_ptr() % tensor.element_size():
+        raise ValueError(f"{name} at address {tensor.data_ptr():#x} is not aligned to its {tensor.element_size()} bytes")
+    if count is not None and tensor.numel() != count:
+        raise ValueError(f"{name} has {tensor.numel()} elements; give {count}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} and the rest on {device}; give one device")
+
+
+def _check_index(first_index: int) -> None:
+    if not 0 <= first_index < 1 << 62:
+        raise ValueError(f"first_index {first_index} is not within 0..2^62 - 1")
+
+
+def _check_exponent(exponent: int) -> None:
+    if not -EXPONENT_MAX <= exponent <= EXPONENT_MAX:
+        raise ValueError(f"exponent {exponent} is not within -{EXPONENT_MAX}..{EXPONENT_MAX}")
+
+
+def _check_apart(name: str, one: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    start, other_start = one.data_ptr(), other.data_ptr()
+    stop, other_stop = start + one.nbytes, other_start + other.nbytes
+    if max(start, other_start) < min(stop, other_stop):
+        raise ValueError(f"{name} and {other_name} share memory; give separate buffers")
+
+
+def _check_accumulate(
+    source: torch.Tensor,
+    accumulator: torch.Tensor,
+    dtype: torch.dtype,
+    first_index: int,
+    bound_bits: int,
+    bound_bits_max: int,
+    report: torch.Tensor,
+) -> None:
+    _check("source", source, FLOATS)
+    _check("accumulator", accumulator, (dtype,), source.numel(), source.device)
+    _check("report", report, (torch.int64,), 2, source.device)
+    _check_index(first_index)
+    if not 1 <= bound_bits <= bound_bits_max:
+        raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
+    _check_apart("source", source, "accumulator", accumulator)
+
+
+def _check_finalize(
+    total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float, norm: torch.Tensor
+) -> None:
+    _check("total", total, (dtype,))
+    _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
+    _check("norm", norm, (torch.float64,), 1, total.device)
+    if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
+        raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
+    _check_apart("total", total, "destination", destination)
+
+
+def _check_packing(values: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
+    if bits not in (32, 48):
+        raise ValueError(f"bits {bits} is not supported; give 32 or 48")
+    _check("int64 values", values, (torch.int64,))
+    _check("packed bytes", packed, (torch.uint8,), values.numel() * bits // 8, values.device)
+    _check_apart("int64 values", values, "packed bytes", packed)

@@ -1,0 +1,169 @@
+"""The plain form of every kernel, in torch operations: what the native ones must equal bit for bit.
+
+It is also the fall-back where there is no native library, on the CPU and on CUDA: no host synchronisation except in
+:func:`pack`. It works through temporaries of ``_CHUNK`` elements; benchmarks/reduce_kernels.py has its cost. May assume:
+arguments were checked by the package, and the thread does not flush denormal numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from spare_megatron.kernels.weights import BLOCK, checksum_weights, digest_keys
+
+_CHUNK = 1 << 18
+_LANES = 64
+
+
+def _chunks(count: int, first_index: int = 0) -> Iterator[tuple[int, int]]:
+    """Ranges of positions that end at multiples of _CHUNK in the index space."""
+    start = 0
+    while start < count:
+        stop = min(count, start + _CHUNK - (first_index + start) % _CHUNK)
+        yield start, stop
+        start = stop
+
+
+def _scale(
+    exponents: torch.Tensor, first_index: int, start: int, stop: int, sign: int = 1
+) -> torch.Tensor:
+    """2^(sign * exponent) of the positions, exponents being one for each block of the index space."""
+    index = torch.arange(first_index + start, first_index + stop, device=exponents.device)
+    block = index // BLOCK - first_index // BLOCK
+    return torch.ldexp(torch.ones((), dtype=torch.float64, device=index.device), sign * exponents[block].int())
+
+
+def accumulate(
+    source: torch.Tensor,
+    accumulator: torch.Tensor,
+    exponents: int | torch.Tensor,
+    first_index: int,
+    bound_bits: int,
+    report: torch.Tensor,
+    zero_source: bool,
+) -> None:
+    bound = 2.0**bound_bits
+    for start, stop in _chunks(source.numel(), first_index):
+        part = source[start:stop]
+        scale = 2.0**exponents if isinstance(exponents, int) else _scale(exponents, first_index, start, stop)
+        scaled = part.double() * scale
+        finite = scaled.isfinite()
+        scaled = torch.where(finite, scaled, 0.0)
+        over = scaled.abs() > bound
+        values = scaled.clamp_(-bound, bound).round_().long()
+        accumulator[start:stop] += values.to(accumulator.dtype)
+        checksum(values, first_index + start, report)
+        report[1:2] |= over.any().long() + 2 * (~finite).any().long()
+        if zero_source:
+            part.zero_()
+
+
+def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
+    for start, stop in _chunks(values.numel(), first_index):
+        weights = checksum_weights(first_index + start, stop - start, values.device)
+        report[0:1] += (values[start:stop].long() * weights).sum()
+
+
+def finalize(
+    total: torch.Tensor,
+    destination: torch.Tensor,
+    exponents: int | torch.Tensor,
+    first_index: int,
+    divisor: float,
+    norm: torch.Tensor,
+    peaks: torch.Tensor,
+) -> None:
+    partial = []
+    for start, stop in _chunks(total.numel()):
+        value = total[start:stop].double()
+        if isinstance(exponents, int):
+            value = _divided(value, math.ldexp(divisor, exponents))
+        else:
+            value = _divided(value * _scale(exponents, first_index, start, stop, -1), divisor)
+        destination[start:stop] = _to_bfloat16(value) if destination.dtype == torch.bfloat16 else value.float()
+        partial.append(_block_sums(destination[start:stop].double().square()))
+    _peaks(total, None if isinstance(exponents, int) else first_index, peaks)
+    if partial:
+        sums = torch.cat(partial)
+        while sums.numel() > 1:
+            sums = _block_sums(sums)
+        norm += sums
+
+
+def _divided(value: torch.Tensor, divisor: float) -> torch.Tensor:
+    """A division by a power of two is a multiplication, to the bit."""
+    return value * (1 / divisor) if math.frexp(divisor)[0] == 0.5 else value / divisor
+
+
+def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
+    """Rounded once: towards zero to fp32 with the last bit set where inexact, then to the nearest bf16. (Boldo and
+    Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.)"""
+    single = value.float()
+    bits = single.view(torch.int32)
+    inexact = single.double() != value
+    bits = torch.where(inexact & (single.double().abs() > value.abs()), bits - 1, bits)
+    return torch.where(inexact, bits | 1, bits).view(torch.float32).bfloat16()
+
+
+def _block_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sum of each 1024: lane l adds the elements l, l + 64, ... in order, then lanes are added in halves."""
+    padding = -values.numel() % BLOCK
+    rows = torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK // _LANES, _LANES)
+    lanes = rows[:, 0].clone()
+    for row in range(1, BLOCK // _LANES):
+        lanes += rows[:, row]
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes.view(-1)
+
+
+def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) -> None:
+    """Largest magnitudes, of all or of each block of the index space; the one without a positive twin counts one less."""
+    if not total.numel():
+        return
+    low = torch.iinfo(total.dtype).min
+    size = torch.where(total == low, -(low + 1), total.abs())
+    if first_index is None:
+        torch.maximum(peaks, size.max().view(1), out=peaks)
+        return
+    index = torch.arange(first_index, first_index + total.numel(), device=total.device)
+    peaks.scatter_reduce_(0, index // BLOCK - first_index // BLOCK, size, "amax")
+
+
+def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
+    total = sources[0].clone()
+    for source in sources[1:]:
+        total += source
+    destination.copy_(total)
+
+
+def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
+    """The first position that does not fit, or -1."""
+    shift = 64 - bits
+    misfits = ((values << shift) >> shift != values).nonzero()
+    if misfits.numel():
+        return int(misfits[0])
+    out.view(-1, bits // 8).copy_(values.view(torch.uint8).view(-1, 8)[:, : bits // 8])
+    return -1
+
+
+def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
+    wide = torch.zeros(out.numel(), 8, dtype=torch.uint8, device=out.device)
+    wide[:, 8 - bits // 8 :] = packed.view(-1, bits // 8)
+    torch.bitwise_right_shift(wide.view(torch.int64).view(-1), 64 - bits, out=out)
+
+
+def digest_sums(data: torch.Tensor) -> tuple[int, int]:
+    """The two sums of a tensor of bytes: nonlinear and linear."""
+    words = torch.nn.functional.pad(data, (0, -data.numel() % 8)).view(torch.int64)
+    sums = torch.zeros(2, dtype=torch.int64, device=data.device)
+    for start, stop in _chunks(words.numel()):
+        keyed = words[start:stop] + digest_keys(start, stop - start, data.device)
+        sums[0] += ((keyed & 0xFFFFFFFF) * ((keyed >> 32) & 0xFFFFFFFF)).sum()
+    checksum(words, 0, sums[1:])
+    nonlinear, linear = sums.tolist()
+    return nonlinear, linear

@@ -21,8 +21,8 @@ from spare_megatron.kernels.weights import BLOCK, MASK, splitmix64
 
 __all__ = [
     "BLOCK",
-    "OVERFLOW",
     "NOT_FINITE",
+    "OVERFLOW",
     "accumulate",
     "accumulate32",
     "checksum",
@@ -151,9 +151,7 @@ def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     _check_packing(values, bits, out)
     misfit = dispatch.pack(values, bits, out)
     if misfit >= 0:
-        raise ValueError(
-            f"value {int(values[misfit])} at position {misfit} does not fit {bits} bits; send it as int64"
-        )
+        raise ValueError(f"value {int(values[misfit])} at position {misfit} does not fit {bits} bits; send it as int64")
 
 
 def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
@@ -195,7 +193,9 @@ def _check(
     if tensor.dim() != 1 or not tensor.is_contiguous():
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}; give it flat, contiguous")
     if tensor.data_ptr() % tensor.element_size():
-        raise ValueError(f"{name} at address {tensor.data_ptr():#x} is not aligned to its {tensor.element_size()} bytes")
+        raise ValueError(
+            f"{name} at address {tensor.data_ptr():#x} is not aligned to its {tensor.element_size()} bytes"
+        )
     if count is not None and tensor.numel() != count:
         raise ValueError(f"{name} has {tensor.numel()} elements; give {count}")
     if device is not None and tensor.device != device:

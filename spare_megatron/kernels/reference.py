@@ -27,13 +27,11 @@ def _chunks(count: int, first_index: int = 0) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _scale(
-    exponents: torch.Tensor, first_index: int, start: int, stop: int, sign: int = 1
-) -> torch.Tensor:
+def _scale(exponents: torch.Tensor, first_index: int, start: int, stop: int, sign: int = 1) -> torch.Tensor:
     """2^(sign * exponent) of the positions, exponents being one for each block of the index space."""
     index = torch.arange(first_index + start, first_index + stop, device=exponents.device)
     block = index // BLOCK - first_index // BLOCK
-    return torch.ldexp(torch.ones((), dtype=torch.float64, device=index.device), sign * exponents[block].int())
+    return ((sign * exponents[block].long() + 1023) << 52).view(torch.float64)
 
 
 def accumulate(

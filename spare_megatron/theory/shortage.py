@@ -1,0 +1,95 @@
+"""How often a set of shards is short of hosts: the chance that a group must take more than a given load.
+
+A plan with largest load x (in shards) exists iff every set of a shards has at least a / x live hosts (Hall). Groups
+are lost independently with probability p. Seen from any shard or group, its surroundings are a tree with r hosts to a
+shard and r shards to a group, up to cycles that independent offsets make rare; on a tree the leaves decide first:
+
+- a shard asks a host for what its other live hosts have no room for: X = max(0, K - sum of their room);
+- a host has room for what the others of its shards do not ask of it: s = max(0, C - sum of what they ask).
+
+Iterating the distributions of X and s gives those of a long tree ("cavity method"). A short set is then met at each of
+its nodes and edges, and a tree has one node more than edges: sets = shards short + groups short - edges short.
+That count per shard is v(r, x, p), x = C / K; by the integrality of flows it depends on K and C only through x.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+ROUNDS = 12
+"""Iterations: as long a chain as matters where short sets are rare."""
+
+
+def short_sets(redundancy: int, units: int, cap: int, share: Floats) -> Floats:
+    """v: short sets per shard at these lost shares p, for shards of ``units`` pieces and ``cap`` pieces per group.
+
+    ``cap`` below ``units / (1 - p)`` is short of room as a whole: v is then large, but no count of small sets."""
+    lost = share[:, None]
+    other = redundancy - 1
+    asked = np.zeros((len(share), units + 1))
+    asked[:, 0] = 1.0
+    for _ in range(ROUNDS):
+        room = _room(_sum(asked, other, cap + 1), units, cap)
+        asked = _asked(_seen(room, lost), other, units)
+    demand = _sum(asked, redundancy, cap + 1)
+    room = _room(_sum(asked, other, cap + 1), units, cap)
+    supply = _sum(_seen(room, lost), redundancy, units)
+    shards_short = supply[:, :units].sum(axis=1)
+    groups_short = (1 - share) * demand[:, cap + 1]
+    below = np.cumsum(room, axis=1) - room
+    edges_short = redundancy * (1 - share) * (asked[:, 1:] * (below + room)[:, :-1]).sum(axis=1)
+    return np.maximum(shards_short + groups_short - edges_short, share**redundancy)
+
+
+def _seen(room: Floats, lost: Floats) -> Floats:
+    """Room as a shard sees it: none at a lost host."""
+    seen = (1 - lost) * room
+    seen[:, 0] += lost[:, 0]
+    return seen
+
+
+def _room(demand: Floats, units: int, cap: int) -> Floats:
+    """[*, units + 1]: distribution of min(units, cap - demand), 0 where demand exceeds the cap."""
+    room = np.zeros((len(demand), units + 1))
+    left = np.clip(cap - np.arange(cap + 2), 0, units)
+    np.add.at(room, (slice(None), left), demand)
+    return room
+
+
+def _asked(room: Floats, others: int, units: int) -> Floats:
+    """[*, units + 1]: distribution of units minus the room of the others, at least 0."""
+    return _sum(room, others, units)[:, ::-1]
+
+
+def _sum(one: Floats, times: int, last: int) -> Floats:
+    """[*, last + 1]: distribution of the sum of ``times`` independent ones; the last entry is 'last or more'."""
+    result = np.zeros((len(one), last + 1))
+    result[:, 0] = 1.0
+    power = _clipped(one, last)
+    while times:
+        if times & 1:
+            result = _convolved(result, power, last)
+        times >>= 1
+        if times:
+            power = _convolved(power, power, last)
+    return result
+
+
+def _convolved(one: Floats, two: Floats, last: int) -> Floats:
+    size = 2 * last + 1
+    length = 1 << (size - 1).bit_length()
+    product = np.fft.irfft(np.fft.rfft(one, length) * np.fft.rfft(two, length), length)[:, :size]
+    return _clipped(np.maximum(product, 0.0), last)
+
+
+def _clipped(one: Floats, last: int) -> Floats:
+    clipped = np.zeros((len(one), last + 1))
+    kept = min(one.shape[1], last + 1)
+    clipped[:, :kept] = one[:, :kept]
+    clipped[:, last] += one[:, last + 1 :].sum(axis=1)
+    # Without this, rounding grows with the power of the number of hosts in every round.
+    clipped /= clipped.sum(axis=1, keepdims=True)
+    return clipped

@@ -45,6 +45,19 @@ class Assignment:
         """The group's pieces i * K + j in execution order: ascending global microbatch index j * N + i."""
         return self._pieces[group]
 
+    def pieces_of_one(self, group: int) -> tuple[int, ...]:
+        """pieces_of without the work for every other group, unless that is done already."""
+        if "_pieces" in self.__dict__:
+            return self._pieces[group]
+        shards, layers = np.nonzero(self.owner == group)
+        order = np.lexsort((shards, layers))
+        return tuple((shards[order] * self.pieces_per_shard + layers[order]).tolist())
+
+    @cached_property
+    def loads(self) -> NDArray[np.int64]:
+        """[N]: pieces of every group."""
+        return np.bincount(self.owner.ravel(), minlength=len(self.owner))
+
     @cached_property
     def _pieces(self) -> tuple[tuple[int, ...], ...]:
         """pieces_of for every group at once: a stable sort by owner keeps the execution order inside a group."""

@@ -22,6 +22,7 @@ from spare_megatron.controller.membership import (
 )
 from spare_megatron.controller.messages import (
     AcceptSave,
+    AllHere,
     AllVoted,
     Applied,
     Event,
@@ -58,6 +59,8 @@ def step(state: State, event: Event) -> Outcome:
         return voting.applied(state, event)
     if isinstance(event, Hello):
         return _hello(state, event)
+    if isinstance(event, AllHere):
+        return _all_here(state, event)
     if isinstance(event, Lost):
         return lose(state, event)
     if isinstance(event, Saved):
@@ -136,6 +139,25 @@ def _arrive(state: State, event: Hello) -> Outcome:
         gone=state.gone - {group},
     )
     return begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
+
+
+def _all_here(state: State, event: AllHere) -> Outcome:
+    """Many first Hellos. Where none of them can be anything but an arrival, and only the last can begin the job, they
+    are taken together; else one by one."""
+    spec = state.job
+    arriving = dict(event.groups)
+    plain = state.phase == "forming" and not state.gone and len(arriving) == len(event.groups) > 0
+    plain = plain and not arriving.keys() & state.live.keys()
+    if plain and all(0 <= g < spec.num_groups and i > state.highest.get(g, -1) for g, i in event.groups):
+        arrived = replace(state, live={**state.live, **arriving}, highest={**state.highest, **arriving})
+        group, incarnation = event.groups[-1]
+        return begin_if_ready(arrived, f"group {group} incarnation {incarnation} is here")
+    outcome = ignore(state, "nobody is here")
+    for group, incarnation in event.groups:
+        before = outcome[1].actions
+        after, decision = step(outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step))
+        outcome = after, replace(decision, actions=(*before, *decision.actions))
+    return outcome
 
 
 def _return(state: State, event: Hello) -> Outcome:

@@ -13,14 +13,14 @@ from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assig
 from spare_megatron.controller.messages import (
     Action,
     Decision,
+    Deferred,
     Loss,
     Lost,
-    Segments,
     SendFenced,
     SendStop,
     SendView,
 )
-from spare_megatron.controller.state import Retries, Standing, State
+from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
 
 Outcome = tuple[State, Decision]
 
@@ -35,12 +35,14 @@ def ignore(state: State, reason: str) -> Outcome:
 
 def decide(state: State, actions: Iterable[Action], reason: str) -> Outcome:
     """The state with what is to be done and why."""
-    return state, Decision(tuple(actions), reason, state.epoch)
+    made = actions if isinstance(actions, Deferred) else tuple(actions)
+    return state, Decision(made, reason, state.epoch)
 
 
-def views(state: State, delay_s: float = 0.0) -> list[Action]:
-    """A view for every member."""
-    return [SendView(state.view_of(group), delay_s) for group in sorted(state.live)]
+def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
+    """The actions ``before``, then a view for every member."""
+    first = tuple(before)
+    return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
 
 
 def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Outcome:
@@ -136,7 +138,7 @@ def _raise_highest(highest: Mapping[int, int], losses: Iterable[Loss]) -> Mappin
 
 def _with_actions(outcome: Outcome, before: list[Action]) -> Outcome:
     state, decision = outcome
-    return state, replace(decision, actions=(*before, *decision.actions))
+    return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
 
 
 def _lose_while_ending(before: State, after: State, fences: list[Action], why: str) -> Outcome:
@@ -156,7 +158,7 @@ def _lose_while_ending(before: State, after: State, fences: list[Action], why: s
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
     if min(after.live) != min(before.live) and not saved:
         asked = replace(after, epoch=after.epoch + 1, applied_last=after.applied_last - {min(after.live)})
-        return decide(asked, [*fences, *views(asked)], f"{why}; group {min(after.live)} is to save step {step}")
+        return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
     if after.applied_last >= after.live.keys():
         return stop(after, *_ending(after), before=fences)
     return decide(after, fences, f"{why}; the run ends with {len(after.live)} groups")
@@ -189,7 +191,7 @@ def _shrink(
         votes={},
         holders=holders,
         retries=Retries(),
-        plan={},
+        plan=NO_PLAN,
         applied_last=frozenset(),
     )
     if not live:
@@ -209,16 +211,16 @@ def _shrink(
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.reason}"
     )
-    return decide(after, [*fences, *views(after)], reason)
+    return decide(after, views(after, before=fences), reason)
 
 
 def _patched_plan(
     before: State, live: tuple[int, ...], holders: frozenset[int], dead: set[int], progress: Mapping[int, int]
-) -> tuple[dict[int, Segments], Patch] | WipeOut:
+) -> tuple[Plan, Patch] | WipeOut:
     """Plans of the step in flight, grown by the pieces that died (protocol rule 4)."""
     spec = before.job
-    missing = [p for group in sorted(dead) for segment in before.segments_of(group) for p in segment]
-    remaining = {g: max(0, sum(map(len, before.segments_of(g))) - progress.get(g, 0)) for g in live}
+    missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
+    remaining = {g: max(0, before.plan.load(g) - progress.get(g, 0)) for g in live}
     added = patch(
         before.where,
         able=sorted(holders),
@@ -230,11 +232,8 @@ def _patched_plan(
     )
     if isinstance(added, WipeOut):
         return added
-    plan: dict[int, Segments] = {}
-    for group in live:
-        more = added.added.get(group, ())
-        plan[group] = (*before.segments_of(group), tuple(more)) if more else before.segments_of(group)
-    return plan, added
+    grown = {group: (*before.plan[group], tuple(more)) for group, more in added.added.items() if more}
+    return before.plan.changed(live, grown), added
 
 
 def retry(state: State, retries: Retries, why: str) -> Outcome:
@@ -255,11 +254,12 @@ def admit(state: State, why: str) -> Outcome:
     """Groups that wait become members: no piece in the step in flight, a share of the steps after it (rule 13)."""
     spec = state.job
     live = {**state.live, **state.waiting}
+    members = tuple(sorted(live))
     assert state.standing is not None, "a running job has a standing assignment"
-    drawn = assign(state.where, tuple(sorted(live)), spec.pieces_per_shard, spec.granularity, state.standing.assignment)
+    drawn = assign(state.where, members, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
     joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
-    plan = {**state.plan, **dict.fromkeys(state.waiting, ((),))}
+    plan = state.plan.changed(members, dict.fromkeys(state.waiting, ((),)))
     grown = replace(
         state,
         epoch=state.epoch + 1,
@@ -268,7 +268,7 @@ def admit(state: State, why: str) -> Outcome:
         waiting={},
         plan=plan,
         retries=Retries(),
-        standing=Standing(drawn, tuple(sorted(live))),
+        standing=Standing(drawn, members),
     )
     reason = f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
     return decide(grown, views(grown), reason)

@@ -12,8 +12,10 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import cached_property
+from typing import TypeAlias, overload
 
 Segments = tuple[tuple[int, ...], ...]
 
@@ -69,6 +71,15 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class AllHere:
+    """The first Hellos of these groups, one after the other in this order, at the job's fingerprint and first step:
+    stands for the single ones where nothing else happens between them (simulator)."""
+
+    groups: tuple[tuple[int, int], ...]
+    """(group, incarnation)."""
+
+
+@dataclass(frozen=True)
 class StartupOver:
     """The time that a job waits for all its groups at start has passed."""
 
@@ -93,6 +104,8 @@ class Vote:
     detail: str = ""
     at_s: float = 0.0
     """When the coordinator received it, on its own monotonic clock; decides only over failed votes."""
+    corrupt: bool = False
+    """The group's own accumulators are not the sum of its pieces: it cannot take part any more."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Loss:
     group: int
     incarnation: int
     cause: str
-    """'exited', 'closed', 'silent', 'stalled'."""
+    """'exited', 'closed', 'silent', 'stalled'; 'blamed', 'diverged', 'corrupt' where votes say it."""
     position: int = -1
     """Rank position that showed it, -1 when the group as a whole did."""
     detail: str = ""
@@ -153,7 +166,7 @@ class StopRequested:
     reason: str
 
 
-Event: TypeAlias = Opened | Hello | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested
+Event: TypeAlias = Opened | Hello | AllHere | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested
 
 
 # --------------------------------------------------------------------------------------------------------- actions
@@ -231,11 +244,46 @@ class AcceptSave:
 Action: TypeAlias = SendView | SendCommit | SendFenced | SendStop | AcceptSave
 
 
+class Deferred(Sequence[Action]):
+    """Actions made out when somebody looks at them: a view for each of ten thousand groups is work that a caller
+    who only follows the state (the simulator) does not need."""
+
+    def __init__(self, make: Callable[[], Iterable[Action]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[Action, ...]:
+        return tuple(self._make())
+
+    @overload
+    def __getitem__(self, index: int) -> Action: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Action]: ...
+    def __getitem__(self, index: int | slice) -> Action | Sequence[Action]:
+        return self._made[index]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return self._made == (other._made if isinstance(other, Deferred) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+    def __repr__(self) -> str:
+        return repr(self._made)
+
+
 @dataclass(frozen=True)
 class Decision:
     """What one event led to: the actions in order, and why, in one sentence with the figures."""
 
-    actions: tuple[Action, ...] = ()
+    actions: Sequence[Action] = ()
+    """A tuple, or :class:`Deferred`, which equals the tuple that it makes."""
     reason: str = ""
     epoch: int = 0
     notes: tuple[str, ...] = field(default=())

@@ -6,13 +6,74 @@ that are costly at a thousand groups, such as the plan of a standing assignment,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.messages import JobSpec, Segments, View, Vote
 from spare_megatron.placement import Placement, placement_from_offsets
+
+
+class Plan(Mapping[int, Segments]):
+    """Group -> its segments. Only what differs from an assignment is held, the rest is made out when asked for: after
+    a failure few groups of thousands get another plan."""
+
+    def __init__(
+        self, assignment: Assignment | None, members: tuple[int, ...], changes: Mapping[int, Segments] | None = None
+    ) -> None:
+        self.assignment, self.members, self.changes = assignment, members, changes or {}
+
+    def __getitem__(self, group: int) -> Segments:
+        if group in self.changes:
+            return self.changes[group]
+        if self.assignment is None or group not in self._set:
+            raise KeyError(group)
+        return (self.assignment.pieces_of(group),)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @cached_property
+    def _set(self) -> frozenset[int]:
+        return frozenset(self.members)
+
+    def pieces(self, group: int) -> tuple[int, ...]:
+        """All pieces of one group, made out for it alone."""
+        if group in self.changes or self.assignment is None:
+            return tuple(piece for segment in self[group] for piece in segment)
+        return self.assignment.pieces_of_one(group)
+
+    def load(self, group: int) -> int:
+        """Number of the group's pieces."""
+        if group in self.changes or self.assignment is None:
+            return sum(map(len, self[group]))
+        return int(self.assignment.loads[group])
+
+    def loads(self) -> NDArray[np.int64]:
+        """[N]: ``load`` of every member, 0 for the others."""
+        every = np.zeros(len(self.assignment.loads) if self.assignment else 0, dtype=np.int64)
+        if self.assignment is not None:
+            members = np.asarray(self.members, dtype=np.int64)
+            every[members] = self.assignment.loads[members]
+        for group, segments in self.changes.items():
+            every[group] = sum(map(len, segments))
+        return every
+
+    def changed(self, members: tuple[int, ...], changes: Mapping[int, Segments]) -> Plan:
+        """The same for these ``members``, but for ``changes``."""
+        inside = frozenset(members)
+        kept = {group: segments for group, segments in self.changes.items() if group in inside}
+        return Plan(self.assignment, members, {**kept, **changes})
+
+
+NO_PLAN = Plan(None, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +84,9 @@ class Standing:
     live: tuple[int, ...]
 
     @cached_property
-    def plan(self) -> Mapping[int, Segments]:
+    def plan(self) -> Plan:
         """Group -> its pieces as one segment, an empty one for a group without a piece."""
-        return {group: (self.assignment.pieces_of(group),) for group in self.live}
+        return Plan(self.assignment, self.live)
 
 
 @dataclass(frozen=True)
@@ -71,7 +132,7 @@ class State:
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
-    plan: Mapping[int, Segments] = field(default_factory=dict)
+    plan: Plan = field(default_factory=lambda: NO_PLAN)
     """Group -> plan of the step in flight."""
     standing: Standing | None = None
     votes: Mapping[int, Vote] = field(default_factory=dict)
@@ -116,21 +177,37 @@ class State:
         """The group's pieces in the steps after the one in flight."""
         if self.standing is None:
             return ()
-        return self.standing.plan[group][0]
+        return self.standing.assignment.pieces_of(group)
 
     def view_of(self, group: int) -> View:
         """What the group must know now."""
+        return self._view(group, self._members, self._donors)
+
+    def views(self) -> Iterator[View]:
+        """What every member must know now, in the order of the groups."""
+        members, donors = self._members, self._donors
+        return (self._view(group, members, donors) for group, _ in members)
+
+    @property
+    def _members(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(self.live.items()))
+
+    @property
+    def _donors(self) -> tuple[int, ...]:
+        return tuple(sorted(self.holders))
+
+    def _view(self, group: int, members: tuple[tuple[int, int], ...], donors: tuple[int, ...]) -> View:
         return View(
             group=group,
             incarnation=self.live[group],
             epoch=self.epoch,
             fencing=self.fencing,
-            live=tuple(sorted(self.live.items())),
+            live=members,
             committed=self.committed,
             step=self.step_in_flight,
             segments=self.segments_of(group),
             standing=self.standing_of(group),
-            donors=() if group in self.holders else tuple(sorted(self.holders)),
+            donors=() if group in self.holders else donors,
             leave=self.phase == "ending",
         )
 

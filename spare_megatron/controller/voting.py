@@ -15,6 +15,7 @@ from spare_megatron.controller.membership import Outcome, decide, ignore, lose, 
 from spare_megatron.controller.messages import (
     AllVoted,
     Applied,
+    Deferred,
     Loss,
     Lost,
     SendCommit,
@@ -22,7 +23,7 @@ from spare_megatron.controller.messages import (
     SendView,
     Vote,
 )
-from spare_megatron.controller.state import Retries, State
+from spare_megatron.controller.state import NO_PLAN, Retries, State
 
 FENCE_AFTER_FAILURES = 3
 
@@ -37,6 +38,8 @@ def vote(state: State, event: Vote) -> Outcome:
         return ignore(state, f"group {group} voted while the job is {state.phase}")
     if event.step != state.step_in_flight or state.phase == "ending":
         return _vote_of_another_step(state, event)
+    if event.corrupt:
+        return lose(state, Lost((Loss(group, event.incarnation, "corrupt", detail=event.detail),)))
     if not event.ok:
         return _failed_vote(state, event)
     if event.epoch != state.epoch:
@@ -195,7 +198,7 @@ def _commit(state: State) -> Outcome:
         holders=frozenset(state.live),
         votes={},
         retries=Retries(),
-        plan={} if ends else state.standing.plan,
+        plan=NO_PLAN if ends else state.standing.plan,
     )
     groups = tuple(sorted(after.live))
     actions = [SendCommit(groups, step, state.epoch, ends)]
@@ -203,4 +206,4 @@ def _commit(state: State) -> Outcome:
     if ends or not after.waiting:
         return decide(after, actions, reason)
     admitted, decision = membership.admit(after, reason)
-    return decide(admitted, [*actions, *decision.actions], decision.reason)
+    return decide(admitted, Deferred(lambda: (*actions, *decision.actions)), decision.reason)

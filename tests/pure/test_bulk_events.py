@@ -1,0 +1,75 @@
+"""The simulator's bulk events stand for the single ones: same state, same last decision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.placement import build_placement
+
+
+def _job(granularity: str = "microbatch") -> m.JobSpec:
+    return m.JobSpec(12, 3, build_placement(12, 3).offsets, granularity, 0, 50, 1, "job")
+
+
+def _feed(state: State, *events: m.Event) -> tuple[State, m.Decision]:
+    decision = m.Decision()
+    for event in events:
+        state, decision = step(state, event)
+    return state, decision
+
+
+def _same(left: State, right: State) -> None:
+    for item in fields(State):
+        if item.name not in ("standing", "plan", "placement", "votes"):
+            assert getattr(left, item.name) == getattr(right, item.name), item.name
+    assert dict(left.plan) == dict(right.plan)
+    assert left.votes == right.votes
+    for group in left.live if left.standing else ():
+        assert left.standing_of(group) == right.standing_of(group)
+
+
+@pytest.mark.parametrize("groups", [range(12), range(5), [3, 1, 2], [1, 1], [], [0, 99]])
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_all_here_is_the_single_hellos(groups: list[int], lost_first: bool) -> None:
+    start, _ = _feed(initial_state(), m.Opened(_job(), 1, 1))
+    if lost_first:
+        start, _ = _feed(start, m.Lost((m.Loss(1, 0, "exited"),)))
+    arrivals = tuple((group, 1) for group in groups)
+    bulk, decision = _feed(start, m.AllHere(arrivals))
+    single, last = _feed(start, *(m.Hello(g, i, "job", 0) for g, i in arrivals))
+    _same(bulk, single)
+    if arrivals:
+        assert decision.reason == last.reason
+        assert list(decision.actions)[-len(last.actions) or len(decision.actions) :] == list(last.actions)
+
+
+@pytest.mark.parametrize("granularity", ["microbatch", "shard"])
+def test_all_voted_is_the_single_votes(granularity: str) -> None:
+    seed = 7
+    rng = random.Random(seed)
+    state, _ = _feed(initial_state(), m.Opened(_job(granularity), 1, 1), m.AllHere(tuple((g, 0) for g in range(12))))
+    for number in range(40):
+        if rng.random() < 0.2 and len(state.live) > 9:
+            victim = rng.choice(sorted(state.live))
+            state, _ = _feed(state, m.Lost((m.Loss(victim, state.live[victim], "exited"),)))
+        elif rng.random() < 0.4 and len(state.live) < 12:
+            back = min(set(range(12)) - state.live.keys())
+            state, _ = _feed(state, m.Hello(back, state.highest[back] + 1, "job", 0))
+        for joiner in sorted(state.live.keys() - state.holders):
+            state, _ = _feed(state, m.Applied(joiner, state.live[joiner], state.committed[0]))
+        t, e = state.step_in_flight, state.epoch
+        bulk, decision = _feed(state, m.AllVoted(t, e))
+        votes = [
+            m.Vote(g, i, t, e, True, tuple(p for segment in state.segments_of(g) for p in segment))
+            for g, i in state.live.items()
+        ]
+        single, last = _feed(state, *votes)
+        assert bulk.committed == (t, e), f"seed {seed}, round {number}"
+        _same(bulk, single)
+        assert decision == last
+        state = bulk

@@ -1,5 +1,98 @@
-"""Build hook of spare_megatron; metadata and tool settings are in pyproject.toml."""
+"""Build hook of spare_megatron: the native kernels. Metadata and tool settings are in pyproject.toml.
 
-from setuptools import setup
+The CPU library is built by the C++ compiler ($CXX, else c++), the CUDA one by nvcc ($NVCC, or on the path) where there
+is one. Neither is required: what cannot be built is said once, and torch's operations do its work, slower. The
+libraries have a plain C interface; nothing of Python or torch is compiled in.
+"""
 
-setup()
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("kernels")
+# No contraction: a product and a sum are two roundings on every machine. No -ffast-math, for the same reason.
+FLAGS = "-O3 -std=c++17 -fPIC -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden".split()
+X86_FLAGS = {
+    "plain": [],
+    "avx2": ["-mavx2"],
+    "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mprefer-vector-width=512".split(),
+}
+CUDA_TARGETS = ("80", "90", "100")
+CUDA_FLAGS = "-O3 -std=c++17 --fmad=false -Xcompiler -fPIC,-fvisibility=hidden -cudart static".split()
+
+
+class NativeLibrary(Extension):
+    """A shared library that Python loads with ctypes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, sources=[], depends=sorted(map(str, SOURCES.glob("*"))), optional=True)
+
+
+class BuildLibraries(build_ext):
+    """Compiles without Python's own flags. A failure leaves the library out and says why in one message."""
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name))
+        objects = Path(self.build_temp) / ext.name
+        for folder in (target.parent, objects):
+            folder.mkdir(parents=True, exist_ok=True)
+        build = build_cuda if ext.name.endswith("_cuda") else build_cpu
+        try:
+            build(target, objects)
+        except (OSError, subprocess.CalledProcessError) as error:
+            target.unlink(missing_ok=True)
+            if self.inplace or self.editable_mode:
+                stale = Path(*ext.name.split(".")[:-1]).glob(f"{ext.name.split('.')[-1]}.*so")
+                for library in stale:
+                    library.unlink()
+            reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            print(
+                f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); torch's operations do "
+                "its work, several times slower. Install a C++ compiler, or set CXX, and run pip install -e . again.",
+                file=sys.stderr,
+            )
+
+
+def build_cpu(target: Path, objects: Path) -> None:
+    """One object for each instruction set and one that picks among them, linked to ``target``."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    define = ["-DSPARE_X86"] if x86 else []
+    sets = X86_FLAGS if x86 else {"plain": []}
+    made = []
+    for name, flags in {"cpu": define, **{f"cpu_{name}": flags for name, flags in sets.items()}}.items():
+        made.append(str(objects / f"{name}.o"))
+        run([*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made[-1]])
+    run([*compiler, "-shared", "-pthread", *made, "-o", str(target)])
+
+
+def build_cuda(target: Path, objects: Path) -> None:
+    """One library with code for each GPU in CUDA_TARGETS, and PTX of the last for those that come."""
+    codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in CUDA_TARGETS]
+    codes.append(f"-gencode=arch=compute_{CUDA_TARGETS[-1]},code=compute_{CUDA_TARGETS[-1]}")
+    run([nvcc() or "nvcc", *CUDA_FLAGS, *codes, "-shared", str(SOURCES / "cuda.cu"), "-o", str(target)])
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler, if there is one."""
+    return os.environ.get("NVCC") or shutil.which("nvcc")
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+if __name__ == "__main__":
+    libraries = [NativeLibrary("spare_megatron.kernels._native")]
+    if nvcc() and (SOURCES / "cuda.cu").exists():
+        libraries.append(NativeLibrary("spare_megatron.kernels._native_cuda"))
+    setup(ext_modules=libraries, cmdclass={"build_ext": BuildLibraries})

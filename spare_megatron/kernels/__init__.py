@@ -67,7 +67,9 @@ def accumulate(
     """
     _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report)
     _check_exponent(exponent)
-    dispatch.accumulate(source, accumulator, exponent, first_index, bound_bits, report, zero_source)
+    dispatch.kernels(source.device).accumulate(
+        source, accumulator, exponent, first_index, bound_bits, report, zero_source
+    )
 
 
 def accumulate32(
@@ -83,7 +85,9 @@ def accumulate32(
     indices; exponents[0] is that of the block that holds ``first_index``. bound_bits: 1..30."""
     _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
-    dispatch.accumulate(source, accumulator, exponents, first_index, bound_bits, report, zero_source)
+    dispatch.kernels(source.device).accumulate(
+        source, accumulator, exponents, first_index, bound_bits, report, zero_source
+    )
 
 
 def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
@@ -91,7 +95,7 @@ def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> No
     _check("values", values, (torch.int64, torch.int32))
     _check("report", report, (torch.int64,), 2, values.device)
     _check_index(first_index)
-    dispatch.checksum(values, first_index, report)
+    dispatch.kernels(values.device).checksum(values, first_index, report)
 
 
 def finalize(
@@ -111,7 +115,7 @@ def finalize(
     _check_finalize(total, destination, torch.int64, divisor, norm)
     _check_exponent(exponent)
     _check("peak", peak, (torch.int64,), 1, total.device)
-    dispatch.finalize(total, destination, exponent, 0, divisor, norm, peak)
+    dispatch.kernels(total.device).finalize(total, destination, exponent, 0, divisor, norm, peak)
 
 
 def finalize32(
@@ -129,7 +133,7 @@ def finalize32(
     blocks = _num_blocks(first_index, total.numel())
     _check("exponents", exponents, (torch.int16,), blocks, total.device)
     _check("peaks", peaks, (torch.int32,), blocks, total.device)
-    dispatch.finalize(total, destination, exponents, first_index, divisor, norm, peaks)
+    dispatch.kernels(total.device).finalize(total, destination, exponents, first_index, divisor, norm, peaks)
 
 
 def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
@@ -142,14 +146,14 @@ def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
         _check(name, source, (destination.dtype,), destination.numel(), destination.device)
         if source.data_ptr() != destination.data_ptr():
             _check_apart(name, source, "destination", destination)
-    dispatch.combine(sources, destination)
+    dispatch.kernels(destination.device).combine(sources, destination)
 
 
 def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     """The low ``bits`` (32 or 48) of each int64, little endian, in ``out`` (uint8, bits / 8 for each); ValueError, with
     the value, when one does not fit."""
     _check_packing(values, bits, out)
-    misfit = dispatch.pack(values, bits, out)
+    misfit = dispatch.kernels(values.device).pack(values, bits, out)
     if misfit >= 0:
         raise ValueError(f"value {int(values[misfit])} at position {misfit} does not fit {bits} bits; send it as int64")
 
@@ -157,7 +161,7 @@ def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     """The way back of :func:`pack`: uint8 to int64."""
     _check_packing(out, bits, packed)
-    dispatch.unpack(packed, bits, out)
+    dispatch.kernels(out.device).unpack(packed, bits, out)
 
 
 def digest(data: Digestible | Sequence[Digestible]) -> int:
@@ -172,7 +176,7 @@ def digest(data: Digestible | Sequence[Digestible]) -> int:
             raw = part.detach().view(-1).view(torch.uint8)
         else:
             raw = torch.from_numpy(np.frombuffer(part, dtype=np.uint8).copy())
-        for number in (raw.numel(), *dispatch.digest_sums(raw)):
+        for number in (raw.numel(), *dispatch.kernels(raw.device).digest_sums(raw)):
             state = splitmix64(state ^ splitmix64(number & MASK))
     return state
 

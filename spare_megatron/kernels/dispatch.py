@@ -1,20 +1,81 @@
-"""Which implementation runs. Torch's operations, in this form."""
+"""Which implementation runs for the tensors at hand: the native library of their device, else torch's operations.
+
+Libraries are looked for at the first call; one of another version is an error, one that is not there is a fall-back.
+"""
 
 from __future__ import annotations
 
-from spare_megatron.kernels.reference import (
-    accumulate,
-    checksum,
-    combine,
-    digest_sums,
-    finalize,
-    pack,
-    unpack,
-)
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
 
-__all__ = ["accumulate", "checksum", "combine", "digest_sums", "finalize", "pack", "unpack"]
+import torch
+
+from spare_megatron.kernels import native, reference
+
+COST = "sums take several times as long, and as much more memory as a few copies of 256 Ki elements"
 
 
-def implementation(device: str) -> str:
-    """Always torch."""
-    return "torch"
+class Kernels(Protocol):
+    """What the package calls; :mod:`reference` is one, so are the libraries."""
+
+    def accumulate(
+        self,
+        source: torch.Tensor,
+        accumulator: torch.Tensor,
+        exponents: int | torch.Tensor,
+        first_index: int,
+        bound_bits: int,
+        report: torch.Tensor,
+        zero_source: bool,
+    ) -> None: ...
+
+    def checksum(self, values: torch.Tensor, first_index: int, report: torch.Tensor) -> None: ...
+
+    def finalize(
+        self,
+        total: torch.Tensor,
+        destination: torch.Tensor,
+        exponents: int | torch.Tensor,
+        first_index: int,
+        divisor: float,
+        norm: torch.Tensor,
+        peaks: torch.Tensor,
+    ) -> None: ...
+
+    def combine(self, sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None: ...
+
+    def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int: ...
+
+    def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None: ...
+
+    def digest_sums(self, data: torch.Tensor) -> tuple[int, int]: ...
+
+
+@lru_cache
+def _found(device_type: str) -> tuple[Kernels, str]:
+    """The kernels of a device, and why they are not native ('' when they are)."""
+    name = {"cpu": "_native", "cuda": "_native_cuda"}.get(device_type)
+    if name is None:
+        return reference, f"there are no native kernels for {device_type}"
+    path = native.find(name)
+    if path is None:
+        tool = "C++ compiler" if device_type == "cpu" else "nvcc"
+        return reference, f"no native kernels for {device_type} were built (needs a {tool}, then pip install -e .)"
+    try:
+        return (native.CpuLibrary if device_type == "cpu" else native.CudaLibrary)(path), ""
+    except OSError as error:
+        return reference, f"{path} cannot be loaded ({error}); build it again with pip install -e ."
+
+
+def kernels(device: torch.device) -> Kernels:
+    """What runs for tensors of ``device``."""
+    return _found(device.type)[0]
+
+
+def implementation(device_type: str) -> str:
+    """Name of what runs, and one sentence when it is not native."""
+    found, why = _found(device_type)
+    if why:
+        return f"torch: {why}; {COST}"
+    return found.level() if isinstance(found, native.CpuLibrary) else "cuda"

@@ -1,7 +1,7 @@
 """The plain form of every kernel, in torch operations: what the native ones must equal bit for bit.
 
 It is also the fall-back where there is no native library, on the CPU and on CUDA: no host synchronisation except in
-:func:`pack`. It works through temporaries of ``_CHUNK`` elements; benchmarks/reduce_kernels.py has its cost. May assume:
+:func:`pack`. Temporaries have ``_CHUNK`` elements; benchmarks/reduce_kernels.py has the cost. May assume:
 arguments were checked by the package, and the thread does not flush denormal numbers.
 """
 
@@ -120,7 +120,7 @@ def _block_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) -> None:
-    """Largest magnitudes, of all or of each block of the index space; the one without a positive twin counts one less."""
+    """Largest magnitudes, of all or of each block of the index space; the lowest integer counts as the highest."""
     if not total.numel():
         return
     low = torch.iinfo(total.dtype).min

@@ -1,8 +1,8 @@
 """The fixed pseudo-random numbers of checksum and digest, as the native libraries have them.
 
 The checksum of integers x is c(x) = sum of w_i x_i mod 2^64 with w_i = A[i >> 10] * T[i & 1023]: T are 1024 odd 32-bit
-numbers, A[b] = splitmix64(b) | 1. Each w_i is odd, so no change of a single element leaves c as it was. splitmix64: Steele,
-Lea, Flood, "Fast splittable pseudorandom number generators" (2014).
+numbers, A[b] = splitmix64(b) | 1. Each w_i is odd, so no change of a single element leaves c as it was.
+splitmix64: Steele et al., "Fast splittable pseudorandom number generators" (2014).
 """
 
 from __future__ import annotations

@@ -1,0 +1,221 @@
+// The CPU's half of the C interface: picks the loops of this processor, cuts the work into ranges, one for each thread,
+// and adds what they found. Sums that threads share are integers, or are made from partial sums of fixed blocks in one
+// order, so the number of threads is not in the result.
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "arithmetic.h"
+#include "cpu_loops.h"
+
+namespace {
+
+// A thread costs some 20 us to start: below this many bytes for each it is not worth it.
+constexpr int64_t kBytesPerThread = 1 << 20;
+// Larger results do not stay in a cache until somebody reads them.
+constexpr int64_t kStreamBytes = 8 << 20;
+
+Tables make_tables() {
+  Tables tables;
+  for (uint64_t k = 0; k < SPARE_BLOCK; ++k) {
+    tables.checksum[k] = (splitmix64(SPARE_CHECKSUM_SEED + k) >> 32) | 1;
+    tables.digest[k] = splitmix64(SPARE_DIGEST_SEED + k);
+  }
+  return tables;
+}
+
+const Tables& tables() {
+  static const Tables made = make_tables();
+  return made;
+}
+
+int detected_level() {
+#ifdef SPARE_X86
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw"))
+    return 2;
+  if (__builtin_cpu_supports("avx2")) return 1;
+#endif
+  return 0;
+}
+
+std::atomic<int> limit{2};
+
+int level() {
+  static const int detected = detected_level();
+  return std::min(detected, limit.load(std::memory_order_relaxed));
+}
+
+const Loops& loops() {
+#ifdef SPARE_X86
+  if (level() == 2) return spare_loops_avx512;
+  if (level() == 1) return spare_loops_avx2;
+#endif
+  return spare_loops_plain;
+}
+
+// Round-to-nearest-even without flushing denormal numbers, whatever the calling thread had set.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    fegetenv(&saved_);
+    fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { fesetenv(&saved_); }
+
+ private:
+  fenv_t saved_;
+};
+
+// work(thread, start, stop) over ranges of whole blocks of positions. When the system gives no more threads, the calling
+// one does their ranges.
+template <class Work>
+void in_ranges(int64_t count, int64_t element_bytes, int threads, Work work) {
+  const int64_t blocks = (count + SPARE_BLOCK - 1) / SPARE_BLOCK;
+  const int64_t useful = std::max<int64_t>(1, count * element_bytes / kBytesPerThread);
+  const int64_t parts = std::max<int64_t>(1, std::min({static_cast<int64_t>(threads), useful, blocks}));
+  auto run = [&](int64_t part) {
+    DefaultArithmetic arithmetic;
+    work(part, blocks * part / parts * SPARE_BLOCK, std::min(count, blocks * (part + 1) / parts * SPARE_BLOCK));
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(parts);
+  int64_t started = 1;
+  for (; started < parts; ++started) {
+    try {
+      helpers.emplace_back(run, started);
+    } catch (const std::system_error&) {
+      break;
+    }
+  }
+  run(0);
+  for (int64_t part = started; part < parts; ++part) run(part);
+  for (auto& helper : helpers) helper.join();
+}
+
+// Two sums of each thread, on a cache line of their own.
+struct alignas(64) Sums {
+  uint64_t of[2] = {0, 0};
+};
+
+int64_t size_of(int type) { return type == SPARE_INT64 ? 8 : 4; }
+
+}  // namespace
+
+extern "C" {
+
+int spare_kernels_version(void) { return SPARE_KERNELS_VERSION; }
+
+int spare_cpu_level(void) { return level(); }
+
+int spare_cpu_limit(int new_limit) {
+  limit.store(new_limit, std::memory_order_relaxed);
+  return level();
+}
+
+void spare_cpu_accumulate(const SpareAccumulate* job, int threads) {
+  std::vector<Sums> found(std::max(1, threads));
+  const Loops& table = loops();
+  in_ranges(job->count, 16, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    table.accumulate(*job, start, stop, tables(), found[part].of);
+  });
+  uint64_t sum = static_cast<uint64_t>(job->report[0]);
+  for (const Sums& one : found) {
+    sum += one.of[0];
+    job->report[1] |= static_cast<int64_t>(one.of[1]);
+  }
+  job->report[0] = static_cast<int64_t>(sum);
+}
+
+void spare_cpu_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
+                        int threads) {
+  std::vector<Sums> found(std::max(1, threads));
+  const Loops& table = loops();
+  in_ranges(count, size_of(type), threads, [&](int64_t part, int64_t start, int64_t stop) {
+    table.checksum(values, type, start, stop, first_index, tables(), found[part].of);
+  });
+  uint64_t sum = static_cast<uint64_t>(*report);
+  for (const Sums& one : found) sum += one.of[0];
+  *report = static_cast<int64_t>(sum);
+}
+
+void spare_cpu_finalize(const SpareFinalize* job, int threads) {
+  if (job->count == 0) return;
+  DefaultArithmetic arithmetic;
+  std::vector<Sums> peaks(std::max(1, threads));
+  const Loops& table = loops();
+  const int64_t bytes = job->count * (job->destination_type == SPARE_FP32 ? 4 : 2);
+  int64_t num_blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
+  double *partial = job->scratch, *next = job->scratch + num_blocks;
+  in_ranges(job->count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    int64_t peak = 0;
+    table.finalize(*job, start, stop, partial, &peak, bytes >= kStreamBytes);
+    peaks[part].of[0] = static_cast<uint64_t>(peak);
+  });
+  if (!job->exponents)
+    for (const Sums& one : peaks) {
+      int64_t* peak = static_cast<int64_t*>(job->peaks);
+      *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
+    }
+  while (num_blocks > 1) {
+    table.add_blocks(partial, num_blocks, next);
+    num_blocks = (num_blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;
+    std::swap(partial, next);
+  }
+  *job->norm += partial[0];
+}
+
+void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
+                       int threads) {
+  const Loops& table = loops();
+  in_ranges(count, size_of(type) * (num_sources + 1), threads, [&](int64_t, int64_t start, int64_t stop) {
+    table.combine(sources, num_sources, destination, type, start, stop, count * size_of(type) >= kStreamBytes);
+  });
+}
+
+int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads) {
+  std::vector<Sums> found(std::max(1, threads));
+  const Loops& table = loops();
+  in_ranges(count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out)) + 1;
+  });
+  for (const Sums& one : found)
+    if (one.of[0]) return static_cast<int64_t>(one.of[0]) - 1;
+  return -1;
+}
+
+void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads) {
+  const Loops& table = loops();
+  in_ranges(count, 12, threads, [&](int64_t, int64_t start, int64_t stop) {
+    table.unpack(packed, bits, start, stop, out, count * 8 >= kStreamBytes);
+  });
+}
+
+void spare_cpu_digest(const void* data, int64_t num_bytes, int64_t* sums, int threads) {
+  std::vector<Sums> found(std::max(1, threads));
+  const Loops& table = loops();
+  const uint8_t* bytes = static_cast<const uint8_t*>(data);
+  const int64_t words = num_bytes / 8;
+  in_ranges(words, 8, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    table.digest(bytes, start, stop, tables(), found[part].of);
+  });
+  uint64_t total[2] = {0, 0};
+  for (const Sums& one : found)
+    for (int k = 0; k < 2; ++k) total[k] += one.of[k];
+  if (num_bytes % 8) {
+    uint64_t last = 0;
+    memcpy(&last, bytes + 8 * words, num_bytes % 8);
+    const uint64_t block = words / SPARE_BLOCK, k = words % SPARE_BLOCK;
+    const uint64_t keyed = last + digest_factor(block) + tables().digest[k];
+    total[0] += (keyed & 0xffffffffull) * (keyed >> 32);
+    total[1] += checksum_factor(block) * tables().checksum[k] * last;
+  }
+  for (int k = 0; k < 2; ++k) sums[k] = static_cast<int64_t>(total[k]);
+}
+
+}  // extern "C"

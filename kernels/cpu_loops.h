@@ -1,0 +1,34 @@
+// What cpu_loops.inc gives for one instruction set. Ranges are positions; a range of accumulate or checksum may begin and
+// end anywhere, one of finalize begins at a multiple of SPARE_BLOCK positions.
+#ifndef SPARE_CPU_LOOPS_H
+#define SPARE_CPU_LOOPS_H
+
+#include "spare_kernels.h"
+
+struct Tables {
+  uint64_t checksum[SPARE_BLOCK];
+  uint64_t digest[SPARE_BLOCK];
+};
+
+struct Loops {
+  // sums[0] += checksum, sums[1] |= flags
+  void (*accumulate)(const SpareAccumulate& job, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
+  void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
+                   const Tables& tables, uint64_t* sums);
+  // partial[i]: sum of squares of block i; peak: the largest magnitude, where there is one for all
+  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak, bool stream);
+  // out[i] = sum of values[1024 i ..] in the order of the lanes
+  void (*add_blocks)(const double* values, int64_t count, double* out);
+  void (*combine)(const void* const* sources, int num_sources, void* destination, int type, int64_t start,
+                  int64_t stop, bool stream);
+  int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out);
+  void (*unpack)(const uint8_t* packed, int bits, int64_t start, int64_t stop, int64_t* out, bool stream);
+  // whole words; sums[0] nonlinear, sums[1] linear
+  void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
+};
+
+extern const Loops spare_loops_plain;
+extern const Loops spare_loops_avx2;
+extern const Loops spare_loops_avx512;
+
+#endif

@@ -1,0 +1,94 @@
+// The C interface of the kernels, for the CPU and (with a stream) for CUDA. docs/exact_reduction.md has the formats.
+//
+// May assume: pointers are aligned to their elements, ranges are within what the Python package checks before it calls.
+// Promises: results depend neither on the number of threads nor on the instruction set nor on the device, bit for bit;
+// no call keeps a pointer after it returns (CUDA: after the work queued on the stream is done).
+#ifndef SPARE_KERNELS_H
+#define SPARE_KERNELS_H
+
+#include <stdint.h>
+
+// Grows when a signature or a format changes; the Python package refuses a library with another number.
+#define SPARE_KERNELS_VERSION 1
+
+#define SPARE_BLOCK 1024
+#define SPARE_LANES 64
+#define SPARE_CHECKSUM_SEED 0x53504152ull
+#define SPARE_DIGEST_SEED 0x44494745ull
+
+enum SpareFloat { SPARE_FP32 = 0, SPARE_BF16 = 1, SPARE_FP16 = 2 };
+enum SpareElement { SPARE_INT64 = 0, SPARE_INT32 = 1, SPARE_FLOAT = 2 };
+enum SpareFlag { SPARE_OVERFLOW = 1, SPARE_NOT_FINITE = 2 };
+
+// accumulator += rint(source * 2^exponent). exponents: one for each block of the index space, or null for `exponent`.
+struct SpareAccumulate {
+  void* source;
+  void* accumulator;
+  const int16_t* exponents;
+  int64_t* report;  // [0] += checksum, [1] |= flags
+  int64_t count;
+  int64_t first_index;
+  int32_t source_type;       // SpareFloat
+  int32_t accumulator_type;  // SPARE_INT64 or SPARE_INT32
+  int32_t exponent;
+  int32_t bound_bits;
+  int32_t zero_source;
+};
+
+// destination = total / (divisor * 2^exponent). peaks: int64[1], or int32 for each block when `exponents` is given.
+struct SpareFinalize {
+  const void* total;
+  void* destination;
+  const int16_t* exponents;
+  double* norm;   // [0] += sum of squares
+  void* peaks;    // = max(peaks, |total|)
+  double* scratch;  // at least 2 * (count / SPARE_BLOCK + 2) doubles
+  double divisor;
+  int64_t count;
+  int64_t first_index;
+  int32_t total_type;        // SPARE_INT64 or SPARE_INT32
+  int32_t destination_type;  // SPARE_FP32 or SPARE_BF16
+  int32_t exponent;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
+#endif
+
+int spare_kernels_version(void);
+
+// CPU. `threads` is the largest number used. The level: 0 plain, 1 AVX2, 2 AVX-512; _limit lowers it (tests).
+int spare_cpu_level(void);
+int spare_cpu_limit(int level);
+void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
+void spare_cpu_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report, int threads);
+void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
+void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
+                       int threads);
+// The first position that does not fit, or -1.
+int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads);
+void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads);
+void spare_cpu_digest(const void* data, int64_t num_bytes, int64_t* sums, int threads);
+
+// CUDA: pointers of the current device; each returns a cudaError_t (0: queued). misfit: one int64 on the device.
+int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
+int spare_cuda_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
+                        void* stream);
+int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
+int spare_cuda_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
+                       void* stream);
+int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream);
+int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream);
+int spare_cuda_digest(const void* data, int64_t num_bytes, int64_t* sums, void* stream);
+const char* spare_cuda_error(int error);
+
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
+#ifdef __cplusplus
+}
+#endif
+#endif

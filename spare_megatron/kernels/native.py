@@ -1,0 +1,228 @@
+"""The compiled libraries behind the kernels: found beside this file, loaded with ctypes, called with addresses.
+
+May assume: arguments were checked by the package. Promises: a library of another version is refused by name; nothing
+here imports torch's headers or depends on its version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.kernels.weights import BLOCK
+
+VERSION = 1
+"""SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
+LEVELS = ("plain", "avx2", "avx512")
+_FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ELEMENTS = {torch.int64: 0, torch.int32: 1, torch.float32: 2}
+
+
+class _Accumulate(Structure):
+    _fields_ = (
+        ("source", c_void_p),
+        ("accumulator", c_void_p),
+        ("exponents", c_void_p),
+        ("report", c_void_p),
+        ("count", c_int64),
+        ("first_index", c_int64),
+        ("source_type", c_int32),
+        ("accumulator_type", c_int32),
+        ("exponent", c_int32),
+        ("bound_bits", c_int32),
+        ("zero_source", c_int32),
+    )
+
+
+class _Finalize(Structure):
+    _fields_ = (
+        ("total", c_void_p),
+        ("destination", c_void_p),
+        ("exponents", c_void_p),
+        ("norm", c_void_p),
+        ("peaks", c_void_p),
+        ("scratch", c_void_p),
+        ("divisor", c_double),
+        ("count", c_int64),
+        ("first_index", c_int64),
+        ("total_type", c_int32),
+        ("destination_type", c_int32),
+        ("exponent", c_int32),
+    )
+
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "accumulate": (POINTER(_Accumulate),),
+    "checksum": (c_void_p, c_int, c_int64, c_int64, c_void_p),
+    "finalize": (POINTER(_Finalize),),
+    "combine": (POINTER(c_void_p), c_int, c_void_p, c_int, c_int64),
+    "unpack": (c_void_p, c_int, c_int64, c_void_p),
+    "digest": (c_void_p, c_int64, c_void_p),
+}
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at ``path``; OSError when it cannot be loaded, ConfigError when it is of another version."""
+    library = ctypes.CDLL(str(path))
+    version = int(library.spare_kernels_version())
+    if version != VERSION:
+        raise ConfigError(
+            f"{path} has kernels of version {version}, this package needs version {VERSION}; build them again with "
+            "pip install -e . (or delete the file)"
+        )
+    return library
+
+
+class Library:
+    """What the CPU and the CUDA library have in common. ``call(name, device, *arguments)`` adds the last argument."""
+
+    _prefix = ""
+    _last: type = c_int
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._library = path, load(path)
+        for name, types in _SIGNATURES.items():
+            getattr(self._library, self._prefix + name).argtypes = (*types, self._last)
+
+    def call(self, name: str, device: torch.device, *arguments: Any) -> int:
+        raise NotImplementedError
+
+    def accumulate(
+        self,
+        source: torch.Tensor,
+        accumulator: torch.Tensor,
+        exponents: int | torch.Tensor,
+        first_index: int,
+        bound_bits: int,
+        report: torch.Tensor,
+        zero_source: bool,
+    ) -> None:
+        single = isinstance(exponents, int)
+        job = _Accumulate(
+            source.data_ptr(),
+            accumulator.data_ptr(),
+            None if single else exponents.data_ptr(),
+            report.data_ptr(),
+            source.numel(),
+            first_index,
+            _FLOATS[source.dtype],
+            _ELEMENTS[accumulator.dtype],
+            exponents if single else 0,
+            bound_bits,
+            zero_source,
+        )
+        self.call("accumulate", source.device, byref(job))
+
+    def checksum(self, values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
+        kind = _ELEMENTS[values.dtype]
+        address, count = values.data_ptr(), values.numel()
+        self.call("checksum", values.device, address, kind, count, first_index, report.data_ptr())
+
+    def finalize(
+        self,
+        total: torch.Tensor,
+        destination: torch.Tensor,
+        exponents: int | torch.Tensor,
+        first_index: int,
+        divisor: float,
+        norm: torch.Tensor,
+        peaks: torch.Tensor,
+    ) -> None:
+        single = isinstance(exponents, int)
+        scratch = torch.empty(2 * (total.numel() // BLOCK + 2), dtype=torch.float64, device=total.device)
+        job = _Finalize(
+            total.data_ptr(),
+            destination.data_ptr(),
+            None if single else exponents.data_ptr(),
+            norm.data_ptr(),
+            peaks.data_ptr(),
+            scratch.data_ptr(),
+            divisor,
+            total.numel(),
+            first_index,
+            _ELEMENTS[total.dtype],
+            _FLOATS[destination.dtype],
+            exponents if single else 0,
+        )
+        self.call("finalize", total.device, byref(job))
+
+    def combine(self, sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
+        addresses = (c_void_p * len(sources))(*[source.data_ptr() for source in sources])
+        kind, count = _ELEMENTS[destination.dtype], destination.numel()
+        self.call("combine", destination.device, addresses, len(sources), destination.data_ptr(), kind, count)
+
+    def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
+        self.call("unpack", out.device, packed.data_ptr(), bits, out.numel(), out.data_ptr())
+
+    def digest_sums(self, data: torch.Tensor) -> tuple[int, int]:
+        sums = torch.zeros(2, dtype=torch.int64, device=data.device)
+        self.call("digest", data.device, data.data_ptr(), data.numel(), sums.data_ptr())
+        nonlinear, linear = sums.tolist()
+        return nonlinear, linear
+
+
+class CpuLibrary(Library):
+    """Runs in the calling thread and up to torch's number of threads."""
+
+    _prefix = "spare_cpu_"
+    _last = c_int
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        for name in _SIGNATURES:
+            getattr(self._library, self._prefix + name).restype = None
+        self._library.spare_cpu_pack.argtypes = (c_void_p, c_int, c_int64, c_void_p, c_int)
+        self._library.spare_cpu_pack.restype = c_int64
+
+    def level(self) -> str:
+        return LEVELS[self._library.spare_cpu_level()]
+
+    def limit(self, level: str) -> str:
+        """Use instruction sets up to ``level`` only; returns the one in use. For tests and benchmarks."""
+        return LEVELS[self._library.spare_cpu_limit(LEVELS.index(level))]
+
+    def call(self, name: str, device: torch.device, *arguments: Any) -> int:
+        getattr(self._library, self._prefix + name)(*arguments, torch.get_num_threads())
+        return 0
+
+    def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
+        count, threads = values.numel(), torch.get_num_threads()
+        return int(self._library.spare_cpu_pack(values.data_ptr(), bits, count, out.data_ptr(), threads))
+
+
+class CudaLibrary(Library):
+    """Queues on torch's current stream of the tensors' device."""
+
+    _prefix = "spare_cuda_"
+    _last = c_void_p
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._library.spare_cuda_pack.argtypes = (c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p)
+        self._library.spare_cuda_error.argtypes = (c_int,)
+        self._library.spare_cuda_error.restype = c_char_p
+
+    def call(self, name: str, device: torch.device, *arguments: Any) -> int:
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
+            error = int(getattr(self._library, self._prefix + name)(*arguments, stream))
+        if error:
+            raise RuntimeError(f"kernel {name} on {device}: {self._library.spare_cuda_error(error).decode()}")
+        return 0
+
+    def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
+        misfit = torch.full((1,), -1, dtype=torch.int64, device=values.device)
+        self.call("pack", values.device, values.data_ptr(), bits, values.numel(), out.data_ptr(), misfit.data_ptr())
+        return int(misfit.item())
+
+
+def find(name: str) -> Path | None:
+    """The library file ``name`` (without the interpreter's suffix) beside this file."""
+    found = sorted(Path(__file__).parent.glob(f"{name}.*so"))
+    return found[0] if found else None

@@ -18,11 +18,11 @@ from spare_megatron.theory.shortage import short_sets
 
 Floats = NDArray[np.float64]
 
-HOSTS_LOCAL_MAX = 6
+HOSTS_LOCAL_MAX = 8
 """Above this redundancy local shortage does not add to the bound."""
 UNITS_MAX = 16
 """Finest cut of a shard in the count of short sets; finer pieces are interpolated."""
-SHARES = 12
+SHARES = 10
 """Lost shares at which short sets are counted; in between their logarithm is interpolated."""
 SURVIVAL_MIN = 1e-4
 """States that are reached less often do not count."""
@@ -60,15 +60,18 @@ def _above(num_groups: int, redundancy: int, pieces: int, lost: NDArray[np.int64
 
     Short sets of size n are Poisson in number for large N: P(none) = exp(-N (v(x) - v(wipe-out)))."""
     units = min(pieces, UNITS_MAX)
-    share = np.linspace(1, int(lost[-1]), min(SHARES, int(lost[-1]))) / num_groups
+    share = np.geomspace(1, int(lost[-1]), SHARES) / num_groups
     caps = np.arange(units, redundancy * units + 1)
     caps = caps[caps <= 3 * units]
-    more = np.empty((len(caps), len(lost)))
+    more = np.zeros((len(caps), len(lost)))
+    # ln v is nearly linear in ln p.
+    log_lost = np.log(np.maximum(lost, 1) / num_groups)
     for row, cap in enumerate(caps):
         extra = short_sets(redundancy, units, int(cap), share) - share**redundancy
-        log_extra = np.interp(lost / num_groups, share, np.log(np.maximum(extra, 1e-18)))
-        more[row] = -np.expm1(-num_groups * np.exp(log_extra))
-    more[:, 0] = 0.0
+        log_extra = np.interp(log_lost, np.log(share), np.log(np.maximum(extra, 1e-18)))
+        more[row, 1:] = -np.expm1(-num_groups * np.exp(log_extra[1:]))
+        if float(more[row].max()) < SURVIVAL_MIN:
+            break
     loads = caps / units
     steps = np.arange(pieces, int(caps[-1]) * pieces // units) / pieces
     return np.array([_integral(loads, more[:, k], steps, bound[k], pieces) for k in range(len(lost))])

@@ -72,5 +72,7 @@ def time_to_train(num_groups: int, redundancy: int, mtbf_s: float, restart_s: fl
 
 
 def best_redundancy(num_groups: int) -> int:
-    """r* ~ floor(log2 N + 0.833). Source: arXiv 2603.00357; 8, 10, 10 for N = 200, 600, 1000 (published runs: 9, 8, 9)."""
+    """r* ~ floor(log2 N + 0.833). Source: arXiv 2603.00357.
+
+    8, 10, 10 for N = 200, 600, 1000, where the published runs have 9, 8, 9."""
     return max(1, min(num_groups, floor(log2(num_groups) + 0.833)))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-ROUNDS = 12
+ROUNDS = 6
 """Iterations: as long a chain as matters where short sets are rare."""
 
 
@@ -28,6 +28,8 @@ def short_sets(redundancy: int, units: int, cap: int, share: Floats) -> Floats:
 
     ``cap`` below ``units / (1 - p)`` is short of room as a whole: v is then large, but no count of small sets."""
     lost = share[:, None]
+    if redundancy == 2:
+        return _on_rings(units, cap, share)
     other = redundancy - 1
     asked = np.zeros((len(share), units + 1))
     asked[:, 0] = 1.0
@@ -41,7 +43,17 @@ def short_sets(redundancy: int, units: int, cap: int, share: Floats) -> Floats:
     groups_short = (1 - share) * demand[:, cap + 1]
     below = np.cumsum(room, axis=1) - room
     edges_short = redundancy * (1 - share) * (asked[:, 1:] * (below + room)[:, :-1]).sum(axis=1)
-    return np.maximum(shards_short + groups_short - edges_short, share**redundancy)
+    return np.asarray(np.maximum(shards_short + groups_short - edges_short, share**redundancy))
+
+
+def _on_rings(units: int, cap: int, share: Floats) -> Floats:
+    """r = 2 is exact: groups and shards alternate on rings; between two lost groups n live ones have n + 1 shards."""
+    short = np.zeros_like(share)
+    run = 0
+    while (run + 1) * units > run * cap and run <= units:
+        short += share**2 * (1 - share) ** run
+        run += 1
+    return short
 
 
 def _seen(room: Floats, lost: Floats) -> Floats:
@@ -54,8 +66,10 @@ def _seen(room: Floats, lost: Floats) -> Floats:
 def _room(demand: Floats, units: int, cap: int) -> Floats:
     """[*, units + 1]: distribution of min(units, cap - demand), 0 where demand exceeds the cap."""
     room = np.zeros((len(demand), units + 1))
-    left = np.clip(cap - np.arange(cap + 2), 0, units)
-    np.add.at(room, (slice(None), left), demand)
+    full = cap - units
+    room[:, units] = demand[:, : full + 1].sum(axis=1)
+    room[:, :units] = demand[:, full + 1 : cap + 1][:, ::-1]
+    room[:, 0] += demand[:, cap + 1]
     return room
 
 

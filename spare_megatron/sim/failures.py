@@ -1,0 +1,161 @@
+"""When groups fail: rings of failure clocks, one renewal process per group, for the cluster, or per domain; or a trace.
+
+A clock rings at times that nothing in the simulation changes, so that every policy meets the same failures at the same
+times. A ring that hits a group which is dead already changes nothing. ``due`` hands each ring out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gamma
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spare_megatron.sim.cluster import Cluster
+
+BLOCK = 32
+"""Rings drawn at once for every clock."""
+
+Ring = tuple[float, int]
+"""(time in seconds, group)."""
+
+
+class Rings:
+    """Base: a table of coming rings, one row per clock."""
+
+    def __init__(self, clocks: int) -> None:
+        self._table = np.zeros((clocks, 1))
+        self._at = np.zeros(clocks, dtype=np.int64)
+        self.next: NDArray[np.float64] = np.zeros(clocks)
+        self.first = 0.0
+
+    def _start(self) -> None:
+        self._table = self._more(np.zeros(len(self._at)))
+        self.next = self._table[:, 0].copy()
+        self.first = float(self.next.min()) if len(self.next) else np.inf
+
+    def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[clocks, n]: the rings that follow these times, ascending in a row."""
+        raise NotImplementedError
+
+    def _members(self, clock: int) -> Sequence[int]:
+        raise NotImplementedError
+
+    def due(self, until_s: float) -> list[Ring]:
+        """Every ring up to ``until_s`` that was not handed out before, ascending."""
+        rings: list[Ring] = []
+        while self.first <= until_s:
+            for clock in np.flatnonzero(self.next <= until_s).tolist():
+                while self.next[clock] <= until_s:
+                    at = float(self.next[clock])
+                    rings += [(at, group) for group in self._members(clock)]
+                    self._advance(clock)
+            self.first = float(self.next.min())
+        rings.sort()
+        return rings
+
+    def _advance(self, clock: int) -> None:
+        self._at[clock] += 1
+        if self._at[clock] == self._table.shape[1]:
+            self._extend()
+        self.next[clock] = self._table[clock, self._at[clock]]
+
+    def _extend(self) -> None:
+        """Further rings of every clock; what all clocks have passed is dropped."""
+        passed = int(self._at.min())
+        self._table = np.hstack([self._table[:, passed:], self._more(self._table[:, -1])])
+        self._at -= passed
+
+
+class WeibullRings(Rings):
+    """Independent Weibull renewal processes of one mean and shape."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], mean_s: float, shape: float, rng: np.random.Generator) -> None:
+        """``groups[c]``: who dies when clock c rings."""
+        super().__init__(len(groups))
+        self._groups, self._shape, self._rng = groups, shape, rng
+        self._scale = mean_s / gamma(1 + 1 / shape)
+        self._start()
+
+    def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
+        draws = self._scale * self._rng.weibull(self._shape, (BLOCK, len(after))).T
+        times: NDArray[np.float64] = after[:, None] + np.cumsum(draws, axis=1)
+        return times
+
+    def _members(self, clock: int) -> Sequence[int]:
+        return self._groups[clock]
+
+
+class SystemRings(WeibullRings):
+    """One clock for the cluster; each ring hits a group drawn at random."""
+
+    def __init__(self, num_groups: int, mean_s: float, shape: float, rng: np.random.Generator) -> None:
+        super().__init__([()], mean_s, shape, rng)
+        self._num_groups = num_groups
+
+    def _members(self, clock: int) -> Sequence[int]:
+        return (int(self._rng.integers(self._num_groups)),)
+
+
+class TraceRings(Rings):
+    """Failures at given times."""
+
+    def __init__(self, num_groups: int, rings: Sequence[Ring]) -> None:
+        super().__init__(num_groups)
+        times: list[list[float]] = [[] for _ in range(num_groups)]
+        for at, group in rings:
+            times[group].append(at)
+        width = max(map(len, times), default=0) + 1
+        self._times = np.full((num_groups, width), np.inf)
+        for group, row in enumerate(times):
+            self._times[group, : len(row)] = sorted(row)
+        self._start()
+
+    def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self._times if not after.any() else np.full((len(after), 1), np.inf)
+
+    def _members(self, clock: int) -> Sequence[int]:
+        return (clock,)
+
+
+class Failures:
+    """All causes of failure of one trial."""
+
+    def __init__(self, sources: Sequence[Rings]) -> None:
+        self._sources = tuple(sources)
+        self.first = min((source.first for source in self._sources), default=np.inf)
+
+    def due(self, until_s: float) -> list[Ring]:
+        """Every ring up to ``until_s`` that was not handed out before, ascending."""
+        if self.first > until_s:
+            return []
+        rings = sorted(ring for source in self._sources for ring in source.due(until_s))
+        self.first = min(source.first for source in self._sources)
+        return rings
+
+
+def failures_of(
+    cluster: Cluster, seed: int, trace: Sequence[Ring] | None = None, domains: Mapping[str, Sequence[int]] | None = None
+) -> Failures:
+    """The failures that ``cluster`` has in the trial of this seed; ``trace`` replaces drawn ones, ``domains`` (name ->
+    groups) fail as a whole every ``domain_mtbf_s`` on average, beside the single failures."""
+    if trace is not None:
+        return Failures([TraceRings(cluster.num_groups, trace)])
+    rng = np.random.default_rng((seed, 1))
+    sources: list[Rings] = []
+    if cluster.clocks == "system":
+        sources.append(SystemRings(cluster.num_groups, cluster.mtbf_s, cluster.weibull_shape, rng))
+    else:
+        singles = [(group,) for group in range(cluster.num_groups)]
+        sources.append(WeibullRings(singles, cluster.mtbf_s * cluster.num_groups, cluster.weibull_shape, rng))
+    if domains and cluster.domain_mtbf_s:
+        members = [tuple(domains[name]) for name in sorted(domains)]
+        domain_rng = np.random.default_rng((seed, 3))
+        sources.append(WeibullRings(members, cluster.domain_mtbf_s, cluster.weibull_shape, domain_rng))
+    return Failures(sources)
+
+
+def record(cluster: Cluster, seed: int, until_s: float) -> list[Ring]:
+    """The drawn failures up to a time, as a trace that any other simulator can read."""
+    return failures_of(cluster, seed).due(until_s)

@@ -1,0 +1,54 @@
+"""The checkpoint interval that a simulation takes when none is given: the published optimum (theory.published)."""
+
+from __future__ import annotations
+
+from math import inf
+
+from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.theory.published import best_interval_s, endurable_failures, mean_depth
+
+PATCH_WORK = 0.07
+"""Mean patch of the published scheme, in shards per step at a failure: 7% of failures uncover a shard among the top
+slots, and each costs one layer (counted in our own runs; the paper says less than 10%)."""
+
+
+def save_interval_s(cluster: Cluster, policy: Policy) -> float:
+    """Seconds between two saves; infinite where a save could never be needed."""
+    if policy.save_interval_s is not None:
+        return policy.save_interval_s
+    if policy.soft_wipe_out_s is not None:
+        return inf
+    save_s = 0.0 if policy.async_save else cluster.save_s
+    time_s = time_to_wipe_out_s(cluster, policy)
+    if time_s == inf:
+        return inf
+    # A save that costs nothing still takes its time: one after the other.
+    return max(best_interval_s(time_s, cluster.restart_s, save_s), cluster.save_s)
+
+
+def save_interval_steps(cluster: Cluster, policy: Policy) -> int:
+    """The same in steps without jitter and reduction, as the published simulation counts: 6/8/10 and 15/23/30."""
+    layers = 1.0
+    if policy.name == "replication":
+        layers = policy.redundancy
+    elif policy.name == "spare":
+        layers = mean_depth(cluster.num_groups, policy.redundancy, lambda lost: PATCH_WORK)
+    return max(1, int(save_interval_s(cluster, policy) / (cluster.compute_s * layers)))
+
+
+def time_to_wipe_out_s(cluster: Cluster, policy: Policy) -> float:
+    """Mean time until a shard has no host. With re-join: a shard's r hosts are down together about once in
+    1 / (N r a (a T)^(r - 1)), a one group's rate of failure and T its repair; never less than without."""
+    groups, redundancy = cluster.num_groups, policy.redundancy
+    if policy.name == "checkpoint":
+        return cluster.mtbf_s
+    if redundancy == groups or (policy.restart_after is not None and redundancy > policy.restart_after):
+        return inf
+    endured_s = endurable_failures(groups, redundancy) * cluster.mtbf_s
+    if cluster.rejoin_s is None:
+        return endured_s
+    each = 1 / (groups * cluster.mtbf_s)
+    down = min(1.0, each * cluster.rejoin_s)
+    if redundancy > 1 and down == 0:
+        return inf
+    return max(endured_s, 1 / (groups * redundancy * each * down ** (redundancy - 1)))

@@ -1,0 +1,74 @@
+"""A job under the real controller: the events that a modelled cluster feeds into ``controller.machine``.
+
+Nothing is decided here. ``JobControl`` keeps the machine's state, makes the events, and with ``check`` tests every
+invariant after each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.invariants import check as check_invariants
+from spare_megatron.controller.machine import State, initial_state, step
+
+FINGERPRINT = "simulated"
+
+
+class JobControl:
+    """One job over all its lives."""
+
+    def __init__(self, spec: m.JobSpec, check: bool = False) -> None:
+        self.spec = replace(spec, fingerprint=FINGERPRINT)
+        self.state: State = initial_state()
+        self.check = check
+        self.events = 0
+
+    def feed(self, event: m.Event) -> m.Decision:
+        """One event through the machine."""
+        before = self.state
+        self.state, decision = step(before, event)
+        self.events += 1
+        if self.check:
+            check_invariants(before, event, self.state, decision)
+        return decision
+
+    # ------------------------------------------------------------------------------------------------ a life of the job
+
+    def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
+        """A new life from ``first_step`` with these groups."""
+        state = self.state
+        self.spec = replace(self.spec, first_step=first_step, offsets=tuple(offsets or self.spec.offsets))
+        self.feed(m.Opened(self.spec, state.life + 1, state.fencing + 1))
+        incarnation = max(state.highest.values(), default=-1) + 1
+        self.feed(m.AllHere(tuple((group, incarnation) for group in groups)))
+        if self.state.phase == "forming":
+            self.feed(m.StartupOver(0.0))
+
+    def close(self, why: str) -> None:
+        """The run ends with the last commit's successor: asked for, committed, applied by all."""
+        self.feed(m.StopRequested(why))
+
+    # ----------------------------------------------------------------------------------------------------- inside a step
+
+    def all_voted(self) -> None:
+        """Every live group votes ok for its plan."""
+        self.feed(m.AllVoted(self.state.step_in_flight, self.state.epoch))
+
+    def lost(self, groups: Iterable[int], progress: Sequence[tuple[int, int]] = ()) -> bool:
+        """These groups are dead; False when that is the end of this life."""
+        live = self.state.live
+        losses = tuple(m.Loss(group, live[group], "exited") for group in groups)
+        self.feed(m.Lost(losses, tuple(progress)))
+        return self.state.stopped is None
+
+    def returns(self, group: int) -> None:
+        """A group is back and waits for the next commit."""
+        self.feed(m.Hello(group, self.state.highest.get(group, -1) + 1, FINGERPRINT, self.spec.first_step))
+
+    def joined(self) -> None:
+        """Joiners hold the committed state."""
+        state = self.state
+        for group in sorted(state.live.keys() - state.holders):
+            self.feed(m.Applied(group, state.live[group], state.committed[0]))

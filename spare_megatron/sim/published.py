@@ -1,0 +1,161 @@
+"""Steps under the published policies: checkpoint only, replication, SPARe (arXiv 2603.00357, with the public
+simulation's reading).
+
+Clocks are looked at before each layer and at the reduction. A reduction that a death interrupts costs half its time and
+is not repeated unless a patch is needed. SPARe computes the top S slots of every stack; a patch is one layer and one
+reduction, only if the survivors' top S slots no longer hold every shard.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.sim.engine import Engine, job_spec
+from spare_megatron.sim.intervals import save_interval_steps
+
+
+class _SavesBySteps(Engine):
+    """The published policies save every so many steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.interval_steps = save_interval_steps(self.cluster, self.policy)
+
+    def _save_if_due(self) -> None:
+        if self.saving is not None and self.now_s >= self.saving[0]:
+            self.saved_step, self.saving = self.saving[1], None
+        if self.control.state.committed[0] % self.interval_steps == 0:
+            self._save()
+
+
+class ReplicationEngine(_SavesBySteps):
+    """Blocks of r consecutive groups (the last one may be short) compute the same r shards, all of them, every step.
+
+    For the controller a block is one group with one shard: a block whose last group dies is a wipe-out. Checkpoint only
+    is the same with blocks of one group.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.layers = 1 if self.policy.name == "checkpoint" else self.policy.redundancy
+        self.block = np.arange(self.cluster.num_groups) // self.layers
+        self.back: list[tuple[float, int]] = []
+
+    def _spec(self) -> JobSpec:
+        return job_spec(self.policy, self._blocks(), 1, 1, "shard")
+
+    def _members(self) -> list[int]:
+        return list(range(self._blocks()))
+
+    def _blocks(self) -> int:
+        size = 1 if self.policy.name == "checkpoint" else self.policy.redundancy
+        return -(-self.cluster.num_groups // size)
+
+    def _recover(self) -> None:
+        self.back = []
+        super()._recover()
+
+    def _step(self) -> bool:
+        self._repair()
+        cluster, dead = self.cluster, []
+        layer_s = cluster.compute_s * self.slowest()
+        for _ in range(self.layers):
+            dead += self._poll_one(self.now_s, not dead)
+            if dead and not self._survives(dead):
+                return False
+            self.now_s += layer_s
+        late = self._poll_one(self.now_s + cluster.reduce_s, not dead)
+        self.now_s += cluster.reduce_s / 2 if late else cluster.reduce_s
+        if late and not self._survives(late):
+            return False
+        self.tally.masked += bool(dead or late)
+        self.tally.work += self.layers
+        self.control.all_voted()
+        return True
+
+    def _poll_one(self, until_s: float, may: bool) -> list[int]:
+        """One failure is registered per step; further ones wait for the next."""
+        if not may or (self.failures.first > until_s and not self.held):
+            return []
+        hit = [*self.held, *(group for _, group in self.failures.due(until_s))]
+        hit = [group for group in dict.fromkeys(hit) if self.alive[group]]
+        self.held = hit[1:]
+        dead = self.bury(hit[:1])
+        if self.cluster.rejoin_s is not None:
+            self.back += [(until_s + self.cluster.rejoin_s, group) for group in dead]
+        return dead
+
+    def _repair(self) -> None:
+        for at, group in [one for one in self.back if one[0] <= self.now_s]:
+            self.alive[group] = True
+            self.back.remove((at, group))
+
+    def _survives(self, dead: list[int]) -> bool:
+        blocks = [b for b in {int(self.block[group]) for group in dead} if not self.alive[self.block == b].any()]
+        return not blocks or self.control.lost(blocks)
+
+
+class SpareEngine(_SavesBySteps):
+    """SPARe as published."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.depth = 1
+        self.hosts = np.ascontiguousarray(self.control_placement().hosts().T)
+
+    def control_placement(self) -> Any:
+        """The placement of the job."""
+        from spare_megatron.placement import placement_from_offsets
+
+        return placement_from_offsets(self.cluster.num_groups, self.control.spec.offsets)
+
+    def _spec(self) -> JobSpec:
+        return job_spec(self.policy, self.cluster.num_groups, self.policy.redundancy, 1, "shard")
+
+    def _recover(self) -> None:
+        self.depth = 1
+        super()._recover()
+
+    def _step(self) -> bool:
+        cluster, dead = self.cluster, []
+        layer_s = cluster.compute_s * self.slowest()
+        layers = self.depth
+        for _ in range(layers):
+            dead += self.poll(self.now_s)
+            self.now_s += layer_s
+        work = layers
+        while True:
+            dead += self.poll(self.now_s + cluster.reduce_s)
+            if not dead:
+                self.now_s += cluster.reduce_s
+                break
+            self.now_s += cluster.reduce_s / 2 + cluster.rebuild_s
+            self.tally.down_s += cluster.rebuild_s
+            uncovered = self._uncovered()
+            if not self.control.lost(dead):
+                return False
+            self.tally.masked += len(dead)
+            self.depth = max(self.depth, self._standing().depth)
+            if not uncovered:
+                break
+            self.tally.patched += 1
+            dead = self.poll(self.now_s)
+            self.now_s += layer_s
+            work += 1
+        self.tally.work += work
+        self.control.all_voted()
+        return True
+
+    def _standing(self) -> Any:
+        standing = self.control.state.standing
+        assert standing is not None
+        return standing.assignment
+
+    def _uncovered(self) -> bool:
+        """Whether the survivors' top S slots miss a shard."""
+        slots = self._standing().slots
+        top = slots[np.arange(len(self.hosts))[:, None], self.hosts] < self.depth
+        return not bool((top & self.alive[self.hosts]).any(axis=0).all())

@@ -1,0 +1,259 @@
+"""Time to train of a job that loses groups, relative to the failure-free run without redundancy; and the best saves.
+
+A job goes through states k = 0, 1, ... lost groups. Per-group failure clocks of mean N x m are assumed, so state k
+lasts N m / (N - k) on the mean and is reached with probability survival[k]. Without re-join a cycle ends with the
+fatal loss, or with a planned restart after a given number of losses; then all groups come back. With re-join the number
+of lost groups is binomial in the steady state. docs/theory.md derives each line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gamma
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import binom
+
+Floats = NDArray[np.float64]
+
+INTERVALS = 60
+"""Save intervals tried, spaced evenly in their logarithm."""
+INTERVAL_MAX_S = 86_400.0
+"""A durable copy is written once a day even where no loss threatens."""
+PLANNED_GAIN_MIN = 0.002
+"""A planned restart counts only when it is better by this share."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a cluster and a job."""
+
+    mtbf_s: float
+    """Mean time between losses anywhere in the whole cluster while all groups live."""
+    restart_s: float
+    save_s: float
+    compute_s: float
+    """One shard's compute."""
+    reduce_s: float
+    rebuild_s: float = 0.1
+    weibull_shape: float = 1.0
+    rejoin_s: float | None = None
+    """Time until a lost group is back; None: only a restart brings it back."""
+    standby_groups: int = 0
+    jitter: float = 0.05
+    """Relative standard deviation of a group's compute time; a step ends at the slowest group."""
+    steps: int = 10_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Expected course of a job."""
+
+    ratio: float
+    """Time to train / failure-free time without redundancy, jitter and saves."""
+    availability: float
+    """1 - (restarts and rebuilds) / total; saves and repeated steps count as up."""
+    interval_steps: int
+    interval_s: float
+    restart_after: int | None
+    """Losses after which a planned restart is better than going on; None: it is not."""
+    restarts_s: float
+    """Mean time between restarts, planned or not, infinite where there is none."""
+
+
+def slowest(jitter: float, groups: NDArray[np.int64] | int) -> Floats:
+    """Expected largest of n normal times of mean 1: 1 + jitter * Phi^-1(0.5264^(1/n)), within 1% of the excess.
+
+    Source: median-like plotting position of extreme values (Blom 1958)."""
+    count = np.maximum(np.asarray(groups, dtype=np.float64), 1.0)
+    return np.asarray(1 + jitter * np.where(count > 1, ndtri(0.5264 ** (1 / count)), 0.0))
+
+
+def restart_time_s(num_groups: int, costs: Costs) -> float:
+    """Expected restart when a group that fails while it starts begins anew and all wait for it.
+
+    One group is ready by t with probability G(t); all are after the integral of 1 - G^N. A group's first failure comes
+    at the steady rate 1 / (N m), further ones by a fresh Weibull clock."""
+    base = costs.restart_s
+    if base <= 0:
+        return 0.0
+    mean = num_groups * costs.mtbf_s
+    scale = mean / gamma(1 + 1 / costs.weibull_shape)
+    first = min(base / mean, 0.95)
+    again = float(-np.expm1(-((base / scale) ** costs.weibull_shape)))
+    grid = 64
+    # Density of the delay before the last start, in steps of base / grid, over up to 8 failed starts.
+    delay = np.zeros(9 * grid)
+    failed = np.zeros_like(delay)
+    failed[:grid] = first / grid
+    delay[0] = 1 - first
+    ages = np.arange(grid + 1) / grid * base / scale
+    fresh = np.diff(-np.expm1(-(ages**costs.weibull_shape)))
+    for _ in range(8):
+        delay += failed * (1 - again)
+        failed = np.convolve(failed, fresh)[: len(delay)]
+    ready = np.minimum(np.cumsum(delay), 1.0)
+    return float(base + base / grid * (1 - ready**num_groups).sum())
+
+
+def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
+    """Losses in a job of this length over those at the steady rate: clocks of shape < 1 that start new fail early.
+
+    Renewal theory: m(t) = t / mean + (cv^2 - 1) / 2 for long jobs, the cumulative hazard of one clock for short ones."""
+    shape = costs.weibull_shape
+    lives = horizon_s / (num_groups * costs.mtbf_s)
+    if shape == 1.0 or lives <= 0:
+        return 1.0
+    hazard = (lives * gamma(1 + 1 / shape)) ** shape
+    variation = gamma(1 + 2 / shape) / gamma(1 + 1 / shape) ** 2 - 1
+    if shape > 1:
+        return float(min(1.0, max(hazard, lives + (variation - 1) / 2) / lives))
+    return float(max(1.0, min(hazard, lives + (variation - 1) / 2) / lives))
+
+
+def outcome(
+    num_groups: int, work: Floats, survival: Floats, patch_shards: float, costs: Costs, planned: bool = True
+) -> Outcome | None:
+    """``work[k]`` shards of the most loaded group after k losses, ``survival[k]`` the chance to get there,
+    ``patch_shards`` the compute of a masked loss. None: the job makes no progress."""
+    base_s = costs.compute_s + costs.reduce_s
+    horizon_s = costs.steps * base_s
+    found: Outcome | None = None
+    for _ in range(3):
+        rate = losses_factor(num_groups, costs, horizon_s)
+        if costs.rejoin_s is None:
+            found = _cycles(num_groups, work, survival, patch_shards, costs, rate, horizon_s, planned)
+        else:
+            found = _steady(num_groups, work, survival, patch_shards, costs, rate, horizon_s)
+        if found is None:
+            return None
+        horizon_s = costs.steps * base_s * found.ratio
+    return found
+
+
+def _steps_s(num_groups: int, work: Floats, lost: NDArray[np.int64], costs: Costs) -> Floats:
+    return work * costs.compute_s * slowest(costs.jitter, num_groups - lost) + costs.reduce_s
+
+
+def _intervals(step_s: float) -> NDArray[np.int64]:
+    most = max(2, int(INTERVAL_MAX_S / max(step_s, 1e-9)))
+    return np.unique(np.geomspace(1, most, INTERVALS).astype(np.int64))
+
+
+def _cycles(
+    num_groups: int,
+    work: Floats,
+    survival: Floats,
+    patch_shards: float,
+    costs: Costs,
+    rate: float,
+    horizon_s: float,
+    planned: bool,
+) -> Outcome | None:
+    """No re-join: all cycles are alike. Columns are the losses after which a restart is planned, rows the intervals."""
+    standing = np.concatenate([np.zeros(costs.standby_groups, dtype=np.int64), np.arange(len(work))])
+    reach = survival[standing]
+    time_s = num_groups * costs.mtbf_s / rate / (num_groups - standing)
+    step_s = _steps_s(num_groups, work[standing], standing, costs)
+    starts = np.cumsum(time_s) - time_s
+    part = np.clip((horizon_s - starts) / time_s, 0.0, 1.0)
+    states = int(np.count_nonzero(part))
+    reach, time_s, step_s, part = reach[:states], (time_s * part)[:states], step_s[:states], part[:states]
+    onward = _onward(survival, standing)[:states]
+    masked_s = costs.rebuild_s + patch_shards * costs.compute_s + costs.reduce_s / 2
+    disturbed = np.minimum(masked_s * part, time_s)
+    fatal = np.cumsum((reach - onward) * part)
+    up_s = np.cumsum(reach * time_s)
+    intervals = _intervals(float(step_s[0]))
+    made = np.cumsum(
+        (reach * (time_s - disturbed))[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None]), axis=1
+    )
+    repeated = fatal[None, :] * (intervals[:, None] / 2 + 1)
+    ended = states < len(standing) or bool(part[-1] < 1)
+    alive = np.clip(reach[0] - fatal, 0.0, 1.0)
+    if ended:
+        alive[-1] = 0.0
+    restart = restart_time_s(num_groups, costs)
+    total_s = up_s + fatal * restart + alive * (restart + costs.save_s)
+    steps = made - repeated
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(steps > 0, total_s[None, :] / steps / (costs.compute_s + costs.reduce_s), np.inf)
+    last = states - 1
+    column = last
+    if planned:
+        best = int(np.argmin(ratio.min(axis=0)))
+        if ratio[:, best].min() < ratio[:, last].min() * (1 - PLANNED_GAIN_MIN):
+            column = best
+    row = int(np.argmin(ratio[:, column]))
+    if not np.isfinite(ratio[row, column]) or up_s[column] < fatal[column] * (costs.restart_s + costs.save_s):
+        return None
+    down = fatal[column] * restart + alive[column] * restart + float((reach * disturbed)[: column + 1].sum())
+    mean_step_s = float(up_s[column] / made[row, column])
+    ends = float(fatal[column] + alive[column])
+    return Outcome(
+        ratio=float(ratio[row, column]),
+        availability=float(1 - down / total_s[column]),
+        interval_steps=int(intervals[row]),
+        interval_s=float(intervals[row] * mean_step_s),
+        restart_after=column + 1 if column != last else None,
+        restarts_s=float(total_s[column] / ends) if ends > 1e-9 else float("inf"),
+    )
+
+
+def _onward(survival: Floats, standing: NDArray[np.int64]) -> Floats:
+    """Chance to reach the next state; a loss that a standby replaces is never fatal."""
+    after = np.append(standing[1:], standing[-1] + 1)
+    return np.append(survival, 0.0)[after]
+
+
+def _steady(
+    num_groups: int,
+    work: Floats,
+    survival: Floats,
+    patch_shards: float,
+    costs: Costs,
+    rate: float,
+    horizon_s: float,
+) -> Outcome | None:
+    """Re-join after T: a group is away for the share u = T / (N m + T); lost = those that no standby replaces."""
+    assert costs.rejoin_s is not None
+    members = num_groups + costs.standby_groups
+    alive_s = num_groups * costs.mtbf_s / rate
+    away = np.arange(members + 1)
+    chance = np.asarray(binom.pmf(away, members, costs.rejoin_s / (alive_s + costs.rejoin_s)))
+    lost = np.clip(away - costs.standby_groups, 0, num_groups - 1)
+    share = np.bincount(lost, weights=chance, minlength=num_groups)
+    states = np.arange(num_groups)
+    reached = np.minimum(states, len(work) - 1)
+    step_s = _steps_s(num_groups, work[reached], states, costs)
+    losses = (num_groups - states) / alive_s
+    onward = survival[1 : num_groups + 1]
+    now = survival[:num_groups]
+    fatal = np.where(now > 0, 1 - onward / np.maximum(now, 1e-300), 1.0)
+    fatal_rate = float((share * losses * np.clip(fatal, 0.0, 1.0)).sum())
+    fresh_s = float((survival[:num_groups] / losses).sum())
+    up_s = max(1 / fatal_rate if fatal_rate > 0 else np.inf, min(fresh_s, 1e30))
+    masked_s = costs.rebuild_s + patch_shards * costs.compute_s + costs.reduce_s / 2
+    disturbed = min(1.0, float((share * losses).sum()) * masked_s)
+    intervals = _intervals(float(step_s[0]))
+    speed = (share[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None])).sum(axis=1) * (1 - disturbed)
+    cycle_s = min(up_s, horizon_s)
+    fatal_chance = 1.0 if up_s <= horizon_s else horizon_s / up_s
+    steps = speed * cycle_s - fatal_chance * (intervals / 2 + 1)
+    restart = restart_time_s(num_groups, costs)
+    total_s = cycle_s + fatal_chance * restart
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(steps > 0, total_s / steps / (costs.compute_s + costs.reduce_s), np.inf)
+    row = int(np.argmin(ratio))
+    if not np.isfinite(ratio[row]) or up_s < costs.restart_s + costs.save_s:
+        return None
+    return Outcome(
+        ratio=float(ratio[row]),
+        availability=float(1 - (fatal_chance * restart + disturbed * cycle_s) / total_s),
+        interval_steps=int(intervals[row]),
+        interval_s=float(intervals[row] / speed[row]),
+        restart_after=None,
+        restarts_s=float(up_s + restart),
+    )

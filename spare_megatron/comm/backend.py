@@ -95,7 +95,6 @@ class Meeting:
                 f"{seat.size - len(missing)} of {seat.size} members came within {self._timeout_s:g} s", missing
             ) from error
         if store.get(f"go/{seat.rank}") != self.GO:
-            self.part()
             raise BackendError("given up while the members met")
 
     def leave(self) -> None:
@@ -108,11 +107,17 @@ class Meeting:
                 self._clients.give(seat.store_host, seat.store_port, client)
 
     def part(self, *keys: str) -> None:
-        """Everybody has met, or this member gives up: remove its keys and ``keys`` (an epoch change of a large job
+        """All members have met and connected: remove this one's keys and ``keys`` (an epoch change of a large job
         would leave millions behind), and let somebody else use the connection."""
         self._parted = True
         own = [f"here/{self._seat.rank}", f"go/{self._seat.rank}", *keys]
         with contextlib.suppress(dist.DistError):
             for key in own if self._seat.rank else [*own, "arrived"]:
                 self.store.delete_key(key)
+        self._clients.give(self._seat.store_host, self._seat.store_port, self._client)
+
+    def end(self) -> None:
+        """The owner is done with it, however far it came. Peers may still read this member's keys."""
+        if not self._parted:
+            self._parted = True
             self._clients.give(self._seat.store_host, self._seat.store_port, self._client)

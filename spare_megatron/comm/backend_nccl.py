@@ -107,7 +107,8 @@ class NcclBackend:
     def release(self) -> None:
         self.unblock()
         self._group = None
-        self._meeting = None
+        if self._meeting is not None:
+            self._meeting.end()
 
 
 @contextlib.contextmanager

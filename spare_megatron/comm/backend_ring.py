@@ -17,6 +17,7 @@ communicator's prefix and a rank.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import select
@@ -96,7 +97,9 @@ class RingBackend:
             for sock in (*self._open, self._alarm, self._wake):
                 sock.close()
             self._open.clear()
-        self._left = self._right = self._meeting = None
+        self._left = self._right = None
+        if self._meeting is not None:
+            self._meeting.end()
 
     def _pull(self, ring: RingStreams) -> bool:
         room = ring.incoming
@@ -158,14 +161,17 @@ class RingBackend:
         """Connect to the right neighbour, and say who calls."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = self._keep(socket.socket(family, socket.SOCK_STREAM))
-        with contextlib.suppress(BlockingIOError):
-            sock.connect((host, port))
-        self._ready(sock, select.POLLOUT, until_s)
-        refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        refused = sock.connect_ex((host, port))
+        if refused in (0, errno.EINPROGRESS):
+            self._ready(sock, select.POLLOUT, until_s)
+            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if refused:
             raise self._lost(self._right_rank, os.strerror(refused))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.send(self._digest(self._seat.rank))
+        try:
+            sock.send(self._digest(self._seat.rank))
+        except OSError as error:
+            raise self._lost(self._right_rank, error) from error
         return sock
 
     def _answer(self, listener: socket.socket, until_s: float) -> socket.socket:

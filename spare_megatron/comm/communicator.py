@@ -34,6 +34,7 @@ class Communicator:
         """Operations, over the communicator's life."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
+        self._helping = False
         self.formation_s = 0.0
         self._born_s = time.monotonic()
         self._backend = backend
@@ -46,6 +47,11 @@ class Communicator:
     def busy(self) -> bool:
         """Some operation may still write into its buffer."""
         return not self.dead and self.done != self.submitted
+
+    @property
+    def gone(self) -> bool:
+        """No thread, connection or buffer of it is left."""
+        return self.dead and not self._helping
 
     def submit(self, wire: torch.Tensor, patient: bool = False) -> int:
         """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
@@ -71,8 +77,9 @@ class Communicator:
             self._changed.notify_all()
             if self._backend is None or self.dead:
                 return
+            self._helping = True
         self._backend.cut()
-        threading.Thread(target=self._backend.unblock, name=f"replicas-e{self.epoch}-end", daemon=True).start()
+        threading.Thread(target=self._help, args=(self._backend,), name="replicas-end", daemon=True).start()
 
     def _own(self, backend: Backend) -> None:
         """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
@@ -89,6 +96,13 @@ class Communicator:
         with self._changed:
             self.dead = True
             self._queue.clear()
+            self._changed.notify_all()
+
+    def _help(self, backend: Backend) -> None:
+        with contextlib.suppress(Exception):
+            backend.unblock()
+        with self._changed:
+            self._helping = False
             self._changed.notify_all()
 
     def _serve(self, backend: Backend) -> None:

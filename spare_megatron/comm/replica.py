@@ -18,6 +18,7 @@ Promises:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
@@ -40,6 +41,10 @@ BACKENDS = ("gloo", "gloo-staged", "nccl")
 the groups that is gloo itself, between them it is :mod:`spare_megatron.comm.backend_ring`, which says why."""
 STALE_POLL_S = 0.05
 """``stale`` is asked this often where nothing else wakes the training thread."""
+VIEW_GRACE_S = 0.2
+"""A lost connection is most often the first sign of a newer epoch: whoever hears of it first drops the old
+communicator (protocol rule 5), and a death is known to the coordinator as soon as to its neighbours. An error
+waits so long for the view that explains it, because a failed vote costs an epoch and blames somebody."""
 QUIET_GRACE_S = 0.2
 """A given-up operation usually lets go of its buffers within milliseconds: waiting that long saves a second set."""
 CLOSE_S = 1.0
@@ -114,6 +119,9 @@ class ReplicaCommunicators:
         """Newest epoch adopted."""
         self._over = 0
         """Epochs up to this one are over for this rank."""
+        self._closed = False
+        self._stocked: tuple[str, int] | None = None
+        self._stocking: threading.Thread | None = None
         self._current: Communicator | None = None
         self._given_up: list[Communicator] = []
         wire_device = self._device if backend == "nccl" else torch.device("cpu")
@@ -124,19 +132,26 @@ class ReplicaCommunicators:
     def lingering(self) -> int:
         """Communicators that were given up and still hold threads, connections or buffers."""
         with self._changed:
-            return sum(not communicator.dead for communicator in self._given_up)
+            return sum(not communicator.gone for communicator in self._given_up)
+
+    @property
+    def failure(self) -> str:
+        """What broke the present epoch's communicator, empty while it is whole."""
+        with self._changed:
+            return self._current.error if self._current is not None else ""
 
     def adopt(self, membership: Membership) -> None:
         """Move to a newer epoch; one that is not newer changes nothing. Control thread. Never blocks."""
         member = self._group in membership.groups
         with self._changed:
-            if membership.epoch <= self._epoch:
+            if membership.epoch <= self._epoch or self._closed:
                 return
             self._epoch = membership.epoch
             self._over = membership.epoch - member
         self._drop()
         if not member:
             return
+        self._stock(membership.store_host, membership.store_port)
         new = Communicator(membership.epoch, membership.groups, self._backend(membership), self._changed)
         with self._changed:
             wanted = self._over < new.epoch
@@ -158,8 +173,8 @@ class ReplicaCommunicators:
         """Sum ``request`` over the groups of ``epoch``. Training thread.
 
         Waits for the epoch to be adopted and for its communicator to form. Returns as soon as the sums are
-        there, something failed, or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``). After
-        an outcome that is not ok the epoch cannot be reduced in again.
+        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and VIEW_GRACE_S after a
+        failure. After an outcome that is not ok the epoch cannot be reduced in again.
         """
         started_s = time.monotonic()
         communicator: Communicator | None = None
@@ -198,11 +213,15 @@ class ReplicaCommunicators:
                 communicator.spoil(error)
 
     def close(self) -> None:
-        """Give everything up and wait a moment for it to be freed. What still hangs in a library then is left
-        to a daemon thread: it holds the process up no longer than this."""
+        """Give everything up, adopt nothing more, and wait a moment for it to be freed. What still hangs in a
+        library then is left to a daemon thread: it holds the process up no longer than this."""
+        with self._changed:
+            self._closed = True
         self.abandon()
         with self._changed:
-            self._changed.wait_for(lambda: all(communicator.dead for communicator in self._given_up), CLOSE_S)
+            self._changed.wait_for(lambda: all(communicator.gone for communicator in self._given_up), CLOSE_S)
+        if self._stocking is not None:
+            self._stocking.join(CLOSE_S)
 
     def _backend(self, membership: Membership) -> Backend | None:
         if len(membership.groups) == 1:
@@ -232,13 +251,16 @@ class ReplicaCommunicators:
         raise _StaleError
 
     def _until(self, communicator: Communicator, reached: Callable[[], bool], stale: Callable[[], bool]) -> None:
+        failed_s = 0.0
         while not stale():
             with self._changed:
                 if communicator.given_up:
                     break
                 if communicator.error:
-                    raise _FailedError(communicator.error)
-                if reached():
+                    failed_s = failed_s or time.monotonic()
+                    if time.monotonic() - failed_s > VIEW_GRACE_S:
+                        raise _FailedError(communicator.error)
+                elif reached():
                     return
                 self._changed.wait(STALE_POLL_S)
         raise _StaleError
@@ -277,11 +299,24 @@ class ReplicaCommunicators:
                 _call(request.on_bucket, number, len(buckets))
         return scalars
 
+    def _stock(self, host: str, port: int) -> None:
+        """Fill the reserve of connections to a store that is new to us, in the background."""
+        if self._stocked == (host, port):
+            return
+        self._stocked = (host, port)
+
+        def stock() -> None:
+            with contextlib.suppress(ConnectionError, dist.DistError):
+                self._clients.stock(host, port)
+
+        self._stocking = threading.Thread(target=stock, name="replicas-stock", daemon=True)
+        self._stocking.start()
+
     def _drop(self) -> None:
         with self._changed:
             old, self._current = self._current, None
             if old is not None:
-                self._given_up = [given_up for given_up in self._given_up if not given_up.dead]
+                self._given_up = [given_up for given_up in self._given_up if not given_up.gone]
                 self._given_up.append(old)
             self._changed.notify_all()
         if old is not None:

@@ -69,8 +69,12 @@ class StoreClients:
     """Connections that are kept and used again, each by one user at a time. Thread-safe.
 
     Connecting is not only a round trip: torch formats the peer's address with a reverse name look-up, which takes
-    5 s where a name server does not answer. That must not happen while a job recovers.
+    5 s where a name server does not answer. That must not happen while a job recovers, so some connections are kept
+    in reserve: for the members of the next epoch to meet, and to end the meeting of one that is over.
     """
+
+    RESERVE = 3
+    """Kept for each store: one epoch that is ending, one that forms, and one more where they overlap."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -90,9 +94,19 @@ class StoreClients:
                 return client
 
     def give(self, host: str, port: int, client: dist.TCPStore) -> None:
-        """Nobody waits on ``client`` any more. Connections to other stores are dropped: there is only one at a time."""
+        """Nobody waits on ``client`` any more."""
         with self._lock:
-            self._idle = {(host, port): [*self._idle.get((host, port), []), client]}
+            idle = self._idle.setdefault((host, port), [])
+            if len(idle) < self.RESERVE:
+                idle.append(client)
+
+    def stock(self, host: str, port: int) -> None:
+        """Connect until the reserve is full, and drop what is kept of other stores: the newest is the one that
+        lives. ConnectionError when nobody answers."""
+        with self._lock:
+            self._idle = {(host, port): self._idle.get((host, port), [])}
+        for _ in range(self.RESERVE - len(self._idle[host, port])):
+            self.give(host, port, connect(host, port, self._timeout_s))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,124 @@
+"""One rank of a test of the replica communicators: reduces in every epoch it is told of, and says what came of it.
+
+Started as ``python -m tests.process.replica_rank JSON``; commands come as JSON lines on standard input, read by a
+control thread as in a real rank; every line it writes is one JSON object. Group g contributes ``pattern * (g + 1)``,
+so every element of the sum is known for any set of groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.comm.replica import Membership, ReplicaCommunicators
+
+SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
+
+
+class Rank:
+    """The training thread is the main thread; commands arrive on another."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.group: int = spec["group"]
+        self.replicas = ReplicaCommunicators(self.group, "gloo", "cpu", spec["timeout_s"], spec["bucket_bytes"])
+        # Small integers: their sums are exact in float32 in any order.
+        self.pattern = (torch.arange(spec["numel"]) % 97 + 1).float()
+        self.epoch = 0
+        self.fault: dict[str, Any] | None = None
+        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def control(self) -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if "adopt" in command:
+                self.fault = command["fault"]
+                command["adopt"]["groups"] = tuple(command["adopt"]["groups"])
+                self.adopt(Membership(**command["adopt"]))
+            self.commands.put(command)
+        self.commands.put({"quit": True})
+
+    def adopt(self, membership: Membership) -> None:
+        started_s = time.monotonic()
+        self.replicas.adopt(membership)
+        self.epoch = membership.epoch
+        say(event="adopted", epoch=membership.epoch, took_s=time.monotonic() - started_s)
+
+    def run(self) -> None:
+        threading.Thread(target=self.control, daemon=True).start()
+        say(event="up")
+        while True:
+            command = self.commands.get()
+            if command.get("quit"):
+                break
+            if "adopt" in command:
+                self.reduce_until_over(command["adopt"], command["reductions"])
+            if "resources" in command:
+                say(event="resources", lingering=self.replicas.lingering, **resources())
+        self.replicas.close()
+        say(event="closed", lingering=self.replicas.lingering)
+
+    def reduce_until_over(self, view: dict[str, Any], reductions: int) -> None:
+        """Reduce again and again, or ``reductions`` times, until the epoch is over or something failed."""
+        epoch, count, ok = view["epoch"], 0, True
+        accumulator = self.pattern * (self.group + 1)
+        before = accumulator.clone()
+        while ok and (not reductions or count < reductions):
+            request = Reduction(
+                tensors=(accumulator, accumulator[:77]),
+                scalars={"groups": 1.0, "sum": float(self.group)},
+                on_bucket=self.on_bucket,
+            )
+            outcome = self.replicas.reduce(epoch, request, lambda: self.epoch > epoch)
+            at_s, ok, count = time.monotonic(), outcome.ok, count + 1
+            right = self.is_right(outcome, view["groups"]) and torch.equal(accumulator, before)
+            say(event="reduced", epoch=epoch, ok=ok, stale=outcome.stale, right=right, at_s=at_s, error=outcome.error)
+
+    def is_right(self, outcome: ReduceOutcome, groups: tuple[int, ...]) -> bool:
+        if not outcome.ok:
+            return True
+        expected = self.pattern * sum(group + 1 for group in groups)
+        return (
+            torch.equal(outcome.tensors[0], expected)
+            and torch.equal(outcome.tensors[1], expected[:77])
+            and outcome.scalars == {"groups": float(len(groups)), "sum": float(sum(groups))}
+        )
+
+    def on_bucket(self, done: int, total: int) -> None:
+        fault = self.fault
+        if fault is not None and fault["bucket"] <= done < total:
+            self.fault = None
+            say(event="fault")
+            os.kill(os.getpid(), SIGNALS[fault["signal"]])
+
+
+def resources() -> dict[str, int]:
+    """Threads, descriptors and resident memory of this process."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    resident = next(line for line in status if line.startswith("VmRSS"))
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "resident_kib": int(resident.split()[1]),
+    }
+
+
+def say(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    Rank(json.loads(sys.argv[1])).run()

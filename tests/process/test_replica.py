@@ -1,0 +1,319 @@
+"""What a reduction over groups promises, with the groups as threads of one process: real sockets, no start-up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from spare_megatron.comm import replica
+from spare_megatron.comm.reduce import PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.comm.replica import Membership, ReplicaCommunicators
+from spare_megatron.comm.store import StoreServer
+from spare_megatron.config.errors import ConfigError
+
+BOUND_S = 10.0
+"""Far above what anything here takes, far below the time-outs that must not be sat out."""
+TIMEOUT_S = 60.0
+SMALL_BUCKET = 4096
+
+
+class Groups:
+    """Groups 0..n-1 of one rank position, as threads."""
+
+    def __init__(self, number: int, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> None:
+        self.server = StoreServer("127.0.0.1")
+        self.replicas = [ReplicaCommunicators(g, backend, "cpu", timeout_s, SMALL_BUCKET) for g in range(number)]
+        self.pool = ThreadPoolExecutor(number)
+        self.epoch = 0
+
+    def view(self, groups: tuple[int, ...], told: tuple[int, ...] | None = None) -> int:
+        self.epoch += 1
+        for group in groups if told is None else told:
+            self.replicas[group].adopt(self.membership(self.epoch, groups))
+        return self.epoch
+
+    def membership(self, epoch: int, groups: tuple[int, ...]) -> Membership:
+        return Membership(epoch, groups, 0, self.server.host, self.server.port, "job/f1")
+
+    def start(
+        self, group: int, epoch: int, request: Reduction, stale: Callable[[], bool] = lambda: False
+    ) -> Future[ReduceOutcome]:
+        return self.pool.submit(self.replicas[group].reduce, epoch, request, stale)
+
+    def reduce(self, requests: dict[int, Reduction]) -> dict[int, ReduceOutcome]:
+        futures = {group: self.start(group, self.epoch, request) for group, request in requests.items()}
+        return {group: future.result(BOUND_S) for group, future in futures.items()}
+
+    def close(self) -> None:
+        for replicas in self.replicas:
+            replicas.close()
+        self.pool.shutdown()
+        self.server.close()
+
+
+@pytest.fixture
+def three() -> Iterator[Groups]:
+    groups = Groups(3)
+    yield groups
+    groups.close()
+
+
+def _request(group: int, **more: object) -> Reduction:
+    tensors = (torch.full((5000,), float(group)), torch.full((10,), 10.0 * group))
+    return Reduction(tensors=tensors, scalars={"loss": group + 0.5, "tokens": 2.0**50 + group}, **more)  # type: ignore[arg-type]
+
+
+def test_sums_over_the_groups_leave_the_accumulators_alone(three: Groups) -> None:
+    three.view((0, 1, 2))
+    for _ in range(3):
+        requests = {group: _request(group) for group in range(3)}
+        before = {group: [tensor.clone() for tensor in requests[group].tensors] for group in range(3)}
+        for group, outcome in three.reduce(requests).items():
+            assert (outcome.ok, outcome.stale, outcome.error) == (True, False, "")
+            assert torch.equal(outcome.tensors[0], torch.full((5000,), 3.0))
+            assert torch.equal(outcome.tensors[1], torch.full((10,), 30.0))
+            assert outcome.scalars == {"loss": 4.5, "tokens": 3 * 2.0**50 + 3}
+            assert all(map(torch.equal, requests[group].tensors, before[group]))
+            assert outcome.formation_s > 0
+            assert outcome.reduce_s > 0
+
+
+def test_all_groups_get_the_same_bits(three: Groups) -> None:
+    three.view((0, 1, 2))
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(4999, generator=generator) * 10.0**group for group in range(3)]
+    outcomes = three.reduce({group: Reduction(tensors=(tensors[group],)) for group in range(3)})
+    assert torch.equal(outcomes[0].tensors[0], outcomes[1].tensors[0])
+    assert torch.equal(outcomes[0].tensors[0], outcomes[2].tensors[0])
+
+
+def test_a_single_group_reduces_out_of_place_and_in_buckets() -> None:
+    groups = Groups(1)
+    try:
+        groups.view((0,))
+        buckets: list[tuple[int, int]] = []
+        request = _request(0, on_bucket=lambda done, total: buckets.append((done, total)))
+        outcome = groups.reduce({0: request})[0]
+        assert outcome.ok
+        assert outcome.scalars == dict(request.scalars)
+        for tensor, result in zip(request.tensors, outcome.tensors, strict=True):
+            assert torch.equal(tensor, result)
+            assert tensor.data_ptr() != result.data_ptr()
+        assert buckets == [(done, len(buckets)) for done in range(1, len(buckets) + 1)]
+        assert len(buckets) > 2
+    finally:
+        groups.close()
+
+
+def test_on_bucket_is_called_between_buckets_and_what_it_raises_comes_out(three: Groups) -> None:
+    three.view((0, 1, 2))
+    seen: list[tuple[int, int]] = []
+
+    def hook(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == 2:
+            raise ValueError("injected")
+
+    futures = {group: three.start(group, 1, _request(group)) for group in (1, 2)}
+    broken = three.start(0, 1, _request(0, on_bucket=hook))
+    with pytest.raises(ValueError, match="injected"):
+        broken.result(BOUND_S)
+    assert [done for done, _ in seen] == [1, 2]
+    assert seen[0][1] > 2
+    again = three.replicas[0].reduce(1, _request(0), lambda: False)
+    assert not again.ok, "it broke off in the middle: it is out of step with the others"
+    assert "injected" in again.error
+    three.view((1, 2))
+    for future in futures.values():
+        future.result(BOUND_S)
+    assert all(outcome.ok for outcome in three.reduce({group: _request(group) for group in (1, 2)}).values())
+
+
+def test_the_result_outlives_its_epoch(three: Groups) -> None:
+    """Protocol rule 3: a group that has voted may have to apply the result in a newer epoch."""
+    three.view((0, 1, 2))
+    kept = three.reduce({group: _request(group) for group in range(3)})
+    three.view((0, 1))
+    assert torch.equal(kept[0].tensors[0], torch.full((5000,), 3.0))
+    assert torch.equal(kept[1].tensors[1], torch.full((10,), 30.0))
+
+
+def test_a_newer_epoch_ends_a_reduction_that_waits_for_a_group(three: Groups) -> None:
+    three.view((0, 1, 2))
+    three.reduce({group: _request(group) for group in range(3)})
+    waiting = [three.start(group, 1, _request(group)) for group in (0, 1)]
+    time.sleep(0.05)  # let them hang; they also end right if they do not yet
+    three.view((0, 1))
+    for future in waiting:
+        outcome = future.result(BOUND_S)
+        assert (outcome.ok, outcome.stale, outcome.blamed) == (False, True, ())
+    outcomes = three.reduce({group: _request(group) for group in (0, 1)})
+    assert all(torch.equal(outcome.tensors[0], torch.full((5000,), 1.0)) for outcome in outcomes.values())
+
+
+def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) -> None:
+    three.view((0, 1, 2), told=(0, 1))
+    waiting = [three.start(group, 1, _request(group)) for group in (0, 1)]
+    time.sleep(0.05)  # as above
+    three.view((0, 1))
+    assert all(future.result(BOUND_S).stale for future in waiting)
+    assert all(outcome.ok for outcome in three.reduce({group: _request(group) for group in (0, 1)}).values())
+    assert _eventually(lambda: three.replicas[0].lingering == 0)
+
+
+def test_a_lost_connection_waits_for_the_view_that_explains_it(three: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to hear of a death drops its communicator: to the others that looks like a death, too."""
+    monkeypatch.setattr(replica, "VIEW_GRACE_S", TIMEOUT_S)
+    three.view((0, 1, 2))
+    three.reduce({group: _request(group) for group in range(3)})
+    waiting = [three.start(group, 1, _request(group)) for group in (0, 1)]
+    three.replicas[2].abandon()
+    assert _eventually(lambda: any(three.replicas[group].failure for group in (0, 1)))
+    three.view((0, 1))
+    assert [(outcome.ok, outcome.stale) for outcome in (future.result(BOUND_S) for future in waiting)] == [
+        (False, True),
+        (False, True),
+    ]
+
+
+def test_a_lost_connection_that_no_view_explains_is_a_failure(three: Groups) -> None:
+    three.view((0, 1, 2))
+    three.reduce({group: _request(group) for group in range(3)})
+    waiting = [three.start(group, 1, _request(group)) for group in (0, 1)]
+    three.replicas[2].abandon()
+    for future in waiting:
+        outcome = future.result(BOUND_S)
+        assert (outcome.ok, outcome.stale) == (False, False)
+        assert outcome.blamed
+        assert outcome.reduce_s >= replica.VIEW_GRACE_S
+
+
+def test_nothing_is_adopted_after_the_end(three: Groups) -> None:
+    three.view((0, 1, 2))
+    for replicas in three.replicas:
+        replicas.close()
+    epoch = three.view((0, 1))
+    assert three.replicas[0].reduce(epoch, _request(0), lambda: True).stale
+    assert three.replicas[0].lingering == 0
+
+
+def test_only_newer_epochs_are_adopted_and_older_ones_are_stale(three: Groups) -> None:
+    three.view((0, 1, 2))
+    three.view((0, 1))
+    three.replicas[0].adopt(three.membership(1, (0, 1, 2)))
+    three.replicas[0].adopt(three.membership(2, (0, 1)))
+    assert three.replicas[0].reduce(1, _request(0), lambda: False).stale
+    assert all(outcome.ok for outcome in three.reduce({group: _request(group) for group in (0, 1)}).values())
+
+
+def test_an_epoch_can_be_reduced_in_before_it_is_adopted(three: Groups) -> None:
+    early = three.start(0, 1, _request(0))
+    three.view((0, 1))
+    other = three.start(1, 1, _request(1))
+    assert early.result(BOUND_S).ok
+    assert other.result(BOUND_S).ok
+
+
+def test_stale_and_abandon_end_a_reduction(three: Groups) -> None:
+    over = threading.Event()
+    early = three.start(0, 5, _request(0), over.is_set)
+    over.set()
+    assert early.result(BOUND_S).stale
+    three.view((0, 1, 2))
+    waiting = three.start(1, 1, _request(1))
+    three.replicas[1].abandon()
+    assert waiting.result(BOUND_S).stale
+
+
+def test_a_group_outside_the_view_has_nothing_to_reduce(three: Groups) -> None:
+    epoch = three.view((0, 1), told=(0, 1, 2))
+    assert three.replicas[2].reduce(epoch, _request(2), lambda: False).stale
+
+
+def test_groups_that_reduce_different_things_are_told_so(three: Groups) -> None:
+    three.view((0, 1, 2))
+    requests = {group: _request(group) for group in range(3)}
+    requests[1] = Reduction(tensors=(torch.ones(4000), torch.ones(10)), scalars=requests[0].scalars)
+    for outcome in three.reduce(requests).values():
+        assert not outcome.ok
+        assert "do not reduce the same thing" in outcome.error
+
+
+def test_an_absent_member_is_blamed_after_the_timeout() -> None:
+    groups = Groups(3, timeout_s=0.3)
+    try:
+        groups.view((0, 1, 2), told=(0, 2))
+        outcomes = groups.reduce({group: _request(group) for group in (0, 2)})
+        for outcome in outcomes.values():
+            assert (outcome.ok, outcome.stale) == (False, False)
+            assert outcome.blamed == (1,)
+            assert "2 of 3 members came within 0.3 s" in outcome.error
+    finally:
+        groups.close()
+
+
+def test_a_store_that_is_gone_is_an_error_value(three: Groups) -> None:
+    three.server.close()
+    three.view((0, 1, 2))
+    outcome = three.start(0, 1, _request(0)).result(BOUND_S)
+    assert (outcome.ok, outcome.stale) == (False, False)
+    assert "no store answers" in outcome.error
+
+
+def test_a_formed_communicator_needs_no_store(three: Groups) -> None:
+    """The coordinator may be killed and restarted while the groups train."""
+    three.view((0, 1, 2))
+    three.reduce({group: _request(group) for group in range(3)})
+    three.server.close()
+    assert all(outcome.ok for outcome in three.reduce({group: _request(group) for group in range(3)}).values())
+
+
+class _FixedPoint(PlainReduction):
+    """A format as the exact mode will have one: 64 bits on the wire, fp32 for the step."""
+
+    name = "fixed"
+
+    def wire_dtype(self, accumulator: torch.dtype) -> torch.dtype:
+        return torch.int64
+
+    def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
+        wire.copy_((accumulator.double() * 2.0**30).round())
+
+    def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:
+        result.copy_(wire.double() / 2.0**30)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gloo-staged"])
+def test_a_reduction_brings_its_own_format(backend: str) -> None:
+    groups = Groups(2, backend)
+    try:
+        groups.view((0, 1))
+        tensors = [torch.randn(3000, generator=torch.Generator().manual_seed(group)) for group in range(2)]
+        for method in (_FixedPoint(), PlainReduction()):
+            outcomes = groups.reduce({g: Reduction(tensors=(tensors[g],), method=method) for g in range(2)})
+            for outcome in outcomes.values():
+                assert outcome.tensors[0].dtype == torch.float32
+                assert torch.allclose(outcome.tensors[0], tensors[0] + tensors[1], atol=1e-6)
+    finally:
+        groups.close()
+
+
+def test_unusable_backends_are_refused() -> None:
+    with pytest.raises(ConfigError, match="know no backend 'mpi'"):
+        ReplicaCommunicators(0, "mpi")
+    if not dist.is_nccl_available():
+        with pytest.raises(ConfigError, match="no NCCL; use --spare-comm gloo"):
+            ReplicaCommunicators(0, "nccl")
+
+
+def _eventually(holds: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + BOUND_S
+    while not holds() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return holds()

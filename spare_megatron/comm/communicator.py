@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -34,14 +35,14 @@ class Communicator:
         """Operations, over the communicator's life."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
-        self._helping = False
         self.formation_s = 0.0
         self._born_s = time.monotonic()
         self._backend = backend
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool]] = deque()
+        self._threads: list[threading.Thread] = []
         if backend is not None:
-            threading.Thread(target=self._own, args=(backend,), name=f"replicas-e{epoch}", daemon=True).start()
+            self._start(self._own, backend, f"replicas-e{epoch}")
 
     @property
     def busy(self) -> bool:
@@ -51,7 +52,7 @@ class Communicator:
     @property
     def gone(self) -> bool:
         """No thread, connection or buffer of it is left."""
-        return self.dead and not self._helping
+        return self.dead and not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, wire: torch.Tensor, patient: bool = False) -> int:
         """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
@@ -75,11 +76,22 @@ class Communicator:
         with self._changed:
             self.given_up = True
             self._changed.notify_all()
-            if self._backend is None or self.dead:
+            backend = self._backend
+            if backend is None or self.dead:
                 return
-            self._helping = True
-        self._backend.cut()
-        threading.Thread(target=self._help, args=(self._backend,), name="replicas-end", daemon=True).start()
+        backend.cut()
+        self._start(self._help, backend, f"replicas-e{self.epoch}-end")
+
+    def join(self, until_s: float) -> None:
+        """Wait for its threads after :meth:`give_up`, to the end of their last destructors, but no longer than until
+        ``until_s`` (monotonic)."""
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _start(self, work: Callable[[Backend], None], backend: Backend, name: str) -> None:
+        thread = threading.Thread(target=work, args=(backend,), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _own(self, backend: Backend) -> None:
         """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
@@ -101,9 +113,6 @@ class Communicator:
     def _help(self, backend: Backend) -> None:
         with contextlib.suppress(Exception):
             backend.unblock()
-        with self._changed:
-            self._helping = False
-            self._changed.notify_all()
 
     def _serve(self, backend: Backend) -> None:
         while True:

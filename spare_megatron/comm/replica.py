@@ -119,6 +119,8 @@ class ReplicaCommunicators:
         """Newest epoch adopted."""
         self._over = 0
         """Epochs up to this one are over for this rank."""
+        self._adopting = threading.Lock()
+        """Held for the moment that an adoption takes: what it starts is known to whoever closes."""
         self._closed = False
         self._stocked: tuple[str, int] | None = None
         self._stocking: threading.Thread | None = None
@@ -142,9 +144,14 @@ class ReplicaCommunicators:
 
     def adopt(self, membership: Membership) -> None:
         """Move to a newer epoch; one that is not newer changes nothing. Control thread. Never blocks."""
+        with self._adopting:
+            if not self._closed:
+                self._adopt(membership)
+
+    def _adopt(self, membership: Membership) -> None:
         member = self._group in membership.groups
         with self._changed:
-            if membership.epoch <= self._epoch or self._closed:
+            if membership.epoch <= self._epoch:
                 return
             self._epoch = membership.epoch
             self._over = membership.epoch - member
@@ -215,13 +222,16 @@ class ReplicaCommunicators:
     def close(self) -> None:
         """Give everything up, adopt nothing more, and wait a moment for it to be freed. What still hangs in a
         library then is left to a daemon thread: it holds the process up no longer than this."""
-        with self._changed:
+        with self._adopting:
             self._closed = True
         self.abandon()
+        until_s = time.monotonic() + CLOSE_S
         with self._changed:
-            self._changed.wait_for(lambda: all(communicator.gone for communicator in self._given_up), CLOSE_S)
+            given_up = list(self._given_up)
+        for communicator in given_up:
+            communicator.join(until_s)
         if self._stocking is not None:
-            self._stocking.join(CLOSE_S)
+            self._stocking.join(max(0.0, until_s - time.monotonic()))
 
     def _backend(self, membership: Membership) -> Backend | None:
         if len(membership.groups) == 1:

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.process.replica_job import ReplicaJob, replica_job
+from tests.process.replica_job import PATIENCE_S, ReplicaJob, replica_job
 
 BOUND_S = 8.0
 TIMEOUT_S = 60.0
@@ -94,7 +94,7 @@ def test_epochs_leave_nothing_behind() -> None:
         job.view((0, 1, 2))  # ends the reductions; whether it is adopted before or after the end must not matter
         for rank in job.ranks.values():
             assert rank.expect(lambda line: line["event"] == "closed")["lingering"] == 0
-            assert rank.process.wait(BOUND_S) == 0, "".join(rank.log)
+            assert rank.process.wait(PATIENCE_S) == 0, "".join(rank.log)
 
 
 def _strike(job: ReplicaJob, victim: int, kind: str, moment: str, rng: random.Random) -> None:

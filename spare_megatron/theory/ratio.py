@@ -13,8 +13,7 @@ from math import gamma
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import binom
+from scipy.special import gammaln, ndtri
 
 Floats = NDArray[np.float64]
 
@@ -101,7 +100,8 @@ def restart_time_s(num_groups: int, costs: Costs) -> float:
 def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
     """Losses in a job of this length over those at the steady rate: clocks of shape < 1 that start new fail early.
 
-    Renewal theory: m(t) = t / mean + (cv^2 - 1) / 2 for long jobs, the cumulative hazard of one clock for short ones."""
+    Renewal theory: m(t) = t / mean + (cv^2 - 1) / 2 for long jobs; the cumulative hazard of one clock for short
+    ones."""
     shape = costs.weibull_shape
     lives = horizon_s / (num_groups * costs.mtbf_s)
     if shape == 1.0 or lives <= 0:
@@ -202,10 +202,19 @@ def _cycles(
     )
 
 
+def _binomial(trials: int, chance: float) -> Floats:
+    """[trials + 1]"""
+    hits = np.arange(trials + 1)
+    if chance <= 0:
+        return (hits == 0).astype(np.float64)
+    ways = gammaln(trials + 1) - gammaln(hits + 1) - gammaln(trials - hits + 1)
+    return np.asarray(np.exp(ways + hits * np.log(chance) + (trials - hits) * np.log1p(-chance)))
+
+
 def _onward(survival: Floats, standing: NDArray[np.int64]) -> Floats:
     """Chance to reach the next state; a loss that a standby replaces is never fatal."""
     after = np.append(standing[1:], standing[-1] + 1)
-    return np.append(survival, 0.0)[after]
+    return np.asarray(np.append(survival, 0.0)[after])
 
 
 def _steady(
@@ -222,7 +231,7 @@ def _steady(
     members = num_groups + costs.standby_groups
     alive_s = num_groups * costs.mtbf_s / rate
     away = np.arange(members + 1)
-    chance = np.asarray(binom.pmf(away, members, costs.rejoin_s / (alive_s + costs.rejoin_s)))
+    chance = _binomial(members, costs.rejoin_s / (alive_s + costs.rejoin_s))
     lost = np.clip(away - costs.standby_groups, 0, num_groups - 1)
     share = np.bincount(lost, weights=chance, minlength=num_groups)
     states = np.arange(num_groups)

@@ -1,0 +1,212 @@
+"""Redundancy, planned restart and save interval of least time to train, with the runners-up and why they lose.
+
+In microbatch granularity redundancy costs no computing: with shared data every group reads every shard (r = N), and
+the question is only when a planned restart pays; with staged data r costs what lies on a group's disks and the time to
+stage it. So of staged candidates that are as good as the best within ``TIE`` the one with least r wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.placement import build_placement
+from spare_megatron.placement.overlap import overlap_bound
+from spare_megatron.placement.rulers import absent
+from spare_megatron.theory import depth, endured, ratio
+from spare_megatron.tuner.cluster import Cluster
+
+TIE = 0.005
+"""Candidates this close in time to train count as equal."""
+REDUNDANCY_MAX = 20
+"""Largest r among the candidates, besides N for shared data and what is asked for."""
+SHARD_PATCHES = 0.1
+"""Share of losses for which shard granularity computes a patch: the present top slots do not cover every shard."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One redundancy and what it leads to."""
+
+    redundancy: int
+    granularity: str
+    endurable_failures: float
+    """Mean number of losses before the fatal one."""
+    mean_work: float
+    """Shards that the most loaded survivor computes, mean over the states before the fatal loss."""
+    mean_work_until_restart: float
+    """The same up to the planned restart; mean_work where there is none."""
+    stage_gib_per_group: float
+    stage_s: float
+    outcome: ratio.Outcome | None
+    """None: no progress."""
+    method: str
+    """How endurable_failures was computed."""
+
+    def as_json(self) -> dict[str, object]:
+        """The keys of spare-plan --json."""
+        found = self.outcome
+        return {
+            "redundancy": self.redundancy,
+            "granularity": self.granularity,
+            "save_interval_s": _round(found.interval_s) if found else None,
+            "save_interval_steps": found.interval_steps if found else None,
+            "time_to_train_ratio": _round(found.ratio) if found else None,
+            "availability": _round(found.availability) if found else None,
+            "mean_work": _round(self.mean_work),
+            "mean_work_until_restart": _round(self.mean_work_until_restart),
+            "endurable_failures": _round(self.endurable_failures),
+            "restart_after_failures": found.restart_after if found else None,
+            "stage_gib_per_group": _round(self.stage_gib_per_group),
+            "method": self.method,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choice, all candidates in order of r, and the sentence that says why."""
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+def choose(cluster: Cluster, redundancy: int | None = None) -> Plan:
+    """``redundancy`` given outright is honoured; ConfigError when nothing makes progress or r > N."""
+    num_groups = cluster.num_groups
+    if redundancy is not None and not 1 <= redundancy <= num_groups:
+        raise ConfigError(
+            f"--redundancy {redundancy} is not in 1..{num_groups}, the number of groups; use --redundancy "
+            f"{min(max(redundancy, 1), num_groups)}"
+        )
+    tried = set(range(2, min(REDUNDANCY_MAX, num_groups) + 1))
+    if cluster.data == "shared":
+        tried.add(num_groups)
+    if redundancy is not None:
+        tried.add(redundancy)
+    candidates = tuple(candidate(cluster, each) for each in sorted(tried))
+    if redundancy is not None:
+        allowed = [each for each in candidates if each.redundancy == redundancy]
+    elif cluster.data == "shared":
+        allowed = [each for each in candidates if each.redundancy == num_groups]
+    else:
+        allowed = list(candidates)
+    possible = [each for each in allowed if each.outcome is not None]
+    if not possible:
+        raise ConfigError(_impossible(cluster, allowed))
+    best = min(_ratio(each) for each in possible)
+    chosen = next(each for each in possible if _ratio(each) <= best * (1 + TIE))
+    return Plan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
+
+
+def candidate(cluster: Cluster, redundancy: int) -> Candidate:
+    """What this redundancy leads to on this cluster."""
+    num_groups = cluster.num_groups
+    whole = cluster.granularity == "shard"
+    pieces = 1 if whole else cluster.pieces_per_shard
+    lives, loads = _load(num_groups, redundancy, pieces)
+    hosts = max(1, redundancy - 1)
+    patch = SHARD_PATCHES if whole else ceil(pieces / hosts) / pieces
+    stage_s = cluster.stage_s(redundancy)
+    found = ratio.outcome(num_groups, loads.after, lives.survival, patch, _costs(cluster, stage_s))
+    until = loads.mean
+    if found is not None and found.restart_after is not None:
+        states = min(len(loads.after), max(1, found.restart_after - cluster.standby_groups))
+        weights = lives.survival[:states]
+        until = float((loads.after[:states] * weights).sum() / weights.sum())
+    staged = redundancy * cluster.data_gib / num_groups if cluster.data == "staged" else 0.0
+    return Candidate(
+        redundancy, cluster.granularity, lives.mean, loads.mean, until, staged, stage_s, found, lives.method
+    )
+
+
+@lru_cache(maxsize=256)
+def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.Work]:
+    if redundancy == num_groups:
+        lives = endured.certain(num_groups, num_groups - 1)
+    else:
+        lives = endured.endured(num_groups, _offsets(num_groups, redundancy))
+    return lives, depth.work(num_groups, redundancy, pieces, lives)
+
+
+def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:
+    """The job's own where independent ones may exist. Elsewhere the search for the least overlap takes longer than a
+    plan may, and random offsets endure as much within 1%."""
+    if overlap_bound(num_groups, redundancy) <= 1 and not absent(num_groups, redundancy):
+        return build_placement(num_groups, redundancy).offsets
+    drawn = np.random.default_rng((num_groups, redundancy)).permutation(num_groups)[:redundancy]
+    return tuple(sorted(int(mark) for mark in (drawn - drawn[0]) % num_groups))
+
+
+def _costs(cluster: Cluster, stage_s: float) -> ratio.Costs:
+    return ratio.Costs(
+        mtbf_s=cluster.mtbf_s,
+        restart_s=cluster.restart_s + stage_s,
+        save_s=cluster.save_s,
+        compute_s=cluster.compute_s,
+        reduce_s=cluster.reduce_s,
+        rebuild_s=cluster.rebuild_s,
+        weibull_shape=cluster.weibull_shape,
+        rejoin_s=None if cluster.rejoin_s is None else cluster.rejoin_s + stage_s,
+        standby_groups=cluster.standby_groups,
+        jitter=cluster.jitter,
+        steps=cluster.steps,
+    )
+
+
+def _ratio(each: Candidate) -> float:
+    return each.outcome.ratio if each.outcome is not None else float("inf")
+
+
+def _impossible(cluster: Cluster, tried: list[Candidate]) -> str:
+    longest = max(tried, key=lambda each: each.endurable_failures)
+    needed = cluster
+    while needed.mtbf_s < 1e12 and candidate(needed, longest.redundancy).outcome is None:
+        needed = replace(needed, mtbf_s=needed.mtbf_s * 1.25)
+    return (
+        f"--mtbf-s {cluster.mtbf_s:g} is too short: even redundancy {longest.redundancy} endures only "
+        f"{longest.endurable_failures:.1f} losses, {longest.endurable_failures * cluster.mtbf_s:.0f} s, before "
+        f"a restart of {cluster.restart_s:g} s and a save of {cluster.save_s:g} s; use --mtbf-s {needed.mtbf_s:.3g} or "
+        "more, or shorter restarts and saves"
+    )
+
+
+def _reason(cluster: Cluster, chosen: Candidate, candidates: tuple[Candidate, ...], given: bool) -> str:
+    found = chosen.outcome
+    assert found is not None
+    parts = [
+        f"{cluster.num_groups} groups lose one every {cluster.mtbf_s:g} s; redundancy {chosen.redundancy} endures "
+        f"{chosen.endurable_failures:.1f} losses at a mean load of {chosen.mean_work_until_restart:.3f} shards and "
+        f"takes {found.ratio:.3f} times the failure-free time"
+    ]
+    if given:
+        parts.append("the redundancy was given")
+    elif cluster.data == "shared":
+        parts.append("every group reads every shard, so redundancy costs nothing and is the number of groups")
+    else:
+        best = min(candidates, key=_ratio)
+        if best is not chosen:
+            parts.append(f"{best.redundancy} is at most {TIE:.1%} faster and needs more data per group")
+        losers = [each for each in candidates if abs(each.redundancy - chosen.redundancy) == 1]
+        parts.extend(_why(each, chosen) for each in losers if each is not best)
+    if found.restart_after is not None:
+        parts.append(f"a planned restart after {found.restart_after} losses beats going on with fewer groups")
+    elif cluster.rejoin_s is not None:
+        parts.append("lost groups come back, so no restart is planned")
+    return "; ".join(parts)
+
+
+def _why(each: Candidate, chosen: Candidate) -> str:
+    if each.outcome is None:
+        return f"{each.redundancy} makes no progress ({each.endurable_failures:.1f} losses endured)"
+    if each.redundancy < chosen.redundancy:
+        return f"{each.redundancy} takes {each.outcome.ratio:.3f}: it endures only {each.endurable_failures:.1f} losses"
+    return f"{each.redundancy} takes {each.outcome.ratio:.3f}: no less, for more data per group"
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,77 @@
+"""The figures of a cluster and a job that a plan is made from, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Literal
+
+from spare_megatron.config.errors import ConfigError
+
+LLAMA3_MTBF_GPU_HOURS = 49_152.0
+"""GPU hours between unexpected interruptions: 16,384 GPUs, one per about 3 h (Llama 3, arXiv 2407.21783, ch. 3.3.4)."""
+
+_MAY_BE_ZERO = ("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Names are those of the flags of spare-plan; times in seconds."""
+
+    gpus: int
+    gpus_per_group: int
+    """M, with the inner data parallelism of the group."""
+    mtbf_s: float
+    """Mean time between losses anywhere in the cluster."""
+    restart_s: float
+    save_s: float
+    compute_s: float
+    """Compute of one shard."""
+    reduce_s: float
+    rebuild_s: float = 0.1
+    weibull_shape: float = 1.0
+    pieces_per_shard: int = 16
+    rejoin_s: float | None = None
+    standby_groups: int = 0
+    granularity: Literal["microbatch", "shard"] = "microbatch"
+    data: Literal["shared", "staged"] = "staged"
+    jitter: float = 0.05
+    steps: int = 10_000
+    data_gib: float = 0.0
+    """All training data; with staged data every group holds r / N of it."""
+    stage_gib_per_s: float = 1.0
+    """Speed at which one group stages its data."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None or isinstance(value, str):
+                continue
+            flag = "--" + field.name.replace("_", "-")
+            if not isfinite(value):
+                raise ConfigError(f"{flag} is {value}, but must be a finite number")
+            if value < 0 or (value == 0 and field.name not in _MAY_BE_ZERO):
+                least = "at least 0" if field.name in _MAY_BE_ZERO else "more than 0"
+                raise ConfigError(f"{flag} is {value}, but must be {least}")
+        if self.gpus % self.gpus_per_group:
+            low = self.gpus // self.gpus_per_group * self.gpus_per_group
+            raise ConfigError(
+                f"--gpus {self.gpus} is not divisible by --gpus-per-group {self.gpus_per_group}; use --gpus "
+                f"{low or self.gpus_per_group}"
+            )
+        if self.num_groups < 2:
+            raise ConfigError(
+                f"--gpus {self.gpus} with --gpus-per-group {self.gpus_per_group} is one group, which can mask no loss; "
+                f"use at least {2 * self.gpus_per_group} GPUs or --gpus-per-group {max(1, self.gpus // 2)}"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """N: groups that train."""
+        return self.gpus // self.gpus_per_group
+
+    def stage_s(self, redundancy: int) -> float:
+        """Time in which a group that comes back stages its r / N of the data."""
+        if self.data == "shared":
+            return 0.0
+        return redundancy * self.data_gib / self.num_groups / self.stage_gib_per_s

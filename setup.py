@@ -20,14 +20,22 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels")
 # No contraction: a product and a sum are two roundings on every machine. No -ffast-math, for the same reason.
-FLAGS = "-O3 -std=c++17 -fPIC -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden".split()
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
 X86_FLAGS = {
     "plain": [],
     "avx2": ["-mavx2"],
-    "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mprefer-vector-width=512".split(),
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mprefer-vector-width=512"],
 }
 CUDA_TARGETS = ("80", "90", "100")
-CUDA_FLAGS = "-O3 -std=c++17 --fmad=false -Xcompiler -fPIC,-fvisibility=hidden -cudart static".split()
+CUDA_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-cudart", "static"]
 
 
 class NativeLibrary(Extension):

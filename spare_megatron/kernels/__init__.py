@@ -137,14 +137,14 @@ def finalize32(
 
 
 def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
-    """destination = sum of the sources (int64, int32 or fp32; fp32 in the order of the list). It may be one of them."""
+    """destination = sum of the sources (int64, int32 or fp32; fp32 in the order of the list). It may be the first."""
     if not sources:
         raise ValueError("combine has no sources; give at least one tensor")
     _check("destination", destination, (torch.int64, torch.int32, torch.float32))
     for number, source in enumerate(sources):
         name = f"sources[{number}]"
         _check(name, source, (destination.dtype,), destination.numel(), destination.device)
-        if source.data_ptr() != destination.data_ptr():
+        if number or source.data_ptr() != destination.data_ptr():
             _check_apart(name, source, "destination", destination)
     dispatch.kernels(destination.device).combine(sources, destination)
 

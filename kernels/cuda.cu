@@ -1,0 +1,493 @@
+// The CUDA half of the C interface. Each kernel strides over blocks of SPARE_BLOCK elements with a grid sized to the GPU,
+// reads and writes 16 bytes where the addresses allow it, and queues on the caller's stream without waiting.
+//
+// Same bits as the CPU: checksums, flags and peaks are integers (atomics add them in any order), norms are partial sums
+// of fixed blocks in fixed lanes. A thread always has the same indices of a block, so it computes its weights once.
+
+#include <cuda_runtime.h>
+
+#include "arithmetic.h"
+#include "spare_kernels.h"
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPerThread = SPARE_BLOCK / kThreads;  // 4
+constexpr int kSources = 8;
+constexpr unsigned kFull = 0xffffffffu;
+typedef unsigned long long Word;
+
+template <class Element, int count>
+struct alignas(sizeof(Element) * count > 16 ? 16 : sizeof(Element) * count) Pack {
+  Element of[count];
+};
+
+bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+__device__ bool aligned_here(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+int grid_for(int64_t blocks) {
+  int device = 0, processors = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const int64_t most = int64_t(processors) * 8;
+  return int(blocks < most ? (blocks > 0 ? blocks : 1) : most);
+}
+
+int64_t blocks_of(int64_t first_index, int64_t count) {
+  return (first_index + count - 1) / SPARE_BLOCK - first_index / SPARE_BLOCK + 1;
+}
+
+__device__ Word warp_sum(Word value) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(kFull, value, step);
+  return value;
+}
+
+__device__ void add_sum(int64_t* to, Word value) {
+  value = warp_sum(value);
+  if (threadIdx.x % 32 == 0 && value) atomicAdd(reinterpret_cast<Word*>(to), value);
+}
+
+__device__ void checksum_weights(uint64_t* weights) {
+  for (int k = 0; k < kPerThread; ++k)
+    weights[k] = (splitmix64(SPARE_CHECKSUM_SEED + threadIdx.x * kPerThread + k) >> 32) | 1;
+}
+
+// Loads the thread's elements of a block; those outside 0..count-1 are 0. A 16-byte access for each 16 bytes.
+template <class Element>
+__device__ void load_four(const Element* data, int64_t at, int64_t count, Element* out) {
+  typedef Pack<Element, kPerThread> Four;
+  if (at >= 0 && at + kPerThread <= count && aligned_here(data + at, alignof(Four))) {
+    const Four four = *reinterpret_cast<const Four*>(data + at);
+    for (int k = 0; k < kPerThread; ++k) out[k] = four.of[k];
+    return;
+  }
+  for (int k = 0; k < kPerThread; ++k) out[k] = at + k >= 0 && at + k < count ? data[at + k] : Element(0);
+}
+
+template <class Element>
+__device__ void store_four(Element* data, int64_t at, int64_t count, const Element* values) {
+  typedef Pack<Element, kPerThread> Four;
+  if (at >= 0 && at + kPerThread <= count && aligned_here(data + at, alignof(Four))) {
+    Four four;
+    for (int k = 0; k < kPerThread; ++k) four.of[k] = values[k];
+    *reinterpret_cast<Four*>(data + at) = four;
+    return;
+  }
+  for (int k = 0; k < kPerThread; ++k)
+    if (at + k >= 0 && at + k < count) data[at + k] = values[k];
+}
+
+template <class Format, class Accumulator>
+__global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate job, int64_t blocks) {
+  typedef typename Format::Bits Bits;
+  uint64_t weights[kPerThread];
+  checksum_weights(weights);
+  const int64_t first_block = job.first_index / SPARE_BLOCK;
+  const double bound = power_of_two(job.bound_bits);
+  Bits* source = static_cast<Bits*>(job.source);
+  Accumulator* accumulator = static_cast<Accumulator*>(job.accumulator);
+  uint32_t flags = 0;
+  uint64_t total = 0;
+  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
+    const int64_t block = first_block + number;
+    const int64_t at = block * SPARE_BLOCK - job.first_index + threadIdx.x * kPerThread;
+    const int exponent = job.exponents ? job.exponents[number] : job.exponent;
+    const double scale = power_of_two(exponent);
+    const uint32_t limit = threshold<Format>(job.bound_bits - exponent);
+    Bits bits[kPerThread];
+    Accumulator sums[kPerThread];
+    load_four(source, at, job.count, bits);
+    load_four(accumulator, at, job.count, sums);
+    uint64_t sum = 0;
+    for (int k = 0; k < kPerThread; ++k) {
+      uint64_t value;
+      if ((bits[k] & Format::magnitude) <= limit)
+        value = static_cast<uint64_t>(__double2ll_rn(Format::value(bits[k]) * scale));
+      else
+        value = round_checked<Format>(bits[k], scale, bound, &flags);
+      sums[k] = static_cast<Accumulator>(static_cast<uint64_t>(sums[k]) + value);
+      sum += value * weights[k];
+      bits[k] = 0;
+    }
+    store_four(accumulator, at, job.count, sums);
+    if (job.zero_source) store_four(source, at, job.count, bits);
+    total += checksum_factor(block) * sum;
+  }
+  add_sum(job.report, total);
+  if (flags) atomicOr(reinterpret_cast<Word*>(job.report + 1), static_cast<Word>(flags));
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    checksum_kernel(const Element* values, int64_t count, int64_t first_index, int64_t* report, int64_t blocks) {
+  uint64_t weights[kPerThread];
+  checksum_weights(weights);
+  uint64_t total = 0;
+  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
+    const int64_t block = first_index / SPARE_BLOCK + number;
+    Element four[kPerThread];
+    load_four(values, block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread, count, four);
+    uint64_t sum = 0;
+    for (int k = 0; k < kPerThread; ++k) sum += static_cast<uint64_t>(int64_t(four[k])) * weights[k];
+    total += checksum_factor(block) * sum;
+  }
+  add_sum(report, total);
+}
+
+// Lanes 2t and 2t + 1 of thread t, added in halves; thread 0 has the result.
+__device__ double add_lanes(double even, double odd) {
+  for (int step = 16; step > 0; step /= 2) {
+    even += __shfl_down_sync(kFull, even, step);
+    odd += __shfl_down_sync(kFull, odd, step);
+  }
+  return even + odd;
+}
+
+__device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
+__device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
+__device__ double load_one(float value) { return value; }
+__device__ double load_one(uint16_t bits) { return Bf16::value(bits); }
+
+template <class Element>
+__device__ Element magnitude(Element value) {
+  const Element lowest = Element(Word(1) << (8 * sizeof(Element) - 1));
+  return value == lowest ? ~lowest : (value < 0 ? -value : value);
+}
+
+template <class Element>
+__device__ void raise(Element* peak, Element value) {
+  for (int step = 16; step > 0; step /= 2) {
+    const Element other = __shfl_down_sync(kFull, value, step);
+    value = other > value ? other : value;
+  }
+  if (threadIdx.x % 32 == 0 && value > 0) atomicMax(peak, value);
+}
+
+__device__ void raise_peak(int64_t* peak, int64_t value) {
+  raise(reinterpret_cast<long long*>(peak), static_cast<long long>(value));
+}
+__device__ void raise_peak(int32_t* peak, int32_t value) { raise(peak, value); }
+
+// One warp for each block of positions: row r has elements 64 r + 2 t and the next of thread t. A block of positions
+// meets at most two blocks of the index space; the second begins at `cut`.
+template <class Element, class Destination, bool paired>
+__global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, int64_t blocks) {
+  const Element* total = static_cast<const Element*>(job.total);
+  Destination* destination = static_cast<Destination*>(job.destination);
+  const int lane = threadIdx.x % 32;
+  const int64_t warps = int64_t(gridDim.x) * (kThreads / 32);
+  const int64_t shift = job.exponents ? job.first_index % SPARE_BLOCK : 0;
+  Element peak = 0;
+  for (int64_t block = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; block < blocks; block += warps) {
+    const int64_t at = block * SPARE_BLOCK, cut = at + SPARE_BLOCK - shift;
+    const int first = job.exponents ? job.exponents[block] : job.exponent;
+    const int second = job.exponents && cut < job.count && shift ? job.exponents[block + 1] : first;
+    const double divisors[2] = {job.divisor * power_of_two(first), job.divisor * power_of_two(second)};
+    const bool multiply = (to_bits(job.divisor) & 0xfffffffffffffull) == 0;
+    Element peaks[2] = {0, 0};
+    double lanes[2] = {0, 0};
+#pragma unroll 4
+    for (int row = 0; row < SPARE_BLOCK / SPARE_LANES; ++row) {
+      const int64_t position = at + row * SPARE_LANES + lane * 2;
+      if (position >= job.count) break;
+      Pack<Element, 2> pair = {};
+      Pack<Destination, 2> out;
+      const bool both = position + 1 < job.count;
+      if (paired && both) {
+        pair = *reinterpret_cast<const Pack<Element, 2>*>(total + position);
+      } else {
+        pair.of[0] = total[position];
+        if (both) pair.of[1] = total[position + 1];
+      }
+      for (int k = 0; k < 2; ++k) {
+        const int part = position + k >= cut ? 1 : 0;
+        const double value = static_cast<double>(pair.of[k]);
+        const double divisor = part ? divisors[1] : divisors[0];
+        store_one(&out.of[k], multiply ? value * (1 / divisor) : value / divisor);
+        lanes[k] += load_one(out.of[k]) * load_one(out.of[k]);
+        const Element size = magnitude(pair.of[k]);
+        if (part)
+          peaks[1] = size > peaks[1] ? size : peaks[1];
+        else
+          peaks[0] = size > peaks[0] ? size : peaks[0];
+      }
+      if (paired && both) {
+        *reinterpret_cast<Pack<Destination, 2>*>(destination + position) = out;
+      } else {
+        destination[position] = out.of[0];
+        if (both) destination[position + 1] = out.of[1];
+      }
+    }
+    __syncwarp();
+    const double sum = add_lanes(lanes[0], lanes[1]);
+    if (lane == 0) job.scratch[block] = sum;
+    if (job.exponents) {
+      raise_peak(static_cast<Element*>(job.peaks) + block, peaks[0]);
+      if (shift && cut < job.count) raise_peak(static_cast<Element*>(job.peaks) + block + 1, peaks[1]);
+    } else {
+      const Element larger = peaks[0] > peaks[1] ? peaks[0] : peaks[1];
+      peak = larger > peak ? larger : peak;
+    }
+  }
+  if (!job.exponents) raise_peak(static_cast<Element*>(job.peaks), peak);
+}
+
+// out[i] = sum of values[1024 i ..]; with `total`, for the last block, added to it as well.
+__global__ void add_blocks_kernel(const double* values, int64_t count, double* out) {
+  const int lane = threadIdx.x % 32;
+  const int64_t block = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  double lanes[2] = {0, 0};
+  for (int row = 0; row < SPARE_BLOCK / SPARE_LANES; ++row)
+    for (int k = 0; k < 2; ++k) {
+      const int64_t position = block * SPARE_BLOCK + row * SPARE_LANES + lane * 2 + k;
+      if (position < count) lanes[k] += values[position];
+    }
+  const double sum = add_lanes(lanes[0], lanes[1]);
+  if (lane == 0 && block * SPARE_BLOCK < count) out[block] = sum;
+}
+
+__global__ void add_norm_kernel(double* norm, const double* sum) { *norm += *sum; }
+
+struct Sources {
+  const void* of[kSources];
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(Sources sources, int num_sources, Element* destination, int64_t count, bool wide) {
+  constexpr int each = 16 / sizeof(Element);
+  typedef Pack<Element, each> Vector;
+  const int64_t stride = int64_t(gridDim.x) * kThreads, thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t vectors = wide ? count / each : 0;
+  for (int64_t v = thread; v < vectors; v += stride) {
+    Vector sum = static_cast<const Vector*>(sources.of[0])[v];
+    for (int s = 1; s < num_sources; ++s) {
+      const Vector more = static_cast<const Vector*>(sources.of[s])[v];
+      for (int k = 0; k < each; ++k) sum.of[k] += more.of[k];
+    }
+    reinterpret_cast<Vector*>(destination)[v] = sum;
+  }
+  for (int64_t i = vectors * each + thread; i < count; i += stride) {
+    Element sum = static_cast<const Element*>(sources.of[0])[i];
+    for (int s = 1; s < num_sources; ++s) sum += static_cast<const Element*>(sources.of[s])[i];
+    destination[i] = sum;
+  }
+}
+
+// Eight values are 32 or 48 bytes: two or three 16-byte accesses.
+template <int bits>
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const int64_t* values, int64_t count, uint8_t* out, int64_t* misfit, bool wide) {
+  constexpr int bytes = bits / 8;
+  const uint64_t half = 1ull << (bits - 1), range = half * 2;
+  const int64_t stride = int64_t(gridDim.x) * kThreads * 8;
+  for (int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 8; at < count; at += stride) {
+    uint64_t words[bytes] = {};
+    for (int k = 0; k < 8; ++k) {
+      if (at + k >= count) break;
+      const uint64_t value = static_cast<uint64_t>(values[at + k]);
+      if (value + half >= range) atomicMin(reinterpret_cast<Word*>(misfit), static_cast<Word>(at + k));
+      const uint64_t low = value & (range - 1);
+      const int bit = k * bits, word = bit / 64, offset = bit % 64;
+      words[word] |= low << offset;
+      if (offset + bits > 64) words[word + 1] |= low >> (64 - offset);
+    }
+    if (wide && at + 8 <= count) {
+      for (int k = 0; k < bytes / 2; ++k)
+        reinterpret_cast<ulonglong2*>(out + at * bytes)[k] = make_ulonglong2(words[2 * k], words[2 * k + 1]);
+    } else {
+      for (int64_t k = 0; k < 8 * bytes && at * bytes + k < count * bytes; ++k)
+        out[at * bytes + k] = static_cast<uint8_t>(words[k / 8] >> (8 * (k % 8)));
+    }
+  }
+}
+
+template <int bits>
+__global__ void __launch_bounds__(kThreads)
+    unpack_kernel(const uint8_t* packed, int64_t count, int64_t* out, bool wide) {
+  constexpr int bytes = bits / 8;
+  const int64_t stride = int64_t(gridDim.x) * kThreads * 8;
+  for (int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 8; at < count; at += stride) {
+    uint64_t words[bytes] = {};
+    if (wide && at + 8 <= count) {
+      for (int k = 0; k < bytes / 2; ++k) {
+        const ulonglong2 pair = reinterpret_cast<const ulonglong2*>(packed + at * bytes)[k];
+        words[2 * k] = pair.x;
+        words[2 * k + 1] = pair.y;
+      }
+    } else {
+      for (int64_t k = 0; k < 8 * bytes && at * bytes + k < count * bytes; ++k)
+        words[k / 8] |= static_cast<uint64_t>(packed[at * bytes + k]) << (8 * (k % 8));
+    }
+    for (int k = 0; k < 8; ++k) {
+      if (at + k >= count) break;
+      const int bit = k * bits, word = bit / 64, offset = bit % 64;
+      uint64_t low = words[word] >> offset;
+      if (offset + bits > 64) low |= words[word + 1] << (64 - offset);
+      out[at + k] = static_cast<int64_t>(low << (64 - bits)) >> (64 - bits);
+    }
+  }
+}
+
+__device__ uint64_t nonlinear(uint64_t word, uint64_t key) {
+  const uint64_t keyed = word + key;
+  return (keyed & 0xffffffffull) * (keyed >> 32);
+}
+
+__global__ void __launch_bounds__(kThreads) digest_kernel(const uint8_t* data, int64_t num_bytes, int64_t* sums) {
+  uint64_t weights[kPerThread], keys[kPerThread];
+  checksum_weights(weights);
+  for (int k = 0; k < kPerThread; ++k) keys[k] = splitmix64(SPARE_DIGEST_SEED + threadIdx.x * kPerThread + k);
+  const int64_t words = (num_bytes + 7) / 8, whole = num_bytes / 8;
+  uint64_t totals[2] = {0, 0};
+  for (int64_t block = blockIdx.x; block * SPARE_BLOCK < words; block += gridDim.x) {
+    const int64_t at = block * SPARE_BLOCK + threadIdx.x * kPerThread;
+    uint64_t four[kPerThread] = {};
+    if (at + kPerThread <= whole && aligned_here(data, 16)) {
+      load_four(reinterpret_cast<const uint64_t*>(data), at, whole, four);
+    } else {
+      for (int64_t byte = at * 8; byte < (at + kPerThread) * 8 && byte < num_bytes; ++byte)
+        four[byte / 8 - at] |= static_cast<uint64_t>(data[byte]) << (8 * (byte % 8));
+    }
+    uint64_t linear = 0;
+    for (int k = 0; k < kPerThread; ++k) {
+      if (at + k >= words) break;
+      totals[0] += nonlinear(four[k], digest_factor(block) + keys[k]);
+      linear += four[k] * weights[k];
+    }
+    totals[1] += checksum_factor(block) * linear;
+  }
+  add_sum(sums, totals[0]);
+  add_sum(sums + 1, totals[1]);
+}
+
+template <class Format>
+void accumulate_from(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
+  if (job.accumulator_type == SPARE_INT64)
+    accumulate_kernel<Format, int64_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+  else
+    accumulate_kernel<Format, int32_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+}
+
+template <class Element, class Destination>
+void finalize_from(const SpareFinalize& job, int64_t blocks, cudaStream_t stream) {
+  const int grid = grid_for((blocks + kThreads / 32 - 1) / (kThreads / 32));
+  if (aligned(job.total, 2 * sizeof(Element)) && aligned(job.destination, 2 * sizeof(Destination)))
+    finalize_kernel<Element, Destination, true><<<grid, kThreads, 0, stream>>>(job, blocks);
+  else
+    finalize_kernel<Element, Destination, false><<<grid, kThreads, 0, stream>>>(job, blocks);
+}
+
+template <class Element>
+void combine_as(const void* const* sources, int num_sources, void* destination, int64_t count, cudaStream_t stream) {
+  // What was added so far is the first source of the next launch, so fp32 is added in the order of the list. It is in
+  // the destination, which may therefore be the first source only.
+  for (int used = 0; used < num_sources;) {
+    Sources some = {};
+    int taken = 0;
+    if (used > 0) some.of[taken++] = destination;
+    while (taken < kSources && used < num_sources) some.of[taken++] = sources[used++];
+    bool wide = aligned(destination, 16);
+    for (int s = 0; s < taken; ++s) wide = wide && aligned(some.of[s], 16);
+    combine_kernel<Element><<<grid_for(count / (kThreads * 4) + 1), kThreads, 0, stream>>>(
+        some, taken, static_cast<Element*>(destination), count, wide);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int spare_kernels_version(void) { return SPARE_KERNELS_VERSION; }
+
+const char* spare_cuda_error(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int spare_cuda_accumulate(const SpareAccumulate* job, void* stream) {
+  if (job->count == 0) return 0;
+  const int64_t blocks = blocks_of(job->first_index, job->count);
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  if (job->source_type == SPARE_FP32) accumulate_from<Fp32>(*job, blocks, queue);
+  if (job->source_type == SPARE_BF16) accumulate_from<Bf16>(*job, blocks, queue);
+  if (job->source_type == SPARE_FP16) accumulate_from<Fp16>(*job, blocks, queue);
+  return cudaGetLastError();
+}
+
+int spare_cuda_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
+                        void* stream) {
+  if (count == 0) return 0;
+  const int64_t blocks = blocks_of(first_index, count);
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  if (type == SPARE_INT64)
+    checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int64_t*>(values), count, first_index,
+                                                              report, blocks);
+  else
+    checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int32_t*>(values), count, first_index,
+                                                              report, blocks);
+  return cudaGetLastError();
+}
+
+int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
+  if (job->count == 0) return 0;
+  int64_t blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  const bool single = job->destination_type == SPARE_FP32;
+  if (job->total_type == SPARE_INT64) {
+    if (single) finalize_from<int64_t, float>(*job, blocks, queue);
+    else finalize_from<int64_t, uint16_t>(*job, blocks, queue);
+  } else {
+    if (single) finalize_from<int32_t, float>(*job, blocks, queue);
+    else finalize_from<int32_t, uint16_t>(*job, blocks, queue);
+  }
+  double *partial = job->scratch, *next = job->scratch + blocks;
+  while (blocks > 1) {
+    const int64_t sums = (blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;
+    add_blocks_kernel<<<static_cast<int>((sums + 7) / 8), kThreads, 0, queue>>>(partial, blocks, next);
+    double* other = partial;
+    partial = next;
+    next = other;
+    blocks = sums;
+  }
+  add_norm_kernel<<<1, 1, 0, queue>>>(job->norm, partial);
+  return cudaGetLastError();
+}
+
+int spare_cuda_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
+                       void* stream) {
+  if (count == 0) return 0;
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  // Unsigned: sums wrap.
+  if (type == SPARE_INT64) combine_as<uint64_t>(sources, num_sources, destination, count, queue);
+  if (type == SPARE_INT32) combine_as<uint32_t>(sources, num_sources, destination, count, queue);
+  if (type == SPARE_FLOAT) combine_as<float>(sources, num_sources, destination, count, queue);
+  return cudaGetLastError();
+}
+
+int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream) {
+  if (count == 0) return 0;
+  const int grid = grid_for(count / (kThreads * 8) + 1);
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  if (bits == 32) pack_kernel<32><<<grid, kThreads, 0, queue>>>(values, count, out, misfit, aligned(out, 16));
+  else pack_kernel<48><<<grid, kThreads, 0, queue>>>(values, count, out, misfit, aligned(out, 16));
+  return cudaGetLastError();
+}
+
+int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream) {
+  if (count == 0) return 0;
+  const int grid = grid_for(count / (kThreads * 8) + 1);
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  if (bits == 32) unpack_kernel<32><<<grid, kThreads, 0, queue>>>(packed, count, out, aligned(packed, 16));
+  else unpack_kernel<48><<<grid, kThreads, 0, queue>>>(packed, count, out, aligned(packed, 16));
+  return cudaGetLastError();
+}
+
+int spare_cuda_digest(const void* data, int64_t num_bytes, int64_t* sums, void* stream) {
+  if (num_bytes == 0) return 0;
+  digest_kernel<<<grid_for(num_bytes / (8 * SPARE_BLOCK) + 1), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const uint8_t*>(data), num_bytes, sums);
+  return cudaGetLastError();
+}
+
+}  // extern "C"

@@ -74,7 +74,7 @@ class Policy:
     async_save: bool = False
     """A save does not stop the training."""
     soft_wipe_out_s: float | None = None
-    """After a wipe-out survivors go on under a new placement once data are staged again, in this time; None: restart."""
+    """After a wipe-out survivors go on under a new placement, data staged again in this time; None: restart."""
 
     def check(self, cluster: Cluster) -> None:
         """Raises ConfigError when it cannot run there."""

@@ -21,7 +21,7 @@ from spare_megatron.sim.intervals import save_interval_s
 from spare_megatron.sim.job import JobControl
 
 RATIO_MAX = 50.0
-"""A job that takes this many times the failure-free time is called impossible: it loses steps as fast as it makes them."""
+"""A job that takes this many times the failure-free time is called impossible: it does not progress."""
 JITTER_BLOCK = 64
 
 

@@ -34,7 +34,7 @@ class JobControl:
             check_invariants(before, event, self.state, decision)
         return decision
 
-    # ------------------------------------------------------------------------------------------------ a life of the job
+    # ---- a life of the job
 
     def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
         """A new life from ``first_step`` with these groups."""
@@ -50,7 +50,7 @@ class JobControl:
         """The run ends with the last commit's successor: asked for, committed, applied by all."""
         self.feed(m.StopRequested(why))
 
-    # ----------------------------------------------------------------------------------------------------- inside a step
+    # ---- inside a step
 
     def all_voted(self) -> None:
         """Every live group votes ok for its plan."""

@@ -1,0 +1,176 @@
+"""Steps under our policy: pieces spread over the live groups, a death inside a step patched by the survivors, the
+reduction done again with everything, returning groups and standbys admitted with a commit.
+
+A group computes its pieces one after the other at its own speed of this step. At a death the controller is told how many
+pieces each group has done; who gets pieces of the patch computes them after its own. The reduction starts when the last
+live group is done and the communicators are rebuilt; a death inside it starts it again. State reaches a joiner within
+the step in which it is admitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.placement import placement_from_offsets
+from spare_megatron.sim.engine import Engine, Returns, job_spec
+
+PLACEMENTS_TRIED = 200
+
+
+class PiecesEngine(Engine):
+    """Microbatch granularity, with everything that a policy may add to it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.piece_s = self.cluster.compute_s / self.policy.pieces_per_shard
+        self.returns = Returns(self.policy.standby_groups)
+        self.arriving: list[int] = []
+        self.leaving = False
+        self._draws = np.random.default_rng((self.seed, 4))
+
+    def _spec(self) -> JobSpec:
+        policy = self.policy
+        return job_spec(policy, self.cluster.num_groups, policy.redundancy, policy.pieces_per_shard, "microbatch")
+
+    def _members(self) -> list[int]:
+        return np.flatnonzero(self.alive).tolist()
+
+    # ------------------------------------------------------------------------------------------------------------ a step
+
+    def _step(self) -> bool:
+        began, ready = self.now_s, self.now_s
+        total = self.control.state.plan.loads()
+        speed = self.speeds() if self.cluster.jitter else np.ones(self.cluster.num_groups)
+        per_piece = self.piece_s * speed
+        finish = began + total * per_piece
+        mean_s = float(total[self.alive].mean()) * self.piece_s
+        if self.held:
+            if not self._deaths(began, self._hit(self.held), total, per_piece, finish):
+                return False
+            ready, self.held = began + self.cluster.rebuild_s, []
+        done = self._reduced(finish, ready)
+        while (at := min(self.failures.first, self.returns.next_s)) <= done:
+            at = max(at, began)
+            for group in self.returns.repaired(at):
+                self._arrive(group)
+            dead = self._hit([group for _, group in self.failures.due(at)])
+            if dead:
+                if not self._deaths(at, dead, total, per_piece, finish):
+                    return False
+                ready = at + self.cluster.rebuild_s
+                done = self._reduced(finish, ready)
+        self.tally.slowest_s += max(0.0, done - self.cluster.reduce_s - began - mean_s)
+        self.tally.work += float(total.max()) / self.policy.pieces_per_shard
+        self.now_s = done
+        self._commit()
+        return True
+
+    def _hit(self, groups: list[int]) -> list[int]:
+        return self.bury(groups)
+
+    def _reduced(self, finish: NDArray[np.float64], ready: float) -> float:
+        return max(float(finish.max()), ready) + self.cluster.reduce_s
+
+    def _deaths(
+        self,
+        at: float,
+        dead: list[int],
+        total: NDArray[np.int64],
+        per_piece: NDArray[np.float64],
+        finish: NDArray[np.float64],
+    ) -> bool:
+        """Tell the controller; add the patch to the survivors' ``total`` and ``finish``. False: a wipe-out."""
+        if not dead:
+            return True
+        control = self.control
+        left = np.ceil(np.maximum(finish - at, 0.0) / per_piece - 1e-9).astype(np.int64)
+        progress = np.maximum(total - left, 0)
+        live = sorted(control.state.live)
+        pairs = list(zip(live, progress[live].tolist(), strict=True))
+        if not control.lost(dead, pairs):
+            self.now_s = at
+            return False
+        total[dead], finish[dead] = 0, 0.0
+        added = control.state.plan.loads() - total
+        some = np.flatnonzero(added > 0)
+        finish[some] = np.maximum(finish[some], at) + added[some] * per_piece[some]
+        total[some] += added[some]
+        self.tally.masked += len(dead)
+        self.tally.patched += len(some) > 0
+        for group in dead:
+            place = self.returns.died(group, at, self.cluster.rejoin_s)
+            if place is not None:
+                self._arrive(place)
+        return True
+
+    def _arrive(self, group: int) -> None:
+        """A group stands at the door; the next commit admits it."""
+        self.control.returns(group)
+        self.arriving.append(group)
+        self.tally.joins += 1
+
+    def _commit(self) -> None:
+        control = self.control
+        if len(control.state.holders) < len(control.state.live):
+            control.joined()
+        control.all_voted()
+        if self.arriving and control.state.phase == "running":
+            self.alive[self.arriving] = True
+            self.arriving = []
+
+    # -------------------------------------------------------------------------------------------------- between the steps
+
+    def _boundary(self) -> None:
+        if self.leaving:
+            self._planned_restart()
+            return
+        after = self.policy.restart_after
+        lost = self.cluster.num_groups - int(self.alive.sum())
+        if after is not None and lost >= after and self.control.state.step_in_flight < self.policy.steps:
+            # The step in flight is the last of this life.
+            self.control.close(f"{lost} groups are lost")
+            self.leaving = True
+            return
+        self._save_if_due()
+
+    def _planned_restart(self) -> None:
+        """Everybody has applied the last step: save it, then all groups start again from it."""
+        step = self.control.state.committed[0]
+        self.now_s += self.cluster.save_s
+        self.tally.save_s += self.cluster.save_s
+        self.saved_step, self.saving = step, None
+        self.tally.planned_restarts += 1
+        self._restart()
+        self._whole()
+        self._open(step)
+
+    def _whole(self) -> None:
+        self.returns.reset()
+        self.arriving, self.leaving = [], False
+
+    def _recover(self) -> None:
+        if self.policy.soft_wipe_out_s is None or not self.alive.any():
+            self._whole()
+            super()._recover()
+            return
+        self._whole_survivors()
+
+    def _whole_survivors(self) -> None:
+        """Survivors hold the weights of the last commit: go on with them under a placement that covers every shard."""
+        step = self.control.state.committed[0]
+        self.now_s += self.policy.soft_wipe_out_s or 0.0
+        self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
+        self.arriving, self.leaving = [], False
+        groups, redundancy = self.cluster.num_groups, self.policy.redundancy
+        for _ in range(PLACEMENTS_TRIED):
+            others = self._draws.permutation(np.arange(1, groups))[: redundancy - 1]
+            offsets = (0, *sorted(others.tolist()))
+            if self.alive[placement_from_offsets(groups, offsets).hosts()].any(axis=1).all():
+                self._open(step, offsets)
+                return
+        self._whole()
+        super()._recover()

@@ -1,0 +1,88 @@
+"""Many trials of one policy, on all cores, and what they add up to: the JSON of ``spare-simulate``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.engine import Engine, Outcome
+from spare_megatron.sim.failures import Ring
+from spare_megatron.sim.pieces import PiecesEngine
+from spare_megatron.sim.published import ReplicationEngine, SpareEngine
+
+ENGINES: Mapping[str, type[Engine]] = {
+    "checkpoint": ReplicationEngine,
+    "replication": ReplicationEngine,
+    "spare": SpareEngine,
+    "microbatch": PiecesEngine,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is simulated once for every seed."""
+
+    cluster: Cluster
+    policy: Policy
+    trace: Sequence[Ring] | None = None
+    domains: Mapping[str, Sequence[int]] | None = None
+    check: bool = False
+
+
+def run_one(case: Case, seed: int) -> Outcome:
+    """One trial in this process."""
+    engine = ENGINES[case.policy.name]
+    return engine(case.cluster, case.policy, seed, case.trace, case.domains, case.check).run()
+
+
+def run_many(
+    jobs: Sequence[tuple[Case, int]], workers: int | None = None, done: Callable[[int], None] | None = None
+) -> list[Outcome]:
+    """Every (case, seed), in order; ``done(n)`` is told how many are finished."""
+    workers = min(workers or len(os.sched_getaffinity(0)), len(jobs))
+    outcomes: list[Outcome] = []
+    if workers <= 1:
+        for case, seed in jobs:
+            outcomes.append(run_one(case, seed))
+            if done:
+                done(len(outcomes))
+        return outcomes
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(run_one, case, seed) for case, seed in jobs]
+        for future in waiting:
+            outcomes.append(future.result())
+            if done:
+                done(len(outcomes))
+    return outcomes
+
+
+def summary(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
+    """Means over the trials; a ratio of None where a trial did not progress."""
+    ratios = [outcome.ratio for outcome in outcomes]
+    known = [ratio for ratio in ratios if ratio is not None]
+    tallies = [outcome.tally for outcome in outcomes]
+
+    def mean(name: str) -> float:
+        return fmean(getattr(tally, name) for tally in tallies)
+
+    return {
+        "time_to_train_ratio": {"mean": fmean(known) if len(known) == len(ratios) else None, "trials": ratios},
+        "availability": fmean(outcome.availability for outcome in outcomes),
+        "mean_work": fmean(outcome.mean_work for outcome in outcomes),
+        "failures": mean("failures"),
+        "masked": mean("masked"),
+        "wipe_outs": mean("wipe_outs"),
+        "steps_recomputed": mean("steps_recomputed"),
+        "patched": mean("patched"),
+        "planned_restarts": mean("planned_restarts"),
+        "joins": mean("joins"),
+        "save_s": mean("save_s"),
+        "seed": seed,
+        "seeds": [outcome.seed for outcome in outcomes],
+    }

@@ -1,0 +1,193 @@
+"""One conversion: find what is there, prepare it, write it under a name that counts only when it is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spare_megatron.checkpoint import folder
+from spare_megatron.checkpoint.convert import hugging_face, layout, mp_rank, tokenizer_files, torch_dist
+from spare_megatron.checkpoint.convert.layout import Layout
+from spare_megatron.checkpoint.convert.model import (
+    WORDS,
+    Entry,
+    ModelShape,
+    Source,
+    args_of_shape,
+    entries,
+    flags_of_shape,
+)
+from spare_megatron.config.errors import ConfigError
+
+FLAGS_FILE = "model_flags.txt"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a conversion is to make."""
+
+    saver: str
+    """'torch_dist', 'mp_rank' or 'hf'."""
+    layout: Layout | None = None
+    """None: that of the checkpoint that is read."""
+    implementation: str = "transformer_engine"
+    dtype: torch.dtype | None = None
+    """None: that of each tensor."""
+    vocab_size: int | None = None
+    """Ids of the tokenizer, where it is known and the checkpoint does not say it."""
+    divisible_by: int | None = None
+    """Pad the vocabulary to a multiple of this times the tensor-parallel size."""
+    hf_kind: str | None = None
+    tokenizer_model: Path | None = None
+    part_bytes: int = hugging_face.PART_BYTES_MAX
+
+
+class Prepared:
+    """A source with another padding of the vocabulary and another type."""
+
+    def __init__(self, source: Source, shape: ModelShape, dtype: torch.dtype | None) -> None:
+        self._source, self._dtype, self.shape = source, dtype, shape
+        self.iteration, self.args, self.folder = source.iteration, source.args, source.folder
+
+    def read(self, entry: Entry) -> torch.Tensor:
+        tensor = self._source.read(entry)
+        if entry.vocabulary:
+            tensor = layout.with_vocabulary(tensor, entry.shape[0])
+        if tuple(tensor.shape) != entry.shape:
+            raise ConfigError(f"{entry.name} is {tuple(tensor.shape)}, but a model of its flags has {entry.shape}")
+        return tensor.to(self._dtype or tensor.dtype)
+
+    def dtype(self, entry: Entry) -> torch.dtype:
+        return self._dtype or self._source.dtype(entry)
+
+
+def open_source(load_dir: Path, loader: str) -> tuple[Source, str]:
+    """The checkpoint in a directory and the format that was found; ``loader`` is 'hf' or 'megatron'."""
+    if loader == "hf":
+        return hugging_face.HuggingFaceSource(load_dir), "hf"
+    if not load_dir.is_dir():
+        raise ConfigError(f"--load-dir {load_dir} does not exist; give a directory of checkpoints")
+    directory = _iteration(load_dir)
+    reason = folder.damage(directory)
+    if (directory / "metadata.json").exists():
+        if reason:
+            raise ConfigError(f"{reason}; use another checkpoint")
+        from spare_megatron.megatron_adapter.checkpointing import read_common
+
+        return torch_dist.TorchDistSource(directory, read_common(directory)), "torch_dist"
+    if any(directory.glob("mp_rank_*")):
+        return mp_rank.MpRankSource(directory), "mp_rank"
+    raise ConfigError(f"{directory} holds neither a torch_dist checkpoint nor mp_rank_* directories; use --loader hf")
+
+
+def _iteration(load_dir: Path) -> Path:
+    """The newest iteration of a ``--save`` directory, or the directory itself."""
+    tracker = load_dir / folder.TRACKER
+    if tracker.is_file():
+        word = tracker.read_text().strip()
+        directory = load_dir / ("release" if word == "release" else folder.iteration_name(int(word or 0)))
+        if directory.is_dir():
+            return directory
+    found = folder.iterations(load_dir)
+    return load_dir / folder.iteration_name(found[0]) if found else load_dir
+
+
+def prepare(source: Source, found: str, wish: Wish) -> tuple[Prepared, Layout]:
+    """The source as the wish wants it, and the layout to write."""
+    old = source.layout if isinstance(source, mp_rank.MpRankSource) else Layout()
+    new = wish.layout or old
+    shape = source.shape
+    known = wish.vocab_size or shape.vocab_size
+    rows = shape.padded_vocab_size
+    if wish.saver != "hf" and known is not None and (wish.divisible_by or found == "hf"):
+        rows = layout.padded(known, wish.divisible_by or 128, new.tensor)
+    elif wish.saver != "hf" and rows % new.tensor:
+        rows = layout.padded(known or rows, 128, new.tensor)
+    shape = dataclasses.replace(shape, padded_vocab_size=rows, vocab_size=known)
+    layout.check(shape, new)
+    return Prepared(source, shape, wish.dtype), new
+
+
+def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callable[[Entry, int, int], None]) -> str:
+    """Convert; a sentence that says what was made. ConfigError where that cannot be."""
+    source, found = open_source(load_dir, loader)
+    prepared, new = prepare(source, found, wish)
+    files = load_dir if found == "hf" else load_dir / tokenizer_files.FOLDER
+    total, done = sum(_bytes(entry, prepared) for entry in entries(prepared.shape)), 0
+
+    def told(entry: Entry) -> None:
+        nonlocal done
+        done += _bytes(entry, prepared)
+        say(entry, done, total)
+
+    if wish.saver == "hf":
+        if any(save_dir.glob("*.safetensors")):
+            raise ConfigError(f"--save-dir {save_dir} already has a model; give an empty directory")
+        prepared.folder = files
+        hugging_face.write(prepared, save_dir, wish.hf_kind, told, wish.part_bytes)
+        travelled = tokenizer_files.copy(files, save_dir, config=False)
+        return _sentence(found, "hf", prepared, save_dir, travelled)
+    directory = save_dir / folder.iteration_name(prepared.iteration)
+    if directory.exists():
+        raise ConfigError(f"{directory} is there already; give another --save-dir")
+    partial = save_dir / folder.PARTIAL / f"{directory.name}.convert"
+    folder.discard_partials(save_dir)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
+    args = _args(prepared, new, wish, save_dir)
+    if wish.saver == "torch_dist":
+        torch_dist.write(prepared, partial, args, new, told)
+        folder.write_manifest(partial)
+    else:
+        mp_rank.write(prepared, partial, args, new, wish.implementation, told)
+    folder.publish(partial, save_dir, prepared.iteration)
+    folder.discard_partials(save_dir)
+    words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))
+    (save_dir / FLAGS_FILE).write_text(shlex.join(words) + "\n")
+    return _sentence(found, wish.saver, prepared, save_dir, travelled)
+
+
+def _bytes(entry: Entry, source: Source) -> int:
+    return torch.Size(entry.shape).numel() * source.dtype(entry).itemsize
+
+
+def _args(source: Prepared, new: Layout, wish: Wish, save_dir: Path) -> Mapping[str, Any]:
+    """Megatron's args of the result: those of the checkpoint that was read, with what a conversion changes."""
+    dtype = source.dtype(Entry(WORDS, ()))
+    values = {**source.args, **args_of_shape(source.shape, dtype, new.tensor, new.pipeline, new.expert)}
+    for name in ("consumed_train_samples", "consumed_valid_samples", "seq_length"):
+        values[name] = source.args.get(name, values[name])
+    values["virtual_pipeline_model_parallel_size"] = values["num_layers_per_virtual_pipeline_stage"] = None
+    values["sequence_parallel"] = bool(source.args.get("sequence_parallel")) and new.tensor > 1
+    values["params_dtype"] = dtype
+    values["transformer_impl"] = wish.implementation
+    model = _tokenizer_model(wish, save_dir)
+    if model is not None and (wish.tokenizer_model or values.get("tokenizer_model") is None):
+        values["tokenizer_model"] = str(model)
+        kind = "Llama2Tokenizer" if model.name.endswith(".model") else "HuggingFaceTokenizer"
+        values["tokenizer_type"] = values.get("tokenizer_type") or kind
+    if wish.saver == "torch_dist":
+        plain = (str, int, float, bool, type(None))
+        return {name: value for name, value in values.items() if isinstance(value, plain)}
+    return values
+
+
+def _tokenizer_model(wish: Wish, save_dir: Path) -> Path | None:
+    files = save_dir / tokenizer_files.FOLDER
+    if wish.tokenizer_model is not None:
+        return wish.tokenizer_model
+    if (files / "tokenizer.model").is_file():
+        return files / "tokenizer.model"
+    return files if (files / "tokenizer.json").is_file() else None
+
+
+def _sentence(found: str, made: str, source: Prepared, save_dir: Path, travelled: list[str]) -> str:
+    parameters = sum(torch.Size(entry.shape).numel() for entry in entries(source.shape))
+    along = f"; along with {', '.join(travelled)}" if travelled else "; no tokenizer files were there to travel along"
+    return f"{found} -> {made}: {parameters:,} values of {source.shape.num_layers} layers in {save_dir}{along}"

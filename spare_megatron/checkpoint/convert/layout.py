@@ -1,0 +1,85 @@
+"""How a logical tensor is cut: over tensor-parallel ranks, over pipeline stages, over experts; and its vocabulary.
+
+The cuts are megatron-core's: equal parts along one axis; a gated weight is cut in each of its halves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape
+from spare_megatron.config.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Parallel degrees of a checkpoint."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+
+def check(shape: ModelShape, layout: Layout) -> None:
+    """ConfigError where a model cannot be cut so."""
+    for value, degree, flag in (
+        (shape.num_attention_heads, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.num_query_groups, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.ffn_hidden_size, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.padded_vocab_size, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.num_layers, layout.pipeline, "--target-pipeline-parallel-size"),
+        (shape.num_experts or layout.expert, layout.expert, "--target-expert-parallel-size"),
+    ):
+        if degree < 1 or value % degree:
+            names = {
+                shape.num_attention_heads: "attention heads",
+                shape.num_query_groups: "query groups",
+                shape.ffn_hidden_size: "feed-forward channels",
+                shape.padded_vocab_size: "rows of the vocabulary",
+                shape.num_layers: "layers",
+                shape.num_experts or layout.expert: "experts",
+            }
+            raise ConfigError(f"{value} {names[value]} are not divisible by {flag} {degree}; use a divisor of {value}")
+
+
+def cut(tensor: torch.Tensor, entry: Entry, ranks: int) -> list[torch.Tensor]:
+    """The part of each tensor-parallel rank; views where that is possible."""
+    if entry.axis is None or ranks == 1:
+        return [tensor] * ranks
+    if not entry.gated:
+        return list(tensor.chunk(ranks, entry.axis))
+    gate, rest = (half.chunk(ranks, 0) for half in tensor.chunk(2, 0))
+    return [torch.cat(pair) for pair in zip(gate, rest, strict=True)]
+
+
+def joined(parts: list[torch.Tensor], entry: Entry) -> torch.Tensor:
+    """The whole tensor of the parts of all tensor-parallel ranks."""
+    if entry.axis is None or len(parts) == 1:
+        return parts[0]
+    if not entry.gated:
+        return torch.cat(parts, entry.axis)
+    halves = [part.chunk(2, 0) for part in parts]
+    return torch.cat([*(gate for gate, _ in halves), *(rest for _, rest in halves)])
+
+
+def stage_of(entry: Entry, shape: ModelShape, layout: Layout) -> int:
+    """The pipeline stage that holds a tensor."""
+    if entry.layer is not None:
+        return entry.layer // (shape.num_layers // layout.pipeline)
+    return 0 if entry.name.startswith("embedding.") else layout.pipeline - 1
+
+
+def with_vocabulary(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """A vocabulary's rows cut to ``rows``, or padded with copies of the last one, as Megatron's tool pads."""
+    missing = rows - tensor.shape[0]
+    if missing <= 0:
+        return tensor[:rows]
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+
+
+def padded(vocab_size: int, divisible_by: int, tensor: int) -> int:
+    """Rows of a vocabulary as Megatron pads it."""
+    unit = divisible_by * tensor
+    return -(-vocab_size // unit) * unit

@@ -1,0 +1,230 @@
+"""Megatron's older layout: one ``model_optim_rng.pt`` for each tensor, pipeline and expert rank.
+
+``iter_0000100/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`` holds the state of one rank's model, with the layers of its
+stage counted from 0. Files are mapped from disk when they are read and filled through a shared mapping when they are
+written, so no rank's model is ever in memory as a whole. Weights only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.serialization import get_safe_globals, safe_globals, set_default_mmap_options, skip_data
+
+from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
+from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, Source, entries, shape_of_args
+from spare_megatron.config.errors import ConfigError
+
+FILE = "model_optim_rng.pt"
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+MAP_SHARED = 1
+LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+def rank_directory(directory: Path, tensor: int, pipeline: int, expert: int, layout: Layout) -> Path:
+    """Where Megatron looks for one rank's file."""
+    name = f"mp_rank_{tensor:02d}"
+    name += f"_{pipeline:03d}" if layout.pipeline > 1 else ""
+    name += f"_{expert:03d}" if layout.expert > 1 else ""
+    return directory / name
+
+
+def inner_name(entry: Entry, layer: int | None, expert: int | None, implementation: str) -> str:
+    """The name inside one rank's model. The norms before dense layers are part of transformer-engine's layers."""
+    name = entry.name
+    if entry.layer is not None:
+        name = name.replace(f"decoder.layers.{entry.layer}.", f"decoder.layers.{layer}.")
+    if entry.expert is not None:
+        name = name.replace(f"mlp.experts.{entry.expert}.", f"mlp.experts.local_experts.{expert}.")
+    if implementation == "local":
+        name = name.replace("self_attention.linear_qkv.layer_norm_", "input_layernorm.")
+        name = name.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+    return name
+
+
+class MpRankSource:
+    """One iteration in this layout that is read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.folder = directory
+        files = {path.name: path / FILE for path in sorted(directory.iterdir()) if _RANK.match(path.name)}
+        first = _load(next(iter(files.values())))
+        args = first.get("args")
+        if args is None:
+            raise ConfigError(f"{directory} was saved without args, so its model is not known; save it with them")
+        self.args: Mapping[str, Any] = vars(args)
+        self.iteration = int(first.get("iteration") or 1)
+        self.layout = Layout(
+            self.args.get("tensor_model_parallel_size", 1),
+            self.args.get("pipeline_model_parallel_size", 1),
+            self.args.get("expert_model_parallel_size", 1) or 1,
+        )
+        if (self.args.get("expert_tensor_parallel_size") or self.layout.tensor) != self.layout.tensor:
+            raise ConfigError(f"{directory} has expert tensor parallelism of its own, which is not converted")
+        self._states = self._all(directory)
+        self._first_layers = self._stages()
+        self.shape = shape_of_args(self.args, str(directory))
+
+    def _all(self, directory: Path) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
+        """(tensor, pipeline, expert rank) -> the state of each of its chunks."""
+        found = {}
+        for tensor in range(self.layout.tensor):
+            for pipeline in range(self.layout.pipeline):
+                for expert in range(self.layout.expert):
+                    path = rank_directory(directory, tensor, pipeline, expert, self.layout) / FILE
+                    if not path.is_file():
+                        raise ConfigError(f"{path} is missing; copy all ranks' directories of the checkpoint")
+                    state = _load(path)
+                    names = sorted(name for name in state if re.fullmatch(r"model\d*", name))
+                    if not names or "language_model" in state[names[0]]:
+                        raise ConfigError(
+                            f"{path} holds a model from before megatron-core; convert it with Megatron-LM's own "
+                            "tools/checkpoint/convert.py --loader legacy --saver core first"
+                        )
+                    found[tensor, pipeline, expert] = [state[name] for name in names]
+        return found
+
+    def _stages(self) -> list[tuple[int, int, int, int]]:
+        """(first layer, last layer + 1, pipeline rank, chunk): counted from what the files hold, chunk by chunk."""
+        spans, at = [], 0
+        for chunk in range(len(self._states[0, 0, 0])):
+            for pipeline in range(self.layout.pipeline):
+                names = self._states[0, pipeline, 0][chunk]
+                numbers = {int(match[1]) for name in names if (match := _LAYER.match(name))}
+                spans.append((at, at + len(numbers), pipeline, chunk))
+                at += len(numbers)
+        return spans
+
+    def read(self, entry: Entry) -> torch.Tensor:
+        return joined(self._parts(entry), entry)
+
+    def dtype(self, entry: Entry) -> torch.dtype:
+        return self._parts(entry)[0].dtype
+
+    def _parts(self, entry: Entry) -> list[torch.Tensor]:
+        """The part of each tensor-parallel rank, still on disk."""
+        layer, pipeline, chunk = self._place(entry)
+        rank, expert = 0, None
+        if entry.expert is not None:
+            rank, expert = divmod(entry.expert, (self.shape.num_experts or 1) // self.layout.expert)
+        names = [inner_name(entry, layer, expert, kind) for kind in ("transformer_engine", "local")]
+        parts = []
+        for tensor in range(self.layout.tensor):
+            state = self._states[tensor, pipeline, rank][chunk]
+            found = next((state[name] for name in names if name in state), None)
+            if found is None:
+                raise ConfigError(f"{self.folder} has no tensor {names[0]}, which a model of its args has")
+            parts.append(found)
+        return parts
+
+    def _place(self, entry: Entry) -> tuple[int | None, int, int]:
+        """Layer inside its chunk, pipeline rank, chunk."""
+        if entry.layer is None:
+            last = self._first_layers[-1]
+            return (None, 0, 0) if entry.name.startswith("embedding.") else (None, last[2], last[3])
+        for begin, end, pipeline, chunk in self._first_layers:
+            if begin <= entry.layer < end:
+                return entry.layer - begin, pipeline, chunk
+        raise ConfigError(f"{self.folder} has {self._first_layers[-1][1]} layers, its args say {self.shape.num_layers}")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A rank's file, tensors mapped from disk; nothing but plain values and enums is unpickled."""
+    from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+    install_cpu_shims()
+    from spare_megatron.megatron_adapter.pickles import harmless_classes
+
+    try:
+        wanted = [argparse.Namespace, signal.Signals, *harmless_classes()]
+        # leaving the block takes away what was added; what megatron-core allowed for good must stay
+        with safe_globals([one for one in wanted if one not in get_safe_globals()]):
+            return dict(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+    except Exception as error:  # torch raises many kinds for damaged files and for classes that are not allowed
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} cannot be read: {reason}; give a checkpoint that Megatron wrote") from error
+
+
+def write(
+    source: Source,
+    directory: Path,
+    args: Mapping[str, Any],
+    layout: Layout,
+    implementation: str,
+    say: Callable[[Entry], None],
+) -> None:
+    """One iteration of a source's weights, cut for ``layout``."""
+    top = {"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": source.iteration}
+    ranks = [
+        (tensor, pipeline, expert)
+        for pipeline in range(layout.pipeline)
+        for tensor in range(layout.tensor)
+        for expert in range(layout.expert)
+    ]
+    for rank in ranks:
+        folder = rank_directory(directory, *rank, layout)
+        folder.mkdir(parents=True)
+        with skip_data():  # empty tensors whose memory is never touched
+            torch.save({**top, "model": _empty(source, rank, layout, implementation)}, folder / FILE)
+    files = {rank: rank_directory(directory, *rank, layout) / FILE for rank in ranks}
+    with _shared_mappings():
+        states = {rank: torch.load(path, mmap=True, weights_only=False)["model"] for rank, path in files.items()}
+    for entry in entries(source.shape):
+        parts = cut(source.read(entry), entry, layout.tensor)
+        for rank in ranks:
+            for name in _names(entry, rank, source.shape, layout, implementation):
+                states[rank][name].copy_(parts[rank[0]])
+        say(entry)
+
+
+def _names(
+    entry: Entry, rank: tuple[int, int, int], shape: ModelShape, layout: Layout, implementation: str
+) -> Iterator[str]:
+    """Under which names a rank holds a tensor: one or none; tied embeddings are also the last stage's output."""
+    _, pipeline, expert = rank
+    tied = entry.name == WORDS and not shape.untie_embeddings_and_output_weights
+    if tied and layout.pipeline > 1 and pipeline == layout.pipeline - 1:
+        yield "output_layer.weight"
+    if stage_of(entry, shape, layout) != pipeline:
+        return
+    inside = None
+    if entry.expert is not None:
+        owner, inside = divmod(entry.expert, (shape.num_experts or 1) // layout.expert)
+        if owner != expert:
+            return
+    layer = None if entry.layer is None else entry.layer % (shape.num_layers // layout.pipeline)
+    yield inner_name(entry, layer, inside, implementation)
+
+
+def _empty(source: Source, rank: tuple[int, int, int], layout: Layout, implementation: str) -> dict[str, Any]:
+    """A rank's state without values, with the empty entries that linear layers expect."""
+    state: dict[str, Any] = {}
+    for entry in entries(source.shape):
+        for name in _names(entry, rank, source.shape, layout, implementation):
+            sizes = list(entry.shape)
+            if entry.axis is not None:
+                sizes[entry.axis] //= layout.tensor
+            state[name] = torch.empty(sizes, dtype=source.dtype(entry))
+            module = name.removesuffix(".weight")
+            if name.endswith(".weight") and module.rsplit(".", 1)[-1] in LINEAR:
+                state[f"{module}._extra_state"] = None
+            if name.endswith("linear_qkv.weight") and implementation == "transformer_engine":
+                state[module.replace("linear_qkv", "core_attention") + "._extra_state"] = None
+    if rank[1] == layout.pipeline - 1:
+        state["output_layer._extra_state"] = None
+    return state
+
+
+@contextmanager
+def _shared_mappings() -> Iterator[None]:
+    """Mappings of files that write through."""
+    with set_default_mmap_options(MAP_SHARED):
+        yield

@@ -1,0 +1,238 @@
+"""megatron-core's distributed checkpoints (torch_dist), read and written one tensor at a time in one process.
+
+The layers of a stack are one stored tensor with the layer as first axis (experts: layer and expert). Both directions
+go through torch.distributed.checkpoint's planners: a reader asks for the part that is one layer, a writer hands over
+each part when its turn comes. Weights only: optimizer state is not converted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from spare_megatron.checkpoint.convert.layout import Layout
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, Source, entries, shape_of_args
+from spare_megatron.config.errors import ConfigError
+
+CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+ENGINE_MODULES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
+METADATA = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+
+
+def keys_of(entry: Entry) -> tuple[str, ...]:
+    """Stored names of a tensor, the usual one first. The norm before experts has two: transformer-engine's layers
+    look for one, megatron-core's own for the other."""
+    if entry.layer is None:
+        return (entry.name,)
+    key = entry.name.replace(f"decoder.layers.{entry.layer}.", "decoder.layers.")
+    if entry.expert is not None:
+        return (key.replace(f"mlp.experts.{entry.expert}.", "mlp.experts.experts."),)
+    if ".pre_mlp_layernorm." in key:
+        return (key, key.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"))
+    return (key,)
+
+
+def lead_of(entry: Entry, shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Place and lengths of the leading axes that stack layers and experts."""
+    if entry.layer is None:
+        return (), ()
+    if entry.expert is None:
+        return (entry.layer,), (shape.num_layers,)
+    return (entry.layer, entry.expert), (shape.num_layers, shape.num_experts or 1)
+
+
+class TorchDistSource:
+    """One iteration in torch_dist format that is read."""
+
+    def __init__(self, directory: Path, common: Mapping[str, Any]) -> None:
+        self.folder = directory
+        if "args" not in common:
+            raise ConfigError(f"{directory} was saved without args, so its model is not known; save it with them")
+        self.args = vars(common["args"])
+        self.shape = shape_of_args(self.args, str(directory))
+        self.iteration = int(common.get("iteration", 1))
+        self._reader = FileSystemReader(str(directory))
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, True)
+
+    def read(self, entry: Entry) -> torch.Tensor:
+        key, stored, place = self._find(entry)
+        sizes = (*(1,) * len(place), *stored.size[len(place) :])
+        chunk = ChunkStorageMetadata(torch.Size((*place, *(0,) * (len(sizes) - len(place)))), torch.Size(sizes))
+        target = torch.empty(sizes, dtype=stored.properties.dtype)
+        planner = _Region(create_read_items_for_chunk_list(key, stored, [chunk]), target)
+        self._reader.read_data(LoadPlan(planner.items), planner).wait()
+        return target.reshape(sizes[len(place) :])
+
+    def dtype(self, entry: Entry) -> torch.dtype:
+        return self._find(entry)[1].properties.dtype  # type: ignore[no-any-return]
+
+    def _find(self, entry: Entry) -> tuple[str, TensorStorageMetadata, tuple[int, ...]]:
+        """Stored name, description, and the place of this tensor on its leading axes."""
+        place, lead = lead_of(entry, self.shape)
+        for key in keys_of(entry):
+            found = self._metadata.state_dict_metadata.get(key)
+            if isinstance(found, TensorStorageMetadata) and tuple(found.size[: len(lead)]) == lead:
+                return key, found, place
+        found = self._metadata.state_dict_metadata.get(entry.name)
+        if isinstance(found, TensorStorageMetadata):  # layers of several kinds are stored one by one
+            return entry.name, found, ()
+        raise ConfigError(f"{self.folder} has no tensor {keys_of(entry)[0]}, which a model of its args has")
+
+
+class _Region(LoadPlanner):
+    """Reads stored parts into one tensor."""
+
+    def __init__(self, items: list[ReadItem], target: torch.Tensor) -> None:
+        self.items, self._target = items, target
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """Nothing: the items are given."""
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan(self.items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        raise AssertionError("only tensors are asked for")
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        part = self._target
+        for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            part = part.narrow(axis, offset, length)
+        return part
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing: it was read in place."""
+
+
+def write(
+    source: Source, directory: Path, args: Mapping[str, Any], layout: Layout, say: Callable[[Entry], None]
+) -> None:
+    """One iteration of a source's weights; stored in the parts that the ranks of ``layout`` will read."""
+    directory.mkdir(parents=True)
+    planner = _Streamed(source, layout.tensor, say)
+    writer = FileSystemWriter(str(directory), single_file_per_rank=True, thread_count=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+    common = {
+        "args": Namespace(**args),
+        "checkpoint_version": 3.0,
+        "iteration": source.iteration,
+        "content_metadata": CONTENT,
+    }
+    torch.save(common, directory / "common.pt")
+    (directory / "metadata.json").write_text(json.dumps(METADATA))
+
+
+class _Streamed(SavePlanner):
+    """Asks the source for a tensor when a part of it is to be written."""
+
+    def __init__(self, source: Source, ranks: int, say: Callable[[Entry], None]) -> None:
+        self._source, self._ranks, self._say = source, ranks, say
+        self._entries: dict[MetadataIndex, Entry] = {}
+        self._last: tuple[Entry, torch.Tensor] | None = None
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Nothing: the source is given."""
+
+    def create_local_plan(self) -> SavePlan:
+        items = [item for entry in entries(self._source.shape) for item in self._items(entry)]
+        return SavePlan([*items, *_states(self._source.shape)])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if write_item.type == WriteItemType.BYTE_IO:
+            data = io.BytesIO()
+            torch.save([None], data)
+            return data
+        entry = self._entries[MetadataIndex(write_item.index.fqn, write_item.index.offset)]
+        if self._last is None or self._last[0] != entry:
+            self._last = None  # the old one goes before the new one comes
+            self._last = (entry, self._source.read(entry))
+            self._say(entry)
+        tensor = self._last[1]
+        data_of = write_item.tensor_data
+        assert data_of is not None
+        lead = len(data_of.chunk.offsets) - tensor.dim()
+        for axis in range(tensor.dim()):
+            tensor = tensor.narrow(axis, data_of.chunk.offsets[lead + axis], data_of.chunk.sizes[lead + axis])
+        return tensor.reshape(data_of.chunk.sizes).contiguous()
+
+    def _items(self, entry: Entry) -> Iterator[WriteItem]:
+        place, lead = lead_of(entry, self._source.shape)
+        properties = TensorProperties(dtype=self._source.dtype(entry))
+        parts = self._ranks * (2 if entry.gated else 1) if entry.axis is not None else 1
+        for key in keys_of(entry):
+            for part in range(parts):
+                sizes, offsets = list(entry.shape), [0] * len(entry.shape)
+                if entry.axis is not None:
+                    sizes[entry.axis] //= parts
+                    offsets[entry.axis] = part * sizes[entry.axis]
+                chunk = ChunkStorageMetadata(torch.Size((*place, *offsets)), torch.Size((*(1,) * len(place), *sizes)))
+                index = MetadataIndex(key, chunk.offsets)
+                self._entries[index] = entry
+                data = TensorWriteData(chunk, properties, torch.Size((*lead, *entry.shape)))
+                yield WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+
+
+def _states(shape: ModelShape) -> Iterator[WriteItem]:
+    """What linear layers keep beside weights: nothing, but a load asks for it by name."""
+    modules, layers = list(ENGINE_MODULES), shape.num_layers
+    if shape.num_experts is None:
+        modules += ["mlp.linear_fc1", "mlp.linear_fc2"]
+    for layer in range(layers):
+        for module in modules:
+            yield _state(f"decoder.layers.{module}._extra_state/shard_{layer}_{layers}")
+        for expert in range(shape.num_experts or 0):
+            for module in ("linear_fc1", "linear_fc2"):
+                place = f"shard_{layer}.{expert}_{layers}.{shape.num_experts}"
+                yield _state(f"decoder.layers.mlp.experts.experts.{module}._extra_state/{place}")
+
+
+def _state(name: str) -> WriteItem:
+    return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO)

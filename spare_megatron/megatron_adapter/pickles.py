@@ -1,0 +1,20 @@
+"""Classes of megatron-core that its checkpoint files name and that do nothing when they are unpickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+
+def harmless_classes() -> list[Any]:
+    """For ``torch.serialization.safe_globals``; enums, and the words that numpy's random states consist of."""
+    install_cpu_shims()
+    import codecs
+
+    import numpy as np
+    from megatron.core.enums import ModelType
+    from megatron.core.transformer.enums import AttnBackend
+    from numpy._core.multiarray import _reconstruct
+
+    return [ModelType, AttnBackend, np.ndarray, np.dtype, _reconstruct, type(np.dtype(np.uint32)), codecs.encode]

@@ -11,7 +11,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 fi
 
 stamp=.venv/spare_megatron.stamp
-want=$(cat setup.py pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
+want=$(cat setup.py pyproject.toml constraints.txt kernels/* | sha256sum | cut -d' ' -f1)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
   exit 0
 fi

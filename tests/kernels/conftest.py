@@ -1,0 +1,34 @@
+"""Every instruction set of this machine, with one thread and with two, as a fixture; both are put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from spare_megatron.kernels import dispatch, native
+
+CPU = torch.device("cpu")
+
+
+def library() -> native.CpuLibrary:
+    found = dispatch.kernels(CPU)
+    if not isinstance(found, native.CpuLibrary):
+        pytest.skip(dispatch.implementation("cpu"))
+    return found
+
+
+@pytest.fixture(
+    params=[(level, threads) for level in native.LEVELS for threads in (1, 2)], ids=lambda p: f"{p[0]}-{p[1]}"
+)
+def cpu(request: pytest.FixtureRequest) -> Iterator[native.CpuLibrary]:
+    found, threads = library(), torch.get_num_threads()
+    level = found.level()
+    if found.limit(request.param[0]) != request.param[0]:
+        found.limit(level)
+        pytest.skip(f"this processor has no {request.param[0]}")
+    torch.set_num_threads(request.param[1])
+    yield found
+    found.limit(level)
+    torch.set_num_threads(threads)

@@ -1,0 +1,144 @@
+"""Each native kernel gives the bits of the plain torch form: for every instruction set, with odd lengths, buffers that
+are aligned to their elements only, denormal, huge and non-finite numbers, and one thread or two.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from spare_megatron import kernels
+from spare_megatron.kernels import native, reference
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LENGTHS = (0, 1, 5, 1023, 1024, 5000)
+LARGE = 300_001
+"""Enough for two threads; shorter ones are the same with one."""
+SEED = 20_261
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
+
+
+def gradients(count: int, dtype: torch.dtype, exponent: int, wild: bool, random: torch.Generator) -> torch.Tensor:
+    """Magnitudes over 45 binary orders around what the exponent suits, zeros of both signs; all there is when wild."""
+    orders = torch.randint(-30, 15, (count + 1,), generator=random).double() - max(0, exponent - 60)
+    values = (torch.randn(count + 1, generator=random, dtype=torch.float64) * torch.exp2(orders)).to(dtype)
+    values[::7], values[1::50] = 0.0, -0.0
+    if wild:
+        tiny = torch.finfo(dtype).smallest_normal
+        special = [torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max, -torch.finfo(dtype).max, tiny, tiny / 4]
+        for number, value in enumerate(special):
+            values[1 + number :: 97] = value
+    return values[1:]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    small = itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True))
+    small = small if torch.get_num_threads() == 1 else ()
+    for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
+        for narrow in (False, True)[: 2 if bound <= 30 else 1]:
+            source = gradients(count, dtype, exponent, wild, random)
+            kind = torch.int32 if narrow else torch.int64
+            start = torch.randint(-(2**20), 2**20, (count + 1,), dtype=kind, generator=random)[1:]
+            exponents: int | torch.Tensor = exponent
+            if narrow:
+                blocks = kernels._num_blocks(first, count)
+                exponents = torch.randint(-3, 4, (blocks,), dtype=torch.int16, generator=random) + exponent
+            results = []
+            for implementation in (cpu, reference):
+                accumulator, part, report = start.clone(), source.clone(), torch.tensor([5, 0])
+                implementation.accumulate(part, accumulator, exponents, first, bound, report, count % 2 == 1)
+                results.append((accumulator, part, report))
+            case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
+            assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype, kind: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    cases = itertools.product(LENGTHS[1:], (3.0, -4.0, 1e-3), (0, 777), (-100, 30, 150))
+    cases = cases if torch.get_num_threads() == 1 else ()
+    for count, divisor, first, exponent in [*cases, (LARGE, 3.0, 777, 30), (1_100_000, 3.0, 0, 30)]:
+        total = torch.randint(-(2**62), 2**62, (count + 1,), generator=random)[1:]
+        total >>= torch.randint(0, 62, (count,), generator=random)
+        peaks, exponents = torch.zeros(1, dtype=torch.int64), exponent
+        if kind == torch.int32:
+            total = (total >> 31).int()
+            blocks = kernels._num_blocks(first, count)
+            exponents = torch.randint(-5, 5, (blocks,), dtype=torch.int16, generator=random) + exponent
+            peaks = torch.zeros(blocks, dtype=torch.int32)
+        total[count // 2] = torch.iinfo(kind).min
+        results = []
+        for implementation in (cpu, reference):
+            destination, norm = torch.full((count + 1,), 7.0, dtype=dtype)[1:], torch.tensor([1.5], dtype=torch.float64)
+            largest = peaks.clone()
+            implementation.finalize(total, destination, exponents, first, divisor, norm, largest)
+            results.append((destination, norm, largest))
+        case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}, exponent {exponent}"
+        assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
+def test_combine(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    for count, number in [*itertools.product((1, 1024, 5000), (1, 2, 3, 4, 5, 9)), (2_200_001, 5)]:
+        sources = [(torch.randn(count + 1, generator=random) * 1e6).to(dtype)[1:] for _ in range(number)]
+        expected, found = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
+        reference.combine(sources, expected)
+        cpu.combine(sources, found)
+        assert same(found, expected), f"seed {SEED}: count {count}, {number} sources"
+        kernels.combine(sources, sources[0])
+        assert same(sources[0], expected), f"seed {SEED}: count {count}, {number} sources, in place"
+
+
+@pytest.mark.parametrize("bits", [32, 48])
+def test_pack_is_lossless_or_refused(cpu: native.CpuLibrary, bits: int) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    for count in (1, 7, 1024, LARGE, 1_100_001):
+        values = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (count,), generator=random)
+        values[0], values[-1] = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        packed, expected = (torch.zeros(count * bits // 8 + 1, dtype=torch.uint8)[1:] for _ in range(2))
+        kernels.pack(values, bits, packed)
+        assert reference.pack(values, bits, expected) == -1
+        assert same(packed, expected)
+        for implementation in (cpu, reference):
+            back = torch.empty_like(values)
+            implementation.unpack(packed, bits, back)
+            assert same(back, values)
+        for wrong in (2 ** (bits - 1), -(2 ** (bits - 1)) - 1, 2**63 - 1, -(2**63)):
+            values[count // 2] = wrong
+            with pytest.raises(ValueError, match=f"value {wrong} at position {count // 2} does not fit {bits} bits"):
+                kernels.pack(values, bits, packed)
+            assert reference.pack(values, bits, expected) == count // 2
+
+
+def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    for count in (*LENGTHS, 3_000_001):
+        raw = torch.randint(0, 256, (count + 3,), dtype=torch.uint8, generator=random)[3:]
+        assert cpu.digest_sums(raw) == reference.digest_sums(raw), f"seed {SEED}: {count} bytes"
+        values = torch.randint(-(2**62), 2**62, (count,), generator=random)
+        for integers, first in itertools.product((values, (values >> 31).int()), (0, 99, 1 << 40)):
+            found, expected = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+            cpu.checksum(integers, first, found)
+            reference.checksum(integers, first, expected)
+            assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}"
+
+
+def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary) -> None:
+    source = torch.full((3000,), 2.0**-140)
+    accumulator, report = torch.zeros(3000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    supported = torch.set_flush_denormal(True)
+    try:
+        kernels.accumulate(source, accumulator, 150, 0, 50, report)
+    finally:
+        torch.set_flush_denormal(False)
+    assert supported
+    assert accumulator.tolist() == [1024] * 3000

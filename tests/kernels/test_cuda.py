@@ -1,0 +1,60 @@
+"""The CUDA sources compile for every target without spilled registers where there is an nvcc; on a machine with a GPU
+the kernels give the bits of the plain torch form.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import setup as build
+from benchmarks.cuda_registers import kernels_of
+from spare_megatron import kernels
+from spare_megatron.kernels import dispatch, native, reference
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on the path")
+@pytest.mark.parametrize("target", build.CUDA_TARGETS)
+def test_compiles_without_spills(target: str, tmp_path: Path) -> None:
+    try:
+        found = kernels_of(target, tmp_path)
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr)
+    assert len(found) >= 20
+    assert [row for row in found if row["spill_stores_bytes"] or row["spill_loads_bytes"]] == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("count", [1, 5000, 3_000_001])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_bits_of_the_reference(count: int, offset: int) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    native_kernels = dispatch.kernels(device)
+    assert isinstance(native_kernels, native.CudaLibrary), kernels.implementation("cuda")
+    generator = torch.Generator().manual_seed(count)
+    for dtype in kernels.FLOATS:
+        values = torch.randn(count + offset, generator=generator).to(dtype)[offset:]
+        values[count // 2] = torch.nan
+        both = []
+        for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
+            accumulator = torch.zeros(count + offset, dtype=torch.int64, device=where)[offset:]
+            report = torch.zeros(2, dtype=torch.int64, device=where)
+            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, False)
+            norm, peak = torch.zeros(1, dtype=torch.float64, device=where), torch.zeros_like(report[:1])
+            out = torch.empty(count, device=where)
+            run.finalize(accumulator, out, 40, 0, 3.0, norm, peak)
+            digest = run.digest_sums(out.view(torch.uint8))
+            both.append([accumulator.cpu(), report.cpu(), out.cpu(), norm.cpu(), peak.cpu(), torch.tensor(digest)])
+        assert all(torch.equal(one, other) for one, other in zip(*both, strict=True)), str(dtype)
+    integers = torch.randint(-(2**47), 2**47, (count,), generator=generator).to(device)
+    packed = torch.empty(count * 6, dtype=torch.uint8, device=device)
+    kernels.pack(integers, 48, packed)
+    back, double = torch.empty_like(integers), torch.empty_like(integers)
+    kernels.unpack(packed, 48, back)
+    kernels.combine([integers, back], double)
+    assert torch.equal(double, 2 * integers)

@@ -1,0 +1,150 @@
+"""What the exact sum promises, through the public functions: order and grouping do not matter, checksums are linear and
+find every flipped bit, values are those of exact rational arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spare_megatron import kernels
+from spare_megatron.kernels import weights
+
+COUNT, PIECES = 1300, 12
+EXPONENT, BOUND = 40, 58
+
+
+def summed(pieces: list[torch.Tensor], accumulator: torch.Tensor, report: torch.Tensor) -> None:
+    for piece in pieces:
+        kernels.accumulate(piece, accumulator, EXPONENT, 100, BOUND, report)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), order=st.permutations(range(PIECES)), groups=st.integers(1, 5), data=st.data())
+def test_any_order_and_partition_of_pieces(seed: int, order: list[int], groups: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    orders = torch.randint(-40, 10, (PIECES, COUNT), generator=generator).float()
+    pieces = torch.randn(PIECES, COUNT, generator=generator) * torch.exp2(orders)
+    pieces[3, 5], pieces[4, 6], pieces[5, 7] = torch.nan, 1e30, -torch.inf
+    whole, report = torch.zeros(COUNT, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    summed(list(pieces), whole, report)
+
+    owner = data.draw(st.lists(st.integers(0, groups - 1), min_size=PIECES, max_size=PIECES))
+    parts = [torch.zeros(COUNT, dtype=torch.int64) for _ in range(groups)]
+    reports = torch.zeros(groups, 2, dtype=torch.int64)
+    for group in range(groups):
+        summed([pieces[piece] for piece in order if owner[piece] == group], parts[group], reports[group])
+    total = torch.empty(COUNT, dtype=torch.int64)
+    kernels.combine(parts, total)
+    assert torch.equal(total, whole)
+    assert int(reports[:, 0].sum()) == int(report[0])
+    assert int(reports[:, 1].amax()) | int(reports[:, 1].amin()) <= 3
+    assert int(report[1]) == kernels.OVERFLOW | kernels.NOT_FINITE
+
+    found = torch.zeros(2, dtype=torch.int64)
+    kernels.checksum(total, 100, found)
+    assert found.tolist() == [int(report[0]), 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    value=st.floats(width=32),
+    exponent=st.integers(-60, 250),
+    bound=st.integers(1, 62),
+)
+def test_one_value_is_rounded_as_a_fraction_is(value: float, exponent: int, bound: int) -> None:
+    accumulator, report = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    kernels.accumulate(torch.tensor([value]), accumulator, exponent, 0, bound, report)
+    flags = 0
+    if not math.isfinite(value):
+        expected, flags = 0, kernels.NOT_FINITE
+    else:
+        exact = Fraction(value) * Fraction(2) ** exponent
+        if abs(exact) > 2**bound:
+            exact, flags = Fraction(2**bound if exact > 0 else -(2**bound)), kernels.OVERFLOW
+        expected = round(exact)
+    assert (int(accumulator), int(report[1])) == (expected, flags)
+
+
+@settings(max_examples=200, deadline=None)
+@given(total=st.integers(-(2**62), 2**62), exponent=st.integers(-200, 200), divisor=st.sampled_from([1.0, 96.0, 0.1]))
+def test_one_sum_comes_back_rounded(total: int, exponent: int, divisor: float) -> None:
+    norm, peak = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(1, dtype=dtype)
+        kernels.finalize(torch.tensor([total]), out, exponent, divisor, norm, peak)
+        exact = Fraction(total) / Fraction(divisor) / Fraction(2) ** exponent
+        if abs(exact) >= 2**127 or not total:
+            continue
+        # Half a unit of the format, and what the two roundings in double add to it.
+        bits = 24 if dtype == torch.float32 else 8
+        unit = max(math.ulp(float(abs(exact))) * 2 ** (53 - bits), 2.0 ** (-126 - bits + 1))
+        assert abs(Fraction(float(out)) - exact) <= Fraction(unit) * (Fraction(1, 2) + Fraction(1, 2**20))
+    assert int(peak) == abs(total)
+
+
+def test_bf16_is_rounded_once() -> None:
+    """A double just above a tie of bf16, which fp32 cannot tell from the tie."""
+    total = torch.tensor([(2**8 + 1) * 2**40 + 1])
+    norm, peak = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    out = torch.empty(1, dtype=torch.bfloat16)
+    kernels.finalize(total, out, 40, 1.0, norm, peak)
+    assert float(out) == 2**8 + 2
+
+
+def test_every_flipped_bit_is_found() -> None:
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randint(-(2**62), 2**62, (2100,), generator=generator)
+    for data in (values, values.int()):
+        expected = torch.zeros(2, dtype=torch.int64)
+        kernels.checksum(data, 7, expected)
+        digest = kernels.digest(data)
+        width = 8 * data.element_size()
+        for position in (0, 1, 1016, 1017, 2099):
+            for bit in range(width):
+                mask = torch.tensor(1 << bit if bit < width - 1 else -(1 << bit), dtype=data.dtype)
+                data[position] ^= mask
+                found = torch.zeros(2, dtype=torch.int64)
+                kernels.checksum(data, 7, found)
+                assert int(found[0]) != int(expected[0]), f"position {position}, bit {bit}"
+                assert kernels.digest(data) != digest, f"position {position}, bit {bit}"
+                data[position] ^= mask
+
+
+def test_checksum_is_the_documented_sum() -> None:
+    """Against Python's integers, which cannot be wrong in the same way."""
+    generator = torch.Generator().manual_seed(6)
+    values = torch.randint(-(2**62), 2**62, (1500,), generator=generator)
+    first, total = 900, 0
+    for position, value in enumerate(values.tolist()):
+        block, place = divmod(first + position, kernels.BLOCK)
+        table = weights.splitmix64(weights.CHECKSUM_SEED + place) >> 32 | 1
+        total += (weights.splitmix64(block) | 1) * table * value
+    report = torch.zeros(2, dtype=torch.int64)
+    kernels.checksum(values, first, report)
+    assert int(report[0]) & weights.MASK == total & weights.MASK
+
+
+def test_digest_depends_on_order_boundaries_and_bytes() -> None:
+    shuffled = list(range(256)) * 40
+    random.Random(7).shuffle(shuffled)
+    data = bytes(shuffled)
+    halves = [data[:5000], data[5000:]]
+    tensors = [torch.tensor(list(half), dtype=torch.uint8) for half in halves]
+    assert kernels.digest(halves) == kernels.digest(tensors)
+    assert len({kernels.digest(data), kernels.digest(halves), kernels.digest(halves[::-1]), kernels.digest(b"")}) == 4
+    assert kernels.digest(data + b"\0") != kernels.digest(data)
+    weights_ = torch.randn(64, 33)
+    assert kernels.digest(weights_) == kernels.digest(weights_.numpy().tobytes())
+    negated = weights_.clone()
+    negated[0, :2] *= -1
+    negated[0, 2:4] *= -1
+    assert kernels.digest(negated) != kernels.digest(weights_)
+    with pytest.raises(ValueError, match="not contiguous"):
+        kernels.digest(weights_.t())

@@ -1,0 +1,118 @@
+"""Bad input is refused by name; a missing compiler or a library of another version is told in one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from spare_megatron import kernels
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.kernels import dispatch, native
+from tests.kernels.conftest import library
+
+ROOT = Path(__file__).resolve().parents[2]
+N = 64
+
+
+def ints(count: int = N, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.zeros(count, dtype=dtype)
+
+
+def misaligned() -> torch.Tensor:
+    """fp32 at an odd address: a view that only another library could hand over."""
+    from_bytes = torch.frombuffer(bytearray(4 * N + 8), dtype=torch.float32, count=N, offset=1)
+    assert from_bytes.data_ptr() % 4 != 0
+    return from_bytes
+
+
+def accumulate(**changed: object) -> None:
+    arguments = {
+        "source": torch.zeros(N),
+        "accumulator": ints(),
+        "exponent": 3,
+        "first_index": 0,
+        "bound_bits": 50,
+        "report": ints(2),
+    }
+    kernels.accumulate(**{**arguments, **changed})
+
+
+def finalize(**changed: object) -> None:
+    norm = torch.zeros(1, dtype=torch.float64)
+    arguments = {
+        "total": ints(),
+        "destination": torch.zeros(N),
+        "exponent": 3,
+        "divisor": 2.0,
+        "norm": norm,
+        "peak": ints(1),
+    }
+    kernels.finalize(**{**arguments, **changed})
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: accumulate(source=torch.zeros(N, dtype=torch.float64)), "source is torch.float64"),
+    (lambda: accumulate(accumulator=ints(dtype=torch.int32)), "accumulator is torch.int32; give torch.int64"),
+    (lambda: accumulate(source=torch.zeros(2 * N)[::2]), "source has shape .* flat, contiguous"),
+    (lambda: accumulate(source=torch.zeros(8, 8)), "source has shape"),
+    (lambda: accumulate(source=misaligned()), "source at address .* is not aligned to its 4 bytes"),
+    (lambda: accumulate(accumulator=ints(N + 1)), "accumulator has 65 elements; give 64"),
+    (lambda: accumulate(report=ints(1)), "report has 1 elements; give 2"),
+    (lambda: accumulate(source=torch.zeros(N, device="meta")), "on cpu and the rest on meta"),
+    (lambda: accumulate(exponent=801), "exponent 801 is not within"),
+    (lambda: accumulate(bound_bits=63), "bound_bits 63 is not within 1..62"),
+    (lambda: accumulate(first_index=-1), "first_index -1"),
+    (lambda: kernels.checksum(torch.zeros(N), 0, ints(2)), "values is torch.float32"),
+    (lambda: finalize(destination=torch.zeros(N, dtype=torch.float16)), "destination is torch.float16"),
+    (lambda: finalize(divisor=0.0), "divisor 0.0"),
+    (lambda: finalize(divisor=float("nan")), "divisor nan"),
+    (lambda: finalize(total=(shared := ints()), destination=shared.view(torch.float32)[:N]), "share memory"),
+    (lambda: kernels.combine([], ints()), "no sources"),
+    (lambda: kernels.combine([ints(), (late := ints())], late), "share memory"),
+    (lambda: kernels.combine([ints(dtype=torch.int32)], ints()), r"sources\[0\] is torch.int32"),
+    (lambda: kernels.pack(ints(), 40, ints(N * 5, torch.uint8)), "bits 40"),
+    (lambda: kernels.pack(ints(), 32, ints(N, torch.uint8)), "packed bytes has 64 elements; give 256"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = library().path
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    with pytest.raises(ConfigError, match=rf"{path.name} has kernels of version .* pip install -e"):
+        native.CpuLibrary(path)
+
+
+def test_without_a_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find", lambda name: None)
+    dispatch._found.cache_clear()
+    try:
+        assert kernels.implementation().startswith("torch: no native kernels for cpu were built (needs a C++ compiler")
+        report = ints(2)
+        accumulate(source=torch.ones(N), report=report)
+        assert int(report[0]) != 0
+    finally:
+        dispatch._found.cache_clear()
+
+
+def test_without_a_compiler_the_build_says_so_and_ends_well(tmp_path: Path) -> None:
+    arguments = ["build_ext", "--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
+    environment = {**os.environ, "CXX": str(tmp_path / "no-such-compiler"), "NVCC": str(tmp_path / "no-such-nvcc")}
+    done = subprocess.run(
+        [sys.executable, "setup.py", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "_native was not built" in done.stderr
+    assert "Install a C++ compiler, or set CXX" in done.stderr
+    assert not list(tmp_path.glob("**/*.so"))

@@ -206,7 +206,7 @@ def _binomial(trials: int, chance: float) -> Floats:
     """[trials + 1]"""
     hits = np.arange(trials + 1)
     if chance <= 0:
-        return (hits == 0).astype(np.float64)
+        return np.asarray(hits == 0, dtype=np.float64)
     ways = gammaln(trials + 1) - gammaln(hits + 1) - gammaln(trials - hits + 1)
     return np.asarray(np.exp(ways + hits * np.log(chance) + (trials - hits) * np.log1p(-chance)))
 

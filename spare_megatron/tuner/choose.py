@@ -24,6 +24,8 @@ TIE = 0.005
 """Candidates this close in time to train count as equal."""
 REDUNDANCY_MAX = 20
 """Largest r among the candidates, besides N for shared data and what is asked for."""
+STANDBY_SHARES = (0.01, 0.03)
+"""Shares of the groups that are tried as standbys."""
 SHARD_PATCHES = 0.1
 """Share of losses for which shard granularity computes a patch: the present top slots do not cover every shard."""
 
@@ -103,6 +105,32 @@ def choose(cluster: Cluster, redundancy: int | None = None) -> Plan:
     return Plan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
 
 
+def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
+    """(how many of the cluster's groups are best kept as standbys, time to train with them over that of ``chosen``).
+
+    The others take the standbys' share of the batch, so each computes N / (N - n) of a shard."""
+    num_groups, base = cluster.num_groups, _ratio(chosen)
+    best = (0, 1.0)
+    for share in STANDBY_SHARES:
+        count = max(1, round(share * num_groups))
+        active = num_groups - count
+        if cluster.standby_groups or active < max(2, chosen.redundancy):
+            continue
+        wider = num_groups / active
+        fewer = replace(
+            cluster,
+            gpus=active * cluster.gpus_per_group,
+            standby_groups=count,
+            compute_s=cluster.compute_s * wider,
+            mtbf_s=cluster.mtbf_s * wider,
+        )
+        step = (fewer.compute_s + fewer.reduce_s) / (cluster.compute_s + cluster.reduce_s)
+        gain = _ratio(candidate(fewer, min(chosen.redundancy, active))) * step / base
+        if gain < best[1] - TIE:
+            best = (count, gain)
+    return best
+
+
 def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     """What this redundancy leads to on this cluster."""
     num_groups = cluster.num_groups
@@ -113,6 +141,9 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     patch = SHARD_PATCHES if whole else ceil(pieces / hosts) / pieces
     stage_s = cluster.stage_s(redundancy)
     found = ratio.outcome(num_groups, loads.after, lives.survival, patch, _costs(cluster, stage_s))
+    lasting_s = (lives.mean + cluster.standby_groups) * cluster.mtbf_s
+    if cluster.rejoin_s is None and lasting_s < cluster.restart_s + stage_s + cluster.save_s:
+        found = None
     until = loads.mean
     if found is not None and found.restart_after is not None:
         states = min(len(loads.after), max(1, found.restart_after - cluster.standby_groups))
@@ -167,11 +198,12 @@ def _impossible(cluster: Cluster, tried: list[Candidate]) -> str:
     needed = cluster
     while needed.mtbf_s < 1e12 and candidate(needed, longest.redundancy).outcome is None:
         needed = replace(needed, mtbf_s=needed.mtbf_s * 1.25)
+    endured_s = longest.endurable_failures * cluster.mtbf_s
     return (
-        f"--mtbf-s {cluster.mtbf_s:g} is too short: even redundancy {longest.redundancy} endures only "
-        f"{longest.endurable_failures:.1f} losses, {longest.endurable_failures * cluster.mtbf_s:.0f} s, before "
-        f"a restart of {cluster.restart_s:g} s and a save of {cluster.save_s:g} s; use --mtbf-s {needed.mtbf_s:.3g} or "
-        "more, or shorter restarts and saves"
+        f"--mtbf-s {cluster.mtbf_s:g} is too short: redundancy {longest.redundancy} endures "
+        f"{longest.endurable_failures:.1f} losses, {endured_s:.0f} s, before a restart of "
+        f"{cluster.restart_s + longest.stage_s:g} s and a save of {cluster.save_s:g} s; "
+        f"use --mtbf-s {needed.mtbf_s:.3g} or more, or shorter restarts and saves"
     )
 
 

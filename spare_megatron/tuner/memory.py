@@ -76,8 +76,8 @@ def fitting(
     """The memory of this shape; ConfigError when a GPU has less, naming the D and the group size that would fit."""
     if group_size % inner_data:
         raise ConfigError(
-            f"--gpus-per-group {group_size} is not divisible by --inner-data-parallel {inner_data}; use --gpus-per-group "
-            f"{max(1, group_size // inner_data) * inner_data}"
+            f"--gpus-per-group {group_size} is not divisible by --inner-data-parallel {inner_data}; use "
+            f"--gpus-per-group {max(1, group_size // inner_data) * inner_data}"
         )
     needed = memory(parameters, group_size, gpus // group_size, inner_data, mode, activations_gib)
     if gpu_memory_gib is None or needed.total <= gpu_memory_gib:

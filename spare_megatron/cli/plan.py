@@ -1,0 +1,228 @@
+"""``spare-plan``: redundancy, planned restart and save interval for a cluster, before the job starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.placement import build_placement
+from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.tuner.choose import Plan, choose, standbys
+from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.memory import RESULT_BYTES, Memory, fitting
+from spare_megatron.tuner.trace import parse_trace
+
+EXAMPLE = (
+    "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "
+    "--compute-s 64 --reduce-s 10"
+)
+COLUMNS = (
+    ("redundancy", "r"),
+    ("endurable_failures", "endured"),
+    ("mean_work", "mean work"),
+    ("restart_after_failures", "restart after"),
+    ("save_interval_steps", "save every"),
+    ("availability", "availability"),
+    ("time_to_train_ratio", "time to train"),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser("spare-plan", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
+    add = made.add_argument
+    add("--gpus", type=int, required=True, help="GPUs of the cluster that train")
+    add("--gpus-per-group", type=int, required=True, help="GPUs of one group: TP x PP x CP x inner data parallel")
+    rate = made.add_mutually_exclusive_group(required=True)
+    rate.add_argument("--mtbf-s", type=float, help="mean time between losses anywhere in the cluster, seconds")
+    rate.add_argument("--trace", type=Path, metavar="CSV", help="past losses, lines TIME_S,NODE")
+    add("--weibull-shape", type=float, help="shape of the failure clocks (default: 1, or as the trace shows)")
+    add("--restart-s", type=float, required=True, help="restart of the whole job")
+    add("--save-s", type=float, required=True, help="time that a checkpoint stops training")
+    add("--compute-s", type=float, required=True, help="compute of one shard")
+    add("--reduce-s", type=float, required=True, help="reduction over the groups, per step")
+    add("--rebuild-s", type=float, default=0.1, help="forming the communicators anew after a loss (0.1)")
+    add("--pieces-per-shard", type=int, default=16, help="microbatches of a shard (16)")
+    add("--rejoin-s", type=float, help="time until a lost group is back (default: only a restart brings it back)")
+    add("--standby-groups", type=int, default=0, help="started groups beyond --gpus that hold no place (0)")
+    add("--granularity", choices=("microbatch", "shard"), default="microbatch", help="smallest unit that moves")
+    add("--data", choices=("shared", "staged"), default="staged", help="shared: every group can read all data")
+    add("--data-gib", type=float, default=0.0, help="all training data, for the staging of r/N of it per group (0)")
+    add("--stage-gib-per-s", type=float, default=1.0, help="speed at which a group stages data (1)")
+    add("--jitter", type=float, default=0.05, help="relative standard deviation of a group's step time (0.05)")
+    add("--steps", type=int, default=10_000, help="steps of the job (10000)")
+    add("--redundancy", type=int, help="take this redundancy instead of choosing one")
+    add("--topology", type=Path, metavar="FILE", help="failure domains, lines GROUP,DOMAIN")
+    add("--params", type=float, help="parameters of the model")
+    add("--gpu-memory-gib", type=float, help="memory of one GPU; what does not fit is refused")
+    add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (0)")
+    add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (1)")
+    add("--reduce", choices=sorted(RESULT_BYTES), default="fp32", help="how gradients are summed over groups (fp32)")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the candidates")
+    add("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def planned(args: argparse.Namespace) -> dict[str, Any]:
+    """The JSON of these flags.
+
+    Raises:
+        ConfigError: a figure is impossible, or nothing fits or makes progress."""
+    cluster = _cluster(args)
+    needed = _memory(args)
+    plan = choose(cluster, args.redundancy)
+    shared: dict[str, object] = {
+        "inner_data_parallel": args.inner_data_parallel,
+        "memory_gib_per_gpu": None if needed is None else needed.as_json(),
+    }
+    count, gain = standbys(cluster, plan.chosen)
+    advice = f"{count} of the groups as standbys would take {gain:.3f} of that time" if count else None
+    found: dict[str, Any] = {
+        **plan.chosen.as_json(),
+        **shared,
+        "num_groups": cluster.num_groups,
+        "mtbf_s": cluster.mtbf_s,
+        "weibull_shape": cluster.weibull_shape,
+        "standby_groups": cluster.standby_groups,
+        "advised_standby_groups": cluster.standby_groups + count,
+        "reason": "; ".join(filter(None, (plan.reason, advice))),
+        "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
+    }
+    if args.topology is not None:
+        found["topology"] = _topology(args.topology, cluster.num_groups, plan)
+    return found
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    for name in ("params", "gpu_memory_gib", "inner_data_parallel"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be a finite number above 0")
+    if args.gpu_memory_gib is not None and args.params is None:
+        raise ConfigError(f"--gpu-memory-gib {args.gpu_memory_gib:g} is given without --params; give the model's size")
+    if not 0 <= args.activations_gib < float("inf"):
+        raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
+    mtbf_s, shape = args.mtbf_s, args.weibull_shape
+    if args.trace is not None:
+        trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
+        mtbf_s = trace.mtbf_s
+        shape = trace.weibull_shape() if shape is None else shape
+    return Cluster(
+        gpus=args.gpus,
+        gpus_per_group=args.gpus_per_group,
+        mtbf_s=mtbf_s,
+        restart_s=args.restart_s,
+        save_s=args.save_s,
+        compute_s=args.compute_s,
+        reduce_s=args.reduce_s,
+        rebuild_s=args.rebuild_s,
+        weibull_shape=1.0 if shape is None else shape,
+        pieces_per_shard=args.pieces_per_shard,
+        rejoin_s=args.rejoin_s,
+        standby_groups=args.standby_groups,
+        granularity=args.granularity,
+        data=args.data,
+        jitter=args.jitter,
+        steps=args.steps,
+        data_gib=args.data_gib,
+        stage_gib_per_s=args.stage_gib_per_s,
+    )
+
+
+def _memory(args: argparse.Namespace) -> Memory | None:
+    if args.params is None:
+        return None
+    return fitting(
+        args.params,
+        args.gpus,
+        args.gpus_per_group,
+        args.inner_data_parallel,
+        args.reduce,
+        args.gpu_memory_gib,
+        args.activations_gib,
+    )
+
+
+def _topology(path: Path, num_groups: int, plan: Plan) -> dict[str, object]:
+    domains = parse_topology(_lines(path, "--topology"), str(path), num_groups)
+    spread = spread_over_domains(build_placement(num_groups, plan.chosen.redundancy), domains)
+    return spread.as_json()
+
+
+def _lines(path: Path, flag: str) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """For people: the candidates, the choice marked, the memory, the reason."""
+    rows = [[title for _, title in COLUMNS]]
+    for each in found["candidates"]:
+        rows.append([_cell(each[key]) for key, _ in COLUMNS])
+        rows[-1][0] = ("* " if each["redundancy"] == found["redundancy"] else "  ") + rows[-1][0]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    memory = found["memory_gib_per_gpu"]
+    if memory is not None:
+        plain = memory["plain_megatron"]
+        parts = ", ".join(f"{name} {value:g}" for name, value in memory.items() if name != "plain_megatron")
+        others = ", ".join(f"{name} {value:g}" for name, value in plain.items())
+        lines += [f"GiB per GPU: {parts}", f"plain Megatron: {others}"]
+    if "topology" in found:
+        lines.append(found["topology"]["reason"])
+    lines.append(found["reason"])
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Time to train, availability and mean work over redundancy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    keys = ("time_to_train_ratio", "availability", "mean_work")
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(12, 3.6), layout="constrained")
+    for key, axis in zip(keys, axes, strict=True):
+        points = [(each["redundancy"], each[key]) for each in found["candidates"] if each[key] is not None]
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=3)
+        axis.axvline(found["redundancy"], color="0.7", linestyle="--")
+        axis.set(xlabel="redundancy", title=key.replace("_", " "))
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {path} cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in spare_megatron.config.exits."""
+    args = parser().parse_args(argv)
+    try:
+        found = planned(args)
+        if args.plot is not None:
+            plot(found, args.plot)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-plan: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+    sys.stdout.write((json.dumps(found) if args.json else text_of(found)) + "\n")
+    return int(ExitCode.FINISHED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

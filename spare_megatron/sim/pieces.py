@@ -1,10 +1,10 @@
 """Steps under our policy: pieces spread over the live groups, a death inside a step patched by the survivors, the
 reduction done again with everything, returning groups and standbys admitted with a commit.
 
-A group computes its pieces one after the other at its own speed of this step. At a death the controller is told how many
-pieces each group has done; who gets pieces of the patch computes them after its own. The reduction starts when the last
-live group is done and the communicators are rebuilt; a death inside it starts it again. State reaches a joiner within
-the step in which it is admitted.
+A group computes its pieces one after the other at its own speed of this step. At a death the controller is told how
+many pieces each group has done; who gets pieces of the patch computes them after its own. The reduction starts when the
+last live group is done and the communicators are rebuilt; a death inside it starts it again. State reaches a joiner
+within the step in which it is admitted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PiecesEngine(Engine):
     def _members(self) -> list[int]:
         return np.flatnonzero(self.alive).tolist()
 
-    # ------------------------------------------------------------------------------------------------------------ a step
+    # ---- a step
 
     def _step(self) -> bool:
         began, ready = self.now_s, self.now_s
@@ -122,7 +122,7 @@ class PiecesEngine(Engine):
             self.alive[self.arriving] = True
             self.arriving = []
 
-    # -------------------------------------------------------------------------------------------------- between the steps
+    # ---- between the steps
 
     def _boundary(self) -> None:
         if self.leaving:

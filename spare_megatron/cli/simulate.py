@@ -1,0 +1,215 @@
+"""``spare-simulate``: a policy on a modelled cluster, decided by the controller that runs real jobs.
+
+Defaults are the published simulation's (arXiv 2603.00357): 10,000 steps, a failure every 5 minutes, 64 s of compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.placement import build_placement
+from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.sim.cluster import POLICIES, Cluster, Policy
+from spare_megatron.sim.engine import RATIO_MAX
+from spare_megatron.sim.failures import Ring
+from spare_megatron.sim.trials import Case, run_many, summary
+from spare_megatron.tuner.trace import parse_trace
+
+EXAMPLE = (
+    "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "
+    "--trials 3"
+)
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    cluster: Cluster
+    policy: Policy
+
+
+_D = _Defaults(Cluster(1), Policy())
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser("spare-simulate", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
+    add = made.add_argument
+    add("--policy", default=_D.policy.name, metavar="NAME", help=f"{', '.join(POLICIES)}; 'microbatch' is ours")
+    add("--num-groups", type=int, required=True)
+    add("--redundancy", type=int, help="hosts of a shard (default 8, at most N); N: every group reads every shard")
+    add("--steps", type=int, default=_D.policy.steps)
+    add("--mtbf-s", type=float, default=_D.cluster.mtbf_s, help="mean time between failures of the whole cluster")
+    add("--weibull-shape", type=float, default=_D.cluster.weibull_shape, help="1 is exponential")
+    add("--clocks", default=_D.cluster.clocks, metavar="group|system")
+    add("--compute-s", type=float, default=_D.cluster.compute_s, help="one shard on one group")
+    add("--reduce-s", type=float, help="reduction over the groups (default N / 100)")
+    add("--rebuild-s", type=float, default=_D.cluster.rebuild_s, help="from a death to new communicators")
+    add("--save-s", type=float, default=_D.cluster.save_s)
+    add("--save-interval-s", type=float, help="default: the optimum")
+    add("--restart-s", type=float, default=_D.cluster.restart_s)
+    add("--rejoin-s", type=float, help="from a group's death to its return (default: it stays away)")
+    add("--jitter", type=float, default=_D.cluster.jitter, help="standard deviation of a group's step time, relative")
+    add("--pieces-per-shard", type=int, default=_D.policy.pieces_per_shard)
+    add("--placement", default=_D.policy.placement, metavar="independent|consecutive")
+    add("--standby-groups", type=int, default=0)
+    add("--restart-after", type=int, metavar="K", help="planned restart after K losses")
+    add("--soft-wipe-out-s", type=float, metavar="S", help="after a wipe-out survivors go on, data staged again in S")
+    add("--balance", action="store_true", help="slow groups give pieces up inside a step")
+    add("--async-save", action="store_true", help="a save does not stop the training")
+    add("--trace", type=Path, metavar="CSV", help="failures: lines TIME_S,NODE, the node being the group's number")
+    add("--topology", type=Path, metavar="FILE", help="failure domains: lines GROUP,DOMAIN")
+    add("--domain-mtbf-s", type=float, default=0.0, help="mean time between failures of one whole domain")
+    add("--topology-as-listed", action="store_true", help="do not number the groups so that hosts are apart")
+    add("--check", action="store_true", help="test every invariant of the controller after each event")
+    add("--trials", type=int, default=3)
+    add("--seed", type=int, default=0, help="the trials have this seed and the ones after it")
+    add("--plot", type=Path, metavar="PNG", help="ratio, availability and work of the trials")
+    add("--json", action="store_true")
+    return made
+
+
+def case_of(args: argparse.Namespace) -> Case:
+    """Raises ConfigError for what cannot be simulated."""
+    groups = args.num_groups
+    cluster = Cluster(
+        num_groups=groups,
+        mtbf_s=args.mtbf_s,
+        weibull_shape=args.weibull_shape,
+        clocks=args.clocks,
+        compute_s=args.compute_s,
+        reduce_s=groups / 100 if args.reduce_s is None else args.reduce_s,
+        rebuild_s=args.rebuild_s,
+        save_s=args.save_s,
+        restart_s=args.restart_s,
+        rejoin_s=args.rejoin_s,
+        jitter=args.jitter,
+        domain_mtbf_s=args.domain_mtbf_s,
+    )
+    policy = Policy(
+        name=args.policy,
+        redundancy=min(_D.policy.redundancy, groups) if args.redundancy is None else args.redundancy,
+        pieces_per_shard=args.pieces_per_shard,
+        placement=args.placement,
+        steps=args.steps,
+        save_interval_s=args.save_interval_s,
+        restart_after=args.restart_after,
+        standby_groups=args.standby_groups,
+        balance=args.balance,
+        async_save=args.async_save,
+        soft_wipe_out_s=args.soft_wipe_out_s,
+    )
+    policy.check(cluster)
+    if args.trials < 1:
+        raise ConfigError(f"--trials is {args.trials}, but must be at least 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed is {args.seed}, but must not be negative")
+    return Case(cluster, policy, _trace(args.trace, groups), _domains(args, policy), args.check)
+
+
+def _lines(path: Path, flag: str) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from None
+
+
+def _trace(path: Path | None, groups: int) -> list[Ring] | None:
+    if path is None:
+        return None
+    trace = parse_trace(_lines(path, "--trace"), str(path))
+    rings: list[Ring] = []
+    for number, (at, node) in enumerate(zip(trace.times_s, trace.nodes, strict=True), 1):
+        if not node.isdigit() or int(node) >= groups:
+            raise ConfigError(
+                f"--trace {path}: failure {number} is of node {node!r}, but the groups are 0 to {groups - 1}"
+            )
+        rings.append((at, int(node)))
+    return rings
+
+
+def _domains(args: argparse.Namespace, policy: Policy) -> Mapping[str, Sequence[int]] | None:
+    if args.topology is None:
+        if args.domain_mtbf_s:
+            raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} says nothing without --topology FILE; give both")
+        return None
+    domains = parse_topology(_lines(args.topology, "--topology"), str(args.topology), args.num_groups)
+    numbers: Sequence[int] = range(args.num_groups)
+    if not args.topology_as_listed:
+        placement = build_placement(args.num_groups, policy.redundancy, policy.placement)  # type: ignore[arg-type]
+        numbers = spread_over_domains(placement, domains).numbers
+    members: dict[str, list[int]] = {}
+    for number, domain in zip(numbers, domains, strict=True):
+        members.setdefault(domain, []).append(number)
+    return members
+
+
+def table_of(found: Mapping[str, Any]) -> Table:
+    """For people."""
+    table = Table("figure", "value", title="spare-simulate")
+    ratio = found["time_to_train_ratio"]
+    trials = ", ".join("none" if one is None else f"{one:.3f}" for one in ratio["trials"])
+    mean = "none" if ratio["mean"] is None else f"{ratio['mean']:.3f}"
+    table.add_row("time to train / failure-free", f"{mean}  ({trials})")
+    if ratio["mean"] is None:
+        table.add_row("", f"stopped at {RATIO_MAX:g} times the failure-free time: the job loses what it gains")
+    table.add_row("availability", f"{found['availability']:.2%}")
+    for name, value in found.items():
+        if isinstance(value, float) and name != "availability":
+            table.add_row(name.replace("_", " "), f"{value:.2f}")
+    table.add_row("seeds", ", ".join(map(str, found["seeds"])))
+    return table
+
+
+def _plot(found: Mapping[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 3))
+    ratios = found["time_to_train_ratio"]["trials"]
+    known = [(str(seed), ratio) for seed, ratio in zip(found["seeds"], ratios, strict=True) if ratio is not None]
+    axes.bar([seed for seed, _ in known], [ratio for _, ratio in known])
+    axes.set_xlabel("seed")
+    axes.set_ylabel("time to train / failure-free")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in spare_megatron.config.exits."""
+    args = parser().parse_args(argv)
+    try:
+        case = case_of(args)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-simulate: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+    jobs = [(case, args.seed + n) for n in range(args.trials)]
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("trials", total=len(jobs))
+        outcomes = run_many(jobs, done=lambda done: progress.update(task, completed=done))
+    found = summary(outcomes, args.seed)
+    if args.plot is not None:
+        _plot(found, args.plot)
+    if args.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(table_of(found))
+    return int(ExitCode.FINISHED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

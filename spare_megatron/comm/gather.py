@@ -45,7 +45,8 @@ class Ballots:
             return None
         self._reduced[position] = reduced
         if not reduced.ok:
-            return self._vote(False, f"rank {position}: {reduced.detail or 'no reason given'}", reduced.blamed)
+            detail = f"rank {position}: {reduced.detail or 'no reason given'}"
+            return self._vote(False, detail, reduced.blamed, reduced.corrupt)
         if len(self._reduced) < self._size:
             return None
         if len({one.pieces for one in self._reduced.values()}) > 1:
@@ -58,7 +59,7 @@ class Ballots:
         if self.last is not None and self.last[0].epoch < epoch and self.held != committed:
             self.last = None
 
-    def _vote(self, ok: bool, detail: str, blamed: tuple[int, ...]) -> tuple[Vote, Figures]:
+    def _vote(self, ok: bool, detail: str, blamed: tuple[int, ...], corrupt: bool = False) -> tuple[Vote, Figures]:
         epoch, step = self._at
         ranks = [self._reduced[p] for p in sorted(self._reduced)]
         vote = Vote(
@@ -71,6 +72,7 @@ class Ballots:
             result_digest=_joined(one.result_digest for one in ranks) if ok else "",
             weights_digest=_joined(one.weights_digest for one in ranks) if ok else "",
             blamed=blamed,
+            corrupt=corrupt,
             detail=detail,
         )
         figures = greatest(one.figures for one in ranks)

@@ -108,6 +108,7 @@ class Session:
         result_digest: str = "",
         weights_digest: str = "",
         blamed: Sequence[int] = (),
+        corrupt: bool = False,
         detail: str = "",
         figures: Mapping[str, float] | None = None,
     ) -> None:
@@ -116,6 +117,7 @@ class Session:
         Args:
             pieces: what went into this reduction, in execution order; equal on all ranks of the group.
             blamed: groups that could not be reached.
+            corrupt: this rank's accumulators are damaged: its group must be fenced.
             detail: what went wrong, for the reason.
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
                 ``compute_s`` (the greatest over ranks and groups counts), ``pieces_discarded`` (the greatest over
@@ -130,6 +132,7 @@ class Session:
                 result_digest=result_digest,
                 weights_digest=weights_digest,
                 blamed=tuple(blamed),
+                corrupt=corrupt,
                 detail=detail,
                 figures=tuple(sorted((figures or {}).items())),
             )

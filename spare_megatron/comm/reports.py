@@ -37,6 +37,7 @@ class Reduced:
     blamed: tuple[int, ...] = ()
     detail: str = ""
     figures: tuple[tuple[str, float], ...] = ()
+    corrupt: bool = False
 
 
 @dataclass(frozen=True)

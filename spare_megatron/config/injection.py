@@ -71,10 +71,10 @@ def parse_injection(text: str) -> Injection:
 def check_injections(injections: list[Injection], num_groups: int, group_size: int) -> None:
     """Every injection must concern a group and a position of the job; raises ConfigError."""
     for one in injections:
-        if one.kind == "bitflip" or one.point == "join":
+        if one.point == "join":
             raise ConfigError(
-                f"--inject {one.kind} at {one.point}: nothing would happen, as this version has no exact reduction and "
-                "lets no group join; use another kind or point"
+                f"--inject {one.kind} at join: nothing would happen, as this version lets no group join; use another "
+                "point"
             )
         if one.group >= num_groups:
             raise ConfigError(f"--inject {one.kind}: group={one.group}, but the job has groups 0 to {num_groups - 1}")

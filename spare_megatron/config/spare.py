@@ -20,7 +20,7 @@ class SpareConfig:
     """Which groups host a shard: offsets of pairwise distinct differences, or neighbours."""
     data: Literal["shared", "staged"] = "staged"
     """staged: a group reads only the shards that it hosts; shared: every group can read all data."""
-    reduce: Literal["exact", "exact32", "fp32", "bf16"] = "fp32"
+    reduce: Literal["exact", "exact32", "fp32", "bf16"] = "exact"
     """How gradients are summed over groups."""
     audit_rate: float = 0.0
     """Share of the pieces that a second group computes again to find silent corruption."""

@@ -32,6 +32,8 @@ install_cpu_shims()
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
@@ -47,6 +49,7 @@ _HERE = "optimizer of this layout"
 """Where a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge them by
 position with the parameter groups of the layout that saved, which may have other groups: expert parameters have an
 optimizer of their own only with EP > 1."""
+_RANK_STATE = "spare_rank_state"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
 
@@ -59,6 +62,8 @@ class Loaded:
     consumed_samples: int
     consumed_valid_samples: int
     args: Mapping[str, Any]
+    rank_state: Any = None
+    """What this rank position gave to :func:`save`; None from a checkpoint with other rank positions, or without."""
 
 
 def save(
@@ -69,8 +74,12 @@ def save(
     consumed_samples: int,
     consumed_valid_samples: int = 0,
     args: Mapping[str, Any] | None = None,
+    rank_state: Any = None,
 ) -> None:
-    """Write the group's state after ``step`` into ``directory``, which must be new or empty. Collective."""
+    """Write the group's state after ``step`` into ``directory``, which must be new or empty. Collective.
+
+    ``rank_state`` belongs to this rank position (anything that pickles): only the same layout gets it back.
+    """
     directory = Path(directory)
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -84,6 +93,7 @@ def save(
             "consumed_valid_samples": consumed_valid_samples,
         }
     )
+    state[_RANK_STATE] = _rank_object(rank_state)
     state["checkpoint_version"] = CHECKPOINT_VERSION
     state["iteration"] = step
     state["opt_param_scheduler"] = replica.scheduler.state_dict()
@@ -107,6 +117,9 @@ def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> 
     if optimizer:
         state[_HERE] = state.pop("optimizer")
     try:
+        mine = _rank_object(None)
+        if optimizer and mine.unique_key in load_sharded_metadata(str(directory)):
+            state[_RANK_STATE] = mine
         state = dist_checkpointing.load(state, str(directory))
     except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
@@ -129,7 +142,12 @@ def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> 
         consumed_samples=int(args.get("consumed_train_samples", 0)),
         consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
         args=args,
+        rank_state=state.get(_RANK_STATE),
     )
+
+
+def _rank_object(data: Any) -> ShardedObject:
+    return ShardedObject(_RANK_STATE, data, (dist.get_world_size(),), (dist.get_rank(),))
 
 
 def read_common(directory: str | Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ plain sums; the only divisor is the constant of :meth:`MegatronEngine._divisor`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,21 @@ install_cpu_shims()
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
+from spare_megatron.megatron_adapter.exact import ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.scales import GROWTH_BITS
 from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
 from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.megatron_adapter.state import weights_digest
 from spare_megatron.megatron_adapter.world import GroupWorld
+
+log = logging.getLogger(__name__)
+
+OVERFLOWS, NOT_FINITE = "overflows", "not finite"
+"""Scalars of the exact sum: ranks of which a piece exceeded the bound, or was NaN or infinite."""
+
+Flips = Callable[[str, int], bool]
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -47,9 +58,17 @@ class MegatronEngine:
         *,
         probe_piece: int = 0,
         on_piece: PieceHook | None = None,
+        exact: bool = False,
+        flips: Flips | None = None,
     ) -> None:
-        """``source`` gives training microbatches. ``probe_piece`` is a piece that this group may read: a group that
-        has never run a piece learns from it what the loss function reports."""
+        """
+        Args:
+            source: gives training microbatches.
+            probe_piece: a piece that this group may read: a group that has never run a piece learns from it what the
+                loss function reports.
+            exact: add gradients in fixed point (:mod:`spare_megatron.megatron_adapter.exact`), not in fp32.
+            flips: ``flips(point, step)``: whether an injected fault flips a bit there.
+        """
         self.replica = replica
         self.world = world
         self._forward_step = forward_step
@@ -62,6 +81,8 @@ class MegatronEngine:
         self._names: list[str] | None = None
         self._summed: list[torch.Tensor | None] = []
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
+        self._flips = flips or (lambda point, step: False)
+        self.exact = ExactGradients(replica, world, lambda point: self._flips(point, self._step)) if exact else None
 
     # ------------------------------------------------------------------------------------------ step engine
 
@@ -69,8 +90,11 @@ class MegatronEngine:
         """Zero the accumulators: no piece is inside."""
         self._step = step
         self._sums.clear()
-        for chunk in self.replica.chunks:
-            chunk.zero_grad_buffer()
+        if self.exact is not None:
+            self.exact.begin_step()
+        else:
+            for chunk in self.replica.chunks:
+                chunk.zero_grad_buffer()
         self.replica.optimizer.zero_grad()
         for counts in self._routing:
             counts.zero_()
@@ -86,12 +110,19 @@ class MegatronEngine:
         self._piece_run(step, pieces, self._sums, forward_only=False).execute(self._source, self._seq_length)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """The gradient buffers summed over context and inner data ranks, then the routing counts (int64) of this rank.
+        """The gradient buffers summed over context and inner data ranks, then what :class:`ExactGradients` adds to
+        them, then the routing counts (int64) of this rank.
 
         Collective in the group. A buffer that no other rank of the group shares is given as it is; else the sum is in
         memory of its own.
         """
         self._scalars = self._group_sums(self._sums)
+        result = self.exact.tensors() if self.exact is not None else self._plain_sums()
+        if self._routing:
+            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
+        return result
+
+    def _plain_sums(self) -> list[torch.Tensor]:
         buffers = self._buffers()
         if not self._summed:
             self._summed = [torch.empty_like(data) if group.size() > 1 else None for data, group in buffers]
@@ -103,8 +134,6 @@ class MegatronEngine:
             own.copy_(data)
             dist.all_reduce(own, group=group)
             result.append(own)
-        if self._routing:
-            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
         return result
 
     def scalars(self) -> Mapping[str, float]:
@@ -118,17 +147,17 @@ class MegatronEngine:
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The committed update from the sums over all pieces of the step; what is logged, the same on every rank."""
         replica = self.replica
-        divisor = self._divisor(scalars)
-        buffers = self._buffers()
-        for (data, _), total in zip(buffers, reduced, strict=False):
-            torch.div(total, divisor, out=data)
-        self._check_finite(step)
+        gradients = list(reduced)
         if self._routing:
-            for counts, total in zip(self._routing, reduced[len(buffers)].view(len(self._routing), -1), strict=True):
+            for counts, total in zip(self._routing, gradients.pop().view(len(self._routing), -1), strict=True):
                 counts.copy_(total)
         loss_scale = float(replica.optimizer.get_loss_scale().item())
-        finalize_model_grads(list(replica.chunks), None)
-        updated, grad_norm, _ = replica.optimizer.step()
+        updated, grad_norm = False, None
+        if self._take_gradients(step, gradients, scalars):
+            finalize_model_grads(list(replica.chunks), None)
+            updated, grad_norm, _ = replica.optimizer.step()
+        if self._flips("weights", step):
+            flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if updated:
             replica.scheduler.step(increment=self.world.shape.global_batch_size)
         values = averages(scalars)
@@ -142,6 +171,22 @@ class MegatronEngine:
             **values,
         }
 
+    # --------------------------------------------------------------------------------------------- checks
+
+    def accumulators_fault(self) -> str:
+        """Exact sums carry checksums; plain ones cannot tell."""
+        return self.exact.accumulators_fault() if self.exact is not None else ""
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """As :meth:`accumulators_fault`, of sums over all groups."""
+        if self.exact is None:
+            return ""
+        return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
+
+    def weights_digest(self) -> str:
+        """Of the parameters and lasting buffers, where the groups must be bit for bit alike; empty in fp32."""
+        return weights_digest(self.replica) if self.exact is not None else ""
+
     # ------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self, step: int, pieces: Sequence[int], source: PieceSource) -> Mapping[str, float]:
@@ -152,7 +197,8 @@ class MegatronEngine:
         sums = self._new_sums()
         if pieces:
             self._forward(step, pieces, source, sums)
-        return self._group_sums(sums)
+        values = self._group_sums(sums)
+        return {name: value for name, value in values.items() if name not in (OVERFLOWS, NOT_FINITE)}
 
     def _forward(self, step: int, pieces: Sequence[int], source: PieceSource, sums: LossSums) -> None:
         chunks = self.replica.chunks
@@ -195,6 +241,37 @@ class MegatronEngine:
             result += [(buffer.grad_data, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         return result
 
+    def _take_gradients(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> bool:
+        """The committed sums into megatron-core's gradients; False when this step must be skipped.
+
+        A step is skipped as Megatron's loss scaler does it, whoever computed the piece that was too large: what was
+        committed says so.
+        """
+        divisor = self._divisor(scalars)
+        if self.exact is None:
+            for (data, _), total in zip(self._buffers(), reduced, strict=True):
+                torch.div(total, divisor, out=data)
+            self._check_finite(step)
+            return True
+        self.exact.finalize(reduced, divisor)
+        if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
+            return True
+        self._explain_skip(step, scalars)
+        self.exact.spoil()
+        return bool(self.replica.config.fp16)
+
+    def _explain_skip(self, step: int, scalars: Mapping[str, float]) -> None:
+        assert self.exact is not None, "only exact sums are flagged"
+        mine = ", ".join(self.exact.flagged()[:3]) or "none on this rank of this group"
+        config = self.replica.config
+        if scalars[NOT_FINITE] and self.replica.settings.ddp.get("check_for_nan_in_grad") and not config.fp16:
+            raise NonFiniteGradientError(
+                f"gradients of step {step} hold NaN or infinity (parameters here: {mine}): training stops before they "
+                "reach the weights; --no-check-for-nan-in-loss-and-grad would skip the step"
+            )
+        what = "not finite" if scalars[NOT_FINITE] else f"{2**GROWTH_BITS} times as large as the last step's sum"
+        log.warning("step %d is skipped: a piece's gradient was %s (parameters here: %s)", step, what, mine)
+
     def _divisor(self, scalars: Mapping[str, float]) -> float:
         """Megatron's mean of means over microbatches and data-parallel ranks, or the tokens of the batch."""
         shape = self.world.shape
@@ -224,11 +301,13 @@ class MegatronEngine:
         if self._names is None:
             self._names = self._learn_names(values)
         holds = self.world.is_last_stage and self.world.tensor_rank == 0
-        vector = torch.tensor(
-            [values.get(name, 0.0) if holds else 0.0 for name in self._names], dtype=torch.float64
-        ).to(compute_device())
+        names, numbers = list(self._names), [values.get(name, 0.0) if holds else 0.0 for name in self._names]
+        if self.exact is not None:
+            names += [OVERFLOWS, NOT_FINITE]
+            numbers += [float(flag) for flag in self.exact.flags()]
+        vector = torch.tensor(numbers, dtype=torch.float64).to(compute_device())
         dist.all_reduce(vector)
-        return dict(zip(self._names, vector.tolist(), strict=True))
+        return dict(zip(names, vector.tolist(), strict=True))
 
     def _learn_names(self, values: Mapping[str, float]) -> list[str]:
         """What the loss function reports; known once a piece has been run, else from a forward pass of one piece."""

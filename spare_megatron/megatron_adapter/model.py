@@ -60,6 +60,21 @@ CPU_TRANSFORMER_SETTINGS: dict[str, tuple[Any, str]] = {
 class GroupDDP(DistributedDataParallel):
     """megatron-core's DDP with its gradient buffers, without its reduction."""
 
+    accumulate: Callable[[torch.nn.Parameter], None] | None = None
+    """Takes a parameter's gradient after each backward pass; None: it is added to ``main_grad``, in fp32."""
+
+    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
+        plain = super()._make_backward_post_hook(param)
+
+        def hook(*unused: Any) -> None:
+            if self.accumulate is None:
+                plain(*unused)
+            elif param.grad is not None:
+                self.accumulate(param)
+                param.grad = None
+
+        return hook
+
     def start_grad_sync(self, *unused: Any) -> None:
         """Nothing: gradients are summed over the group and over groups by the step loop."""
 

@@ -50,6 +50,16 @@ class StepEngine(Protocol):
         Collective in the group; called once after each :meth:`local_sum`.
         """
 
+    def accumulators_fault(self) -> str:
+        """Why this rank's accumulators, as of the last :meth:`local_sum`, are not the sum of the pieces that went in
+        (silent corruption); empty when they are, or when this engine cannot tell. No collective."""
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """Why ``reduced`` is not the sum of what all groups put in; as :meth:`accumulators_fault`."""
+
+    def weights_digest(self) -> str:
+        """A fingerprint of this rank's weights as they are: equal for equal weights, empty for none. No collective."""
+
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The committed update: ``reduced`` has the sum over *all* pieces of the step, shaped as :meth:`local_sum`.
 

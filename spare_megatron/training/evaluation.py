@@ -105,6 +105,18 @@ class EvaluatingEngine:
         """The engine's sums and those of the evaluation."""
         return {**self.engine.scalars(), **self._sums}
 
+    def accumulators_fault(self) -> str:
+        """As the engine's."""
+        return self.engine.accumulators_fault()
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """As the engine's."""
+        return self.engine.result_fault(reduced)
+
+    def weights_digest(self) -> str:
+        """As the engine's."""
+        return self.engine.weights_digest()
+
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The engine's update and report, with the committed values of the evaluation."""
         trained = {key: value for key, value in scalars.items() if ":" not in key}

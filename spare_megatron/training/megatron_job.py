@@ -62,6 +62,8 @@ class Start:
 
     step: int = 0
     consumed_samples: int = 0
+    rank_state: Any = None
+    """What this rank position's engine needs beside model and optimizer."""
 
 
 def run_megatron_job(
@@ -107,12 +109,22 @@ def run_megatron_job(
     )
     loaders = _Loaders(job, args, world, placement, start)
     train = loaders.make("training", datasets.train, job.train_iters * job.shape.global_batch_size)
-    engine = MegatronEngine(replica, world, forward_step, train, probe_piece=place.group * job.shape.pieces_per_shard)
+    engine = MegatronEngine(
+        replica,
+        world,
+        forward_step,
+        train,
+        probe_piece=place.group * job.shape.pieces_per_shard,
+        exact=job.spare.reduce == "exact",
+        flips=injector.flips,
+    )
+    if engine.exact is not None:
+        engine.exact.restore(start.rank_state)
     evaluating = _evaluating(job, engine, loaders, datasets, start)
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     rank = RankJob(place, spec, description, _backend(job), compute_device())
     try:
-        return train_rank(rank, evaluating, _saver(job, args, replica, start), injector)
+        return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
     finally:
         loaders.close()
 
@@ -138,7 +150,7 @@ def _load(job: JobArguments, replica: Replica) -> Start:
     )
     if job.place.is_leader:
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
-    return Start() if fresh else Start(loaded.step, loaded.consumed_samples)
+    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
 
 
 def _checkpoint(job: JobArguments) -> Path | None:
@@ -297,7 +309,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
     )
 
 
-def _saver(job: JobArguments, args: Namespace, replica: Replica, start: Start) -> GroupSaver | None:
+def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start) -> GroupSaver | None:
     config = job.checkpoint
     if config.save is None:
         return None
@@ -306,7 +318,10 @@ def _saver(job: JobArguments, args: Namespace, replica: Replica, start: Start) -
 
     def write(step: int, directory: Path) -> None:
         consumed = start.consumed_samples + (step - start.step) * batch
-        checkpointing.save(directory, replica, step=step, consumed_samples=consumed, args=plain)
+        exact = engine.exact.state if engine.exact is not None else None
+        checkpointing.save(
+            directory, engine.replica, step=step, consumed_samples=consumed, args=plain, rank_state=exact
+        )
         barrier()
 
     def agree(value: bool) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -103,6 +103,8 @@ class StepRunner:
     _pieces: list[int] = field(default_factory=list, init=False)
     _done: int = field(default=0, init=False)
     _patching: bool = field(default=False, init=False)
+    _weights: str = field(default="", init=False)
+    """Digest of the weights that the step in flight began with."""
 
     def run(self, step: int) -> Committed:
         """Compute ``step`` until it is committed.
@@ -112,6 +114,7 @@ class StepRunner:
         """
         self._step, self._pieces, self._done = step, [], 0
         times, attempt, ran = StepTimes(), _Attempt(), 0
+        self._weights = self.engine.weights_digest()
         self.engine.begin_step(step)
         share = _Share()
         while True:
@@ -162,21 +165,42 @@ class StepRunner:
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
-        request = Reduction(tensors=share.tensors, scalars=share.scalars, on_bucket=self.on_bucket)
-        outcome = self.replicas.reduce(orders.epoch, request, lambda: self.session.orders.epoch != orders.epoch)
+        fault = self.engine.accumulators_fault()
+        outcome = self._reduce(orders, share) if not fault else ReduceOutcome(ok=False, stale=False, error=fault)
         if outcome.stale:
             return
+        if outcome.ok:
+            self.inject("vote", self._step, 0)
+            outcome = self._checked(outcome)
         attempt.epoch, attempt.live = orders.epoch, orders.live_groups
         attempt.outcome, attempt.ended_s = outcome, self.clock()
         times.rebuild_s, times.reduce_s = outcome.formation_s, outcome.reduce_s
-        if outcome.ok:
-            self.inject("vote", self._step, 0)
+        self._report(orders.epoch, outcome, bool(fault), times)
+
+    def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
+        request = Reduction(tensors=share.tensors, scalars=share.scalars, on_bucket=self.on_bucket)
+
+        def stale() -> bool:
+            newest = self.session.orders
+            return newest.over or newest.epoch != orders.epoch
+
+        return self.replicas.reduce(orders.epoch, request, stale)
+
+    def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
+        """A sum that is not what the groups put in is a failed reduction: the accumulators are good, try again."""
+        fault = self.engine.result_fault(outcome.tensors)
+        return replace(outcome, ok=False, error=fault) if fault else outcome
+
+    def _report(self, epoch: int, outcome: ReduceOutcome, corrupt: bool, times: StepTimes) -> None:
+        """Tell the leader, which votes for the group."""
         self.session.reduced(
             self._step,
-            orders.epoch,
+            epoch,
             outcome.ok,
             pieces=tuple(self._pieces),
+            weights_digest=self._weights,
             blamed=outcome.blamed,
+            corrupt=corrupt,
             detail=outcome.error,
             figures={
                 "compute_s": times.compute_s,

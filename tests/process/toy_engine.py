@@ -93,6 +93,15 @@ class ToyEngine:
     def scalars(self) -> Mapping[str, float]:
         return {"loss": self.loss_sum, "pieces": float(self.inside)}
 
+    def accumulators_fault(self) -> str:
+        return ""
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        return ""
+
+    def weights_digest(self) -> str:
+        return self.digest()
+
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         total = self.num_groups * self.pieces_per_shard
         assert scalars["pieces"] == total, f"{scalars['pieces']} pieces were summed, {total} are a batch"

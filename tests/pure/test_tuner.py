@@ -1,0 +1,195 @@
+"""Choices of redundancy and save interval, memory, traces, failure domains, and what spare-plan says and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spare_megatron.cli import plan as cli
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.placement import build_placement
+from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
+from spare_megatron.tuner.choose import TIE, choose
+from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.memory import fitting, memory
+from spare_megatron.tuner.trace import parse_trace
+
+CLUSTER = Cluster(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
+FLAGS = ["--gpus", "120000", "--gpus-per-group", "600", "--restart-s", "3600", "--save-s", "60"]
+FLAGS += ["--compute-s", "64", "--reduce-s", "2"]
+JOB = Measured(8, 16, 120.0, 20.0, 10.0, 1.0, 16, 100_000, mtbf_gpu_hours=500.0)
+
+
+def test_staged_takes_the_least_redundancy_of_equals() -> None:
+    plan = choose(CLUSTER)
+    ratios = {each.redundancy: each.outcome.ratio for each in plan.candidates if each.outcome}
+    best = min(ratios.values())
+    assert ratios[plan.chosen.redundancy] <= best * (1 + TIE)
+    assert all(ratios[r] > best * (1 + TIE) for r in ratios if r < plan.chosen.redundancy)
+    assert [each.redundancy for each in plan.candidates] == list(range(2, 21))
+    assert f"redundancy {plan.chosen.redundancy} endures" in plan.reason
+
+
+def test_staging_time_lowers_redundancy() -> None:
+    free = choose(replace(CLUSTER, rejoin_s=600.0)).chosen.redundancy
+    charged = choose(replace(CLUSTER, rejoin_s=600.0, data_gib=200_000.0)).chosen
+    assert charged.redundancy < free
+    assert charged.stage_gib_per_group == charged.redundancy * 1000
+
+
+def test_shared_data_is_read_by_all_and_restarts_are_planned() -> None:
+    chosen = choose(replace(CLUSTER, data="shared")).chosen
+    assert (chosen.redundancy, chosen.endurable_failures) == (200, 199)
+    assert chosen.outcome is not None
+    assert 60 <= (chosen.outcome.restart_after or 0) <= 100
+    assert chosen.mean_work_until_restart < chosen.mean_work
+
+
+def test_given_redundancy_is_honoured_or_refused() -> None:
+    assert choose(CLUSTER, 5).chosen.redundancy == 5
+    with pytest.raises(ConfigError, match=r"--redundancy 201 is not in 1\.\.200"):
+        choose(CLUSTER, 201)
+
+
+def test_impossible_cluster_says_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"--mtbf-s 5 is too short: .* use --mtbf-s \d+"):
+        choose(replace(CLUSTER, mtbf_s=5.0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("mtbf_s", float("nan"), "--mtbf-s is nan, but must be a finite number"),
+        ("compute_s", 0.0, "--compute-s is 0.0, but must be more than 0"),
+        ("save_s", -1.0, "--save-s is -1.0, but must be at least 0"),
+        ("gpus", 119_999, "is not divisible by --gpus-per-group 600; use --gpus 119400"),
+        ("gpus", 600, "is one group, which can mask no loss; use at least 1200 GPUs"),
+    ],
+)
+def test_bad_figures(field: str, value: float, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(CLUSTER, **{field: value})  # type: ignore[arg-type]
+
+
+def test_memory_table() -> None:
+    """Bytes per parameter at D = 1: 2 + 4 + 4 + 12; exact 2 + 8 + 8 + 12; plain 2 + 4 + 12 / N."""
+    one = memory(2**30, 1, 4, 1, "fp32")
+    assert one.total == pytest.approx(22)
+    assert memory(2**30, 1, 4, 1, "exact").total == pytest.approx(30)
+    assert memory(2**30, 1, 4, 1, "bf16").total == pytest.approx(20)
+    assert sum(one.plain.values()) == pytest.approx(9)
+    assert memory(2**30, 2, 4, 2, "fp32").total == pytest.approx(14)
+
+
+def test_what_does_not_fit_names_the_d_that_would() -> None:
+    with pytest.raises(ConfigError, match="use --inner-data-parallel 2 with --gpus-per-group 16") as told:
+        fitting(70e9, 128, 8, 1, "fp32", 160.0)
+    assert "179.3 GiB per GPU" in str(told.value)
+    assert fitting(70e9, 128, 16, 2, "fp32", 160.0).total < 160
+    with pytest.raises(ConfigError, match="GPUs per replica"):
+        fitting(70e9, 128, 8, 1, "fp32", 20.0)
+
+
+def test_trace() -> None:
+    rng = np.random.default_rng(11)
+    gaps = 300 * rng.weibull(0.78, 4000)
+    lines = ["time_s,node", *(f"{time_s},n{n}" for n, time_s in enumerate(np.cumsum(gaps)))]
+    trace = parse_trace(lines, "t.csv")
+    assert trace.mtbf_s == pytest.approx(gaps.mean())
+    assert trace.weibull_shape() == pytest.approx(0.78, abs=0.05)
+    for bad, words in (
+        (["1,a", "x,b"], "t.csv line 2"),
+        (["5,a", "4,b"], "t.csv line 2: time 4 is before 5"),
+        (["1"], "t.csv line 1"),
+        ([], "holds no loss"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            parse_trace(bad, "t.csv")
+
+
+def test_hosts_lie_in_different_racks() -> None:
+    placement = build_placement(200, 5)
+    listed = parse_topology([f"{group},rack{group // 4}" for group in range(200)], "racks", 200)
+    spread = spread_over_domains(placement, listed)
+    assert spread.sharing_before > spread.sharing_after == 0
+    assert spread.domains_endured_after > spread.domains_endured_before
+    assert sorted(spread.numbers) == list(range(200))
+    rack_of = {number: listed[line] for line, number in enumerate(spread.numbers)}
+    for hosts in placement.hosts().tolist():
+        assert len({rack_of[host] for host in hosts}) == 5
+    for bad, words in ((["0,a", "0,b"], "line 2: group 0 is listed twice"), (["0,a"], "lacks 199 of 200")):
+        with pytest.raises(ConfigError, match=words):
+            parse_topology(bad, "racks", 200)
+
+
+def test_at_start_and_update() -> None:
+    choice = at_start(JOB)
+    assert 2 <= choice.redundancy <= 8
+    assert "500 GPU hours" in choice.reason
+    assert dict(choice.rows())["redundancy"] == str(choice.redundancy)
+    assert json.loads(json.dumps(choice.as_json()))["save_interval_steps"] == choice.save_interval_steps
+    default = at_start(replace(JOB, mtbf_gpu_hours=None))
+    assert default.mtbf_s == pytest.approx(49_152 * 3600 / 128)
+    kept = at_start(replace(JOB, redundancy=2))
+    assert kept.redundancy == 2
+    more = updated_interval(replace(JOB, redundancy=2), kept, losses=60, elapsed_s=20 * 3600.0)
+    assert more is not None
+    assert kept.save_interval_steps / 4 - 1 <= more.save_interval_steps < kept.save_interval_steps
+    assert "60 losses in 72000 s" in more.reason
+    same = updated_interval(JOB, kept, losses=1, elapsed_s=kept.mtbf_s)
+    assert same is None or same.save_interval_steps > 0
+
+
+def test_one_group_only_chooses_the_interval() -> None:
+    choice = at_start(replace(JOB, num_groups=1))
+    assert choice.redundancy == 1
+    assert "every loss" in choice.reason
+    with pytest.raises(ConfigError, match="--spare-mtbf-gpu-hours is 0"):
+        at_start(replace(JOB, mtbf_gpu_hours=0.0))
+
+
+def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    topology = tmp_path / "racks.csv"
+    topology.write_text("\n".join(f"{group},r{group // 8}" for group in range(200)))
+    more = ["--mtbf-s", "300", "--params", "1e12", "--gpu-memory-gib", "80", "--redundancy", "7"]
+    picture = tmp_path / "plan.png"
+    assert cli.main([*FLAGS, *more, "--topology", str(topology), "--plot", str(picture), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    keys = {
+        "redundancy",
+        "granularity",
+        "save_interval_s",
+        "save_interval_steps",
+        "time_to_train_ratio",
+        "availability",
+    }
+    keys |= {"mean_work", "endurable_failures", "restart_after_failures", "inner_data_parallel", "memory_gib_per_gpu"}
+    assert keys <= set(found)
+    assert all(keys <= set(each) for each in found["candidates"])
+    assert found["redundancy"] == 7
+    assert found["topology"]["sharing_after"] < found["topology"]["sharing_before"]
+    assert picture.stat().st_size > 1000
+    assert cli.main([*FLAGS, *more]) == 0
+    assert "* 7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--mtbf-s", "5"], "--mtbf-s 5 is too short"),
+        (["--mtbf-s", "inf"], "--mtbf-s is inf, but must be a finite number"),
+        (["--mtbf-s", "300", "--redundancy", "300"], "--redundancy 300 is not in 1..200"),
+        (["--trace", "nowhere.csv"], "--trace nowhere.csv cannot be read"),
+        (["--mtbf-s", "300", "--gpu-memory-gib", "80"], "without --params"),
+    ],
+)
+def test_spare_plan_refuses_with_exit_2(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*FLAGS, *more]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1

@@ -24,6 +24,8 @@ __all__ = ["Assignment", "Patch", "WipeOut", "assign", "first_assignment", "patc
 
 SHARDS_NAMED_MAX = 8
 """A reason names at most this many shards."""
+ANYWHERE_GROUPS_MIN = 64
+"""From so many groups on a placement with r = N is planned without tables over r."""
 
 
 def first_assignment(placement: Placement, pieces_per_shard: int, granularity: str) -> Assignment:
@@ -32,8 +34,8 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
         raise ConfigError(f"--spare-granularity {granularity} is unknown; use microbatch or shard")
     num_groups, redundancy = placement.num_groups, placement.redundancy
     whole = granularity == "shard"
-    units = np.zeros((redundancy, num_groups), dtype=np.int64)
-    units[0] = 1 if whole else pieces_per_shard
+    units = np.zeros((0 if _anywhere(placement, granularity) else redundancy, num_groups), dtype=np.int64)
+    units[:1] = 1 if whole else pieces_per_shard
     slots = np.repeat(np.arange(redundancy, dtype=np.int32)[:, None], num_groups, axis=1) if whole else None
     owner = np.repeat(np.arange(num_groups, dtype=np.int32)[:, None], pieces_per_shard, axis=1)
     reason = f"all {num_groups} groups live; load {pieces_per_shard} pieces: every group computes its own shard"
@@ -55,6 +57,8 @@ def assign(
     assert (previous.granularity, previous.pieces_per_shard) == (granularity, pieces_per_shard)
     alive = np.zeros(placement.num_groups, dtype=np.bool_)
     alive[list(live)] = True
+    if _anywhere(placement, granularity) and len(live):
+        return _assign_anywhere(placement, alive, previous)
     hosts_alive = alive[placement.hosts()].sum(axis=1)
     if not hosts_alive.all():
         return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
@@ -70,6 +74,36 @@ def assign(
     owned, cap, shortage = _least(placement, alive, previous.units, units, cap, None)
     owner = _hand_over(placement, previous, owned)
     return _planned(placement, alive, previous, owner, owned, None, bound, _why(shortage))
+
+
+def _anywhere(placement: Placement, granularity: str) -> bool:
+    """Whether every one of many groups may compute every piece: no chains needed, and tables over r would be large."""
+    return placement.redundancy == placement.num_groups >= ANYWHERE_GROUPS_MIN and granularity == "microbatch"
+
+
+def _assign_anywhere(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> Assignment:
+    """Every group keeps what it has up to the least cap; the rest goes to those with room, in order."""
+    num_groups, per_shard = placement.num_groups, previous.pieces_per_shard
+    owners = previous.owner.T.ravel()
+    cap = -(-len(owners) // int(alive.sum()))
+    counts = np.bincount(owners, minlength=num_groups)
+    order = np.argsort(owners, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    freed = np.flatnonzero(~alive[owners] | (rank >= cap))
+    room = np.where(alive, cap - np.minimum(counts, cap), 0)
+    owners = owners.copy()
+    moves = int(alive[owners[freed]].sum())
+    owners[freed] = np.repeat(np.arange(num_groups, dtype=np.int32), room)[: len(freed)]
+    owner = np.ascontiguousarray(owners.reshape(per_shard, num_groups).T)
+    load_max = int(np.bincount(owners, minlength=num_groups).max())
+    live = tuple(np.flatnonzero(alive).tolist())
+    reason = (
+        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> {load_max} pieces "
+        f"(bound {cap}); {moves} pieces moved; every group hosts every shard"
+    )
+    units = np.zeros((0, num_groups), dtype=np.int64)
+    return _frozen(owner, load_max, moves, reason, live, previous.granularity, units, None)
 
 
 def _least(

@@ -26,7 +26,8 @@ class Assignment:
     granularity: str
     """'microbatch' or 'shard'."""
     units: NDArray[np.int64]
-    """[r, N]: what the layer-l host of shard i owns of it, in pieces; in shard granularity in shards (0 or 1)."""
+    """[r, N]: what the layer-l host of shard i owns of it, in pieces; in shard granularity in shards (0 or 1).
+    No rows where every one of 64 or more groups hosts every shard (microbatch granularity)."""
     slots: NDArray[np.int32] | None
     """[r, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
     shards that a group owns are among its top ``depth`` slots."""

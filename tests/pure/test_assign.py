@@ -369,3 +369,23 @@ def test_same_history_same_plan(granularity: str) -> None:
 def test_unknown_granularity_is_refused() -> None:
     with pytest.raises(ConfigError, match="--spare-granularity layer is unknown; use microbatch or shard"):
         first_assignment(build_placement(4, 2), 3, "layer")
+
+
+def test_where_every_group_hosts_every_shard_load_and_moves_are_the_least() -> None:
+    seed, num_groups, per_shard = 11, 64, 3
+    rng = np.random.default_rng(seed)
+    placement = build_placement(num_groups, num_groups)
+    plan = first_assignment(placement, per_shard, "microbatch")
+    live = set(range(num_groups))
+    for _ in range(60):
+        change = int(rng.integers(num_groups))
+        live = live - {change} if change in live and len(live) > 2 else live | {change}
+        found = assign(placement, sorted(live), per_shard, "microbatch", plan)
+        assert not isinstance(found, WipeOut), f"seed {seed}"
+        cap = -(-num_groups * per_shard // len(live))
+        assert found.load_max == cap == int(found.loads.max()), f"seed {seed}"
+        assert set(np.flatnonzero(found.loads)) <= live
+        over = sum(max(0, int(plan.loads[group]) - cap) for group in live)
+        changed = int((found.owner != plan.owner)[np.isin(plan.owner, sorted(live))].sum())
+        assert changed == over == found.moves, f"seed {seed}"
+        plan = found

@@ -8,6 +8,7 @@ Needs nvcc, not a GPU: it says what was compiled, nothing about speed.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,10 +17,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import setup as build
 from benchmarks._report import report
 
 ROOT = Path(__file__).resolve().parents[1]
+
+_spec = importlib.util.spec_from_file_location("spare_megatron_setup", ROOT / "setup.py")
+assert _spec
+assert _spec.loader
+build = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(build)
 
 _KERNEL = re.compile(
     r"Compiling entry function '(?P<kernel>\S+)' for.*?"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import setup as build
-from benchmarks.cuda_registers import kernels_of
+from benchmarks.cuda_registers import build, kernels_of
 from spare_megatron import kernels
 from spare_megatron.kernels import dispatch, native, reference
 

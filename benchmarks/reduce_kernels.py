@@ -1,0 +1,233 @@
+"""GB/s of each kernel of the exact reduction beside a copy of as many bytes and the same work in torch operations.
+
+    python benchmarks/reduce_kernels.py [--elements N] [--threads 1 2] [--level avx2] [--device cuda] [--json FILE]
+
+The three are taken in turn, many times; ratios are medians of the paired ratios. A copy of as many bytes reads half of
+them and writes half. The torch sequence is unfused, with its temporaries and weights made beforehand; 'fall-back' is
+the plain form that runs without a native library. Goals on a CPU: 0.8 of the copy, twice the torch sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._report import report
+from spare_megatron import kernels
+from spare_megatron.kernels import dispatch, native, reference
+from spare_megatron.kernels.weights import checksum_weights
+
+SEED = 20_262
+EXPONENT, BOUND, DIVISOR = 40, 57, 96.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel, the same in torch operations, and the plain form."""
+
+    name: str
+    bytes_per_element: float
+    native: Callable[[], object]
+    sequence: Callable[[], object]
+    fallback: Callable[[], object]
+
+
+def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
+    """fp32, bf16 and the 32-bit form; the checksum and the checks are part of the work."""
+    total, report_ = (
+        torch.zeros(count, dtype=torch.int64, device=device),
+        torch.zeros(2, dtype=torch.int64, device=device),
+    )
+    weights = checksum_weights(0, count, device)
+    double, whole = torch.empty(count, dtype=torch.float64, device=device), torch.empty_like(total)
+    for dtype in (torch.float32, torch.bfloat16):
+        gradient = torch.randn(count, device=device).to(dtype)
+
+        def sequence(gradient: torch.Tensor = gradient) -> None:
+            double.copy_(gradient).mul_(2.0**EXPONENT)
+            report_[1] |= (~(double.abs() <= 2.0**BOUND)).any().long()
+            whole.copy_(double.round_())
+            total.add_(whole)
+            report_[0] += whole.mul_(weights).sum()
+
+        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, False)
+        yield Case(
+            f"accumulate {str(dtype).removeprefix('torch.')}",
+            16 + gradient.element_size(),
+            lambda arguments=arguments: kernels.accumulate(*arguments),
+            sequence,
+            lambda arguments=arguments: reference.accumulate(*arguments),
+        )
+
+    gradient, narrow = torch.randn(count, device=device), torch.zeros(count, dtype=torch.int32, device=device)
+    exponents = torch.full((-(-count // kernels.BLOCK),), 16, dtype=torch.int16, device=device)
+
+    def sequence32() -> None:
+        double.copy_(gradient).mul_(2.0**16)
+        report_[1] |= (~(double.abs() <= 2.0**30)).any().long()
+        whole.copy_(double.round_())
+        narrow.add_(whole)
+        report_[0] += whole.mul_(weights).sum()
+
+    arguments32 = (gradient, narrow, exponents, 0, 30, report_, False)
+    yield Case(
+        "accumulate32 float32",
+        12,
+        lambda: kernels.accumulate32(*arguments32),
+        sequence32,
+        lambda: reference.accumulate(*arguments32),
+    )
+    yield Case(
+        "checksum",
+        8,
+        lambda: kernels.checksum(total, 0, report_),
+        lambda: report_[0].add_(torch.mul(total, weights, out=whole).sum()),
+        lambda: reference.checksum(total, 0, report_),
+    )
+    yield Case(
+        "digest",
+        8,
+        lambda: kernels.digest(total),
+        lambda: torch.mul(total, weights, out=whole).sum().item(),
+        lambda: reference.digest_sums(total.view(torch.uint8)),
+    )
+
+
+def finalize_cases(count: int, device: torch.device) -> Iterator[Case]:
+    """fp32 and bf16 gradients, with norm and peak."""
+    total = torch.randint(-(2**50), 2**50, (count,), device=device)
+    double = torch.empty(count, dtype=torch.float64, device=device)
+    norm, peak = torch.zeros(1, dtype=torch.float64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(count, dtype=dtype, device=device)
+
+        def sequence(out: torch.Tensor = out) -> None:
+            double.copy_(total).mul_(2.0**-EXPONENT / DIVISOR)
+            out.copy_(double)
+            norm.add_(out.double().square().sum())
+            torch.maximum(peak, total.abs().max(), out=peak)
+
+        yield Case(
+            f"finalize {str(dtype).removeprefix('torch.')}",
+            8 + out.element_size(),
+            lambda out=out: kernels.finalize(total, out, EXPONENT, DIVISOR, norm, peak),
+            sequence,
+            lambda out=out: reference.finalize(total, out, EXPONENT, 0, DIVISOR, norm, peak),
+        )
+
+
+def transport_cases(count: int, device: torch.device) -> Iterator[Case]:
+    """Combining received stacks and packing for the wire."""
+    for dtype in (torch.int64, torch.float32):
+        sources = [torch.randn(count, device=device).mul_(1e6).to(dtype) for _ in range(4)]
+        out = torch.empty(count, dtype=dtype, device=device)
+
+        def sequence(sources: list[torch.Tensor] = sources, out: torch.Tensor = out) -> None:
+            torch.add(sources[0], sources[1], out=out)
+            out.add_(sources[2]).add_(sources[3])
+
+        yield Case(
+            f"combine 4 {str(dtype).removeprefix('torch.')}",
+            5 * out.element_size(),
+            lambda sources=sources, out=out: kernels.combine(sources, out),
+            sequence,
+            lambda sources=sources, out=out: reference.combine(sources, out),
+        )
+    values = torch.randint(-(2**31), 2**31, (count,), device=device)
+    for bits in (32, 48):
+        packed = torch.empty(count * bits // 8, dtype=torch.uint8, device=device)
+        back = torch.empty_like(values)
+        plain = (values, bits, packed)
+        yield Case(
+            f"pack {bits}",
+            8 + bits / 8,
+            lambda plain=plain: kernels.pack(*plain),
+            lambda plain=plain: reference.pack(*plain),
+            lambda plain=plain: reference.pack(*plain),
+        )
+        plain = (packed, bits, back)
+        yield Case(
+            f"unpack {bits}",
+            8 + bits / 8,
+            lambda plain=plain: kernels.unpack(*plain),
+            lambda plain=plain: reference.unpack(*plain),
+            lambda plain=plain: reference.unpack(*plain),
+        )
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def measure(case: Case, count: int, threads: int, repeats: int, device: torch.device) -> dict[str, object]:
+    """Medians of the paired ratios; the slow forms are run less often."""
+    half = int(count * case.bytes_per_element / 2)
+    source = torch.zeros(half, dtype=torch.uint8, device=device)
+    target = torch.zeros(half, dtype=torch.uint8, device=device)
+    calls = (case.native, lambda: target.copy_(source))
+    slow = (case.sequence, case.fallback)
+    for call in (*calls, *slow):
+        call()
+    fast = np.array([[seconds(call, device) for call in calls] for _ in range(repeats)])
+    slower = [[seconds(call, device) for call in (case.native, *slow)] for _ in range(max(3, repeats // 5))]
+    spent = np.array(slower)
+    return {
+        "kernel": case.name,
+        "threads": threads,
+        "ns_per_element": float(np.median(fast[:, 0]) / count * 1e9),
+        "gb_per_s": float(case.bytes_per_element * count / np.median(fast[:, 0]) / 1e9),
+        "copy_gb_per_s": float(case.bytes_per_element * count / np.median(fast[:, 1]) / 1e9),
+        "of_copy": float(np.median(fast[:, 1] / fast[:, 0])),
+        "times_torch_sequence": float(np.median(spent[:, 1] / spent[:, 0])),
+        "times_fallback": float(np.median(spent[:, 2] / spent[:, 0])),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--elements", type=int, default=1 << 24)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--level", choices=native.LEVELS, help="use no newer instruction set (CPU)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--json", type=Path, help="result file (default: benchmarks/results/reduce_kernels.json)")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    library = dispatch.kernels(device)
+    if arguments.level and isinstance(library, native.CpuLibrary):
+        library.limit(arguments.level)
+    torch.manual_seed(SEED)
+    rows = []
+    for threads in arguments.threads if device.type == "cpu" else [1]:
+        torch.set_num_threads(threads)
+        for cases in (accumulate_cases, finalize_cases, transport_cases):
+            for case in cases(arguments.elements, device):
+                rows.append(measure(case, arguments.elements, threads, arguments.repeats, device))
+    config = {
+        "elements": arguments.elements,
+        "implementation": kernels.implementation(device.type),
+        "repeats": arguments.repeats,
+        "seed": SEED,
+    }
+    print(f"written to {report('reduce_kernels', config, rows, arguments.json)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -44,6 +44,8 @@ class Measured:
     standby_groups: int = 0
     redundancy: int | None = None
     """Given outright: kept."""
+    planned_restarts: bool = False
+    """Whether the job carries out planned restarts; without them saves must cover every wipe-out."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
         granularity=measured.granularity,
         data=measured.data,
         steps=max(1, measured.steps),
+        planned_restarts=measured.planned_restarts,
     )
     if measured.redundancy is not None:
         chosen = candidate(cluster, measured.redundancy)

@@ -140,7 +140,8 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     hosts = max(1, redundancy - 1)
     patch = SHARD_PATCHES if whole else ceil(pieces / hosts) / pieces
     stage_s = cluster.stage_s(redundancy)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, patch, _costs(cluster, stage_s))
+    costs = _costs(cluster, stage_s)
+    found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
     lasting_s = (lives.mean + cluster.standby_groups) * cluster.mtbf_s
     if cluster.rejoin_s is None and lasting_s < cluster.restart_s + stage_s + cluster.save_s:
         found = None

@@ -37,6 +37,8 @@ class Cluster:
     data: Literal["shared", "staged"] = "staged"
     jitter: float = 0.05
     steps: int = 10_000
+    planned_restarts: bool = True
+    """Whether the job can restart with all groups on its own accord after some losses."""
     data_gib: float = 0.0
     """All training data; with staged data every group holds r / N of it."""
     stage_gib_per_s: float = 1.0
@@ -45,7 +47,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None or isinstance(value, str):
+            if value is None or isinstance(value, str | bool):
                 continue
             flag = "--" + field.name.replace("_", "-")
             if not isfinite(value):

@@ -7,9 +7,12 @@ name functions, enum members and dtypes into what megatron-core's dataclasses ta
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
+
+from spare_megatron.megatron_adapter.shims import cuda_available
 
 
 def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +32,14 @@ def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
         "output_layer_init_method": {"xavier_uniform": torch.nn.init.xavier_uniform_},
         "attention_backend": {member.name: member for member in AttnBackend},
     }
-    return {
+    made = {
         name: words[name].get(value, value) if name in words and isinstance(value, str) else value
         for name, value in fields.items()
     }
+    if fields.get("bias_activation_fusion") and "activation_func" not in fields and not cuda_available():
+        # The fused kernel computes GELU's tanh form. Without it the same model must compute the same function.
+        made |= {
+            "activation_func": partial(torch.nn.functional.gelu, approximate="tanh"),
+            "bias_activation_fusion": False,
+        }
+    return made

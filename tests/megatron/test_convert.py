@@ -1,0 +1,196 @@
+"""Conversion: the same logits as transformers', bit-equal round trips, the same digest under every layout."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spare_megatron.cli import convert
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+SEED, VOCAB = 7, 100
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", LLAMA),
+    "llama-tied": ("Llama", {**LLAMA, "tie_word_embeddings": True, "head_dim": 32}),
+    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt2": ("GPT2", GPT2),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
+}
+
+
+def make(kind: str, folder: Path) -> Any:
+    """A tiny random model of transformers, written as its users write theirs."""
+    name, values = MODELS[kind]
+    torch.manual_seed(SEED)
+    config = getattr(transformers, f"{name}Config")(**values)
+    model = getattr(transformers, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
+    for parameter in model.parameters():  # norms and biases too, which are ones and zeros at first
+        if parameter.dim() == 1:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.eval().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return model
+
+
+def run(load: Path, save: Path, loader: str, saver: str, *words: str) -> None:
+    paths = ("--load-dir", str(load), "--save-dir", str(save))
+    assert convert.main(["--model-type", "GPT", "--loader", loader, "--saver", saver, *paths, *words]) == 0
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Of the model that the written flags describe, with the weights loaded as a job loads them."""
+    from spare_megatron.megatron_adapter import checkpointing, world
+    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.training.arguments import parse_job
+
+    words = shlex.split((save / "model_flags.txt").read_text())
+    rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
+    job, _ = parse_job([*words, *rest.split(), "--vocab-size", str(VOCAB), "--transformer-impl", "local"])
+    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
+    try:
+        replica = build_replica(job.settings(128), here)
+        assert checkpointing.load(save / "iter_0000001", replica, optimizer=False).step == 1
+        model = replica.chunks[0].eval()
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
+        with torch.no_grad():
+            return model(tokens, positions, mask)[..., :VOCAB]  # type: ignore[no-any-return]
+    finally:
+        world.destroy()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_transformers_and_round_trips_are_equal(kind: str, tmp_path: Path) -> None:
+    model = make(kind, tmp_path / "hf")
+    run(tmp_path / "hf", tmp_path / "ours", "hf", "core")
+    tokens = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(SEED))
+    with torch.no_grad():
+        theirs = model(tokens).logits
+    assert (our_logits(tmp_path / "ours", tokens) - theirs).abs().max() < 1e-4
+    sizes = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
+    experts = ("--target-expert-parallel-size", "2" if kind == "mixtral" else "1")
+    run(tmp_path / "ours", tmp_path / "cut", "core", "legacy", *sizes, *experts)
+    for name, origin in (("from-ours", "ours"), ("from-cut", "cut")):
+        run(tmp_path / origin, tmp_path / name, "core", "hf")
+        before, after = tensors(tmp_path / "hf"), tensors(tmp_path / name)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[one], after[one]) for one in before)
+        assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == MODELS[kind][0].lower()
+        assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
+    from spare_megatron.megatron_adapter.digest import digest
+
+    make(kind, tmp_path / "hf")
+    run(tmp_path / "hf", tmp_path / "first", "hf", "core")
+    previous = tmp_path / "first"
+    for number, (tensor, pipeline) in enumerate(((2, 2), (1, 1), (1, 4))):
+        sizes = ("--target-tensor-parallel-size", str(tensor), "--target-pipeline-parallel-size", str(pipeline))
+        run(previous, tmp_path / f"cut{number}", "core", "legacy", *sizes)
+        run(tmp_path / f"cut{number}", tmp_path / f"whole{number}", "legacy", "core", *sizes)
+        previous = tmp_path / f"cut{number}"
+        assert digest(tmp_path / f"whole{number}" / "iter_0000001") == digest(tmp_path / "first" / "iter_0000001")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
+    """The names and shapes of the state of megatron-core's own (local) model, strictly."""
+    from spare_megatron.megatron_adapter import world
+    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.training.arguments import parse_job
+
+    make(kind, tmp_path / "hf")
+    run(tmp_path / "hf", tmp_path / "cut", "hf", "legacy", "--saver-transformer-impl", "local")
+    words = shlex.split((tmp_path / "cut" / "model_flags.txt").read_text())
+    rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
+    job, _ = parse_job([*words, *rest.split(), "--vocab-size", str(VOCAB), "--transformer-impl", "local"])
+    path = tmp_path / "cut" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(path, weights_only=False)
+    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
+    try:
+        module = build_replica(job.settings(128), here).chunks[0].module
+        module.load_state_dict(state["model"], strict=True)
+    finally:
+        world.destroy()
+
+
+def test_parts_of_a_large_model_have_an_index(tmp_path: Path) -> None:
+    from spare_megatron.checkpoint.convert.convert import Wish
+    from spare_megatron.checkpoint.convert.convert import convert as run_it
+
+    model = make("llama", tmp_path / "hf")
+    run(tmp_path / "hf", tmp_path / "ours", "hf", "core")
+    run_it(tmp_path / "ours", "megatron", tmp_path / "parts", Wish("hf", part_bytes=100_000), lambda *_: None)
+    assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 2
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "parts")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--model-type BERT --load-dir x --save-dir y", "use GPT"),
+        ("--model-type GPT --save-dir y", "--load-dir"),
+        ("--model-type GPT --loader hf --load-dir nowhere --save-dir y", "nowhere/config.json cannot be read"),
+        ("--model-type GPT --loader core --load-dir nowhere --save-dir y", "nowhere does not exist"),
+        ("--model-type GPT --loader plugin --load-dir x --save-dir y", "invalid choice"),
+        ("--model-type GPT --load-dir x --save-dir y --target-tensor-parallel-size 0", "must be at least 1"),
+        ("--model-type GPT --load-dir x --save-dir y --bf16 --fp16", "give one of them"),
+    ],
+)
+def test_refusals_are_one_line(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_layout_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("llama", tmp_path / "hf")
+    words = ["--model-type", "GPT", "--loader", "hf", "--saver", "core", "--load-dir", str(tmp_path / "hf")]
+    assert convert.main([*words, "--save-dir", str(tmp_path / "x"), "--target-pipeline-parallel-size", "3"]) == 2
+    assert "4 layers are not divisible by --target-pipeline-parallel-size 3" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

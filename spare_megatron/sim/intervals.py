@@ -16,8 +16,6 @@ def save_interval_s(cluster: Cluster, policy: Policy) -> float:
     """Seconds between two saves; infinite where a save could never be needed."""
     if policy.save_interval_s is not None:
         return policy.save_interval_s
-    if policy.soft_wipe_out_s is not None:
-        return inf
     save_s = 0.0 if policy.async_save else cluster.save_s
     time_s = time_to_wipe_out_s(cluster, policy)
     if time_s == inf:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import placement_from_offsets
+from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.engine import Engine, Returns, job_spec
 
 PLACEMENTS_TRIED = 200
@@ -52,7 +53,7 @@ class PiecesEngine(Engine):
             if not self._deaths(began, self._hit(self.held), total, per_piece, finish):
                 return False
             ready, self.held = began + self.cluster.rebuild_s, []
-        done = self._reduced(finish, ready)
+        done = self._reduced(finish, ready, per_piece)
         while (at := min(self.failures.first, self.returns.next_s)) <= done:
             at = max(at, began)
             for group in self.returns.repaired(at):
@@ -62,7 +63,7 @@ class PiecesEngine(Engine):
                 if not self._deaths(at, dead, total, per_piece, finish):
                     return False
                 ready = at + self.cluster.rebuild_s
-                done = self._reduced(finish, ready)
+                done = self._reduced(finish, ready, per_piece)
         self.tally.slowest_s += max(0.0, done - self.cluster.reduce_s - began - mean_s)
         self.tally.work += float(total.max()) / self.policy.pieces_per_shard
         self.now_s = done
@@ -72,8 +73,15 @@ class PiecesEngine(Engine):
     def _hit(self, groups: list[int]) -> list[int]:
         return self.bury(groups)
 
-    def _reduced(self, finish: NDArray[np.float64], ready: float) -> float:
-        return max(float(finish.max()), ready) + self.cluster.reduce_s
+    def _reduced(self, finish: NDArray[np.float64], ready: float, per_piece: NDArray[np.float64]) -> float:
+        """When the reduction ends if nobody dies any more."""
+        last = float(finish.max())
+        if self.policy.balance:
+            standing = self.control.state.standing
+            assert standing is not None
+            units, where = standing.assignment.units, self.control.state.where
+            last = min(last, completion_s(finish, per_piece, self.alive, units, where, ready))
+        return max(last, ready) + self.cluster.reduce_s
 
     def _deaths(
         self,
@@ -172,5 +180,5 @@ class PiecesEngine(Engine):
             if self.alive[placement_from_offsets(groups, offsets).hosts()].any(axis=1).all():
                 self._open(step, offsets)
                 return
-        self._whole()
-        super()._recover()
+        # Too few are left for any placement: their weights are saved, and all groups start again from them.
+        self._planned_restart()

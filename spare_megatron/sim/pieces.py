@@ -174,7 +174,7 @@ class PiecesEngine(Engine):
         self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
         self.arriving, self.leaving = [], False
         groups, redundancy = self.cluster.num_groups, self.policy.redundancy
-        for _ in range(PLACEMENTS_TRIED):
+        for _ in range(PLACEMENTS_TRIED if redundancy > 1 else 0):
             others = self._draws.permutation(np.arange(1, groups))[: redundancy - 1]
             offsets = (0, *sorted(others.tolist()))
             if self.alive[placement_from_offsets(groups, offsets).hosts()].any(axis=1).all():

@@ -1,0 +1,189 @@
+"""The simulator: failures, restarts, joins and saves around the real controller; every invariant after each event."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spare_megatron.cli.simulate import main
+from spare_megatron.sim.balance import completion_s
+from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.engine import Outcome
+from spare_megatron.sim.failures import failures_of, record
+from spare_megatron.sim.trials import ENGINES, Case, run_one
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Cluster(12, mtbf_s=400.0, reduce_s=2.0, restart_s=600.0)
+
+
+def simulate(cluster: Cluster, policy: Policy, seed: int = 3, **options: object) -> Outcome:
+    return run_one(Case(cluster, policy, check=True, **options), seed)  # type: ignore[arg-type]
+
+
+def test_without_failures_the_time_is_steps_and_saves() -> None:
+    quiet = replace(SMALL, jitter=0.0)
+    policy = Policy("microbatch", 3, 4, steps=20, save_interval_s=200.0)
+    outcome = simulate(quiet, policy, trace=[])
+    assert outcome.time_s == pytest.approx(20 * 66.0 + 4 * 60.0)  # a save at the first boundary 200 s after the last
+    assert outcome.tally.failures == 0
+    assert outcome.availability == 1.0
+
+
+def test_a_death_in_a_step_costs_its_pieces_a_rebuild_and_nothing_else() -> None:
+    quiet = replace(SMALL, jitter=0.0)
+    policy = Policy("microbatch", 3, 4, steps=2, save_interval_s=1e9)
+    outcome = simulate(quiet, policy, trace=[(65.0, 5)])
+    # In the reduction: 4 pieces of 16 s on the 3 - 1 other hosts (2 each), then the reduction again; after it chains
+    # spread the load of 48 pieces over 11 groups (5 at most).
+    assert outcome.time_s == pytest.approx(65.0 + 2 * 16.0 + 2.0 + 5 * 16.0 + 2.0)
+    assert (outcome.tally.masked, outcome.tally.wipe_outs, outcome.tally.steps_recomputed) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_a_trial_is_a_function_of_its_seed(name: str) -> None:
+    policy = Policy(name, 3, 4, steps=60)
+    once, again = simulate(SMALL, policy), simulate(SMALL, policy)
+    other = simulate(SMALL, policy, seed=4)
+    assert once == again
+    assert once.time_s != other.time_s
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy("microbatch", 3, 4, steps=150, standby_groups=2),
+        Policy("microbatch", 3, 4, steps=150, restart_after=3),
+        Policy("microbatch", 3, 4, steps=150, soft_wipe_out_s=50.0),
+        Policy("microbatch", 12, 4, steps=150, restart_after=6, balance=True, async_save=True),
+    ],
+)
+@pytest.mark.parametrize("rejoin_s", [None, 500.0])
+def test_every_extension_keeps_every_invariant(policy: Policy, rejoin_s: float | None) -> None:
+    outcome = simulate(replace(SMALL, rejoin_s=rejoin_s), policy)
+    assert outcome.ratio is not None
+    assert outcome.tally.failures > 20
+    if policy.soft_wipe_out_s is not None or policy.redundancy == 12:
+        assert outcome.tally.steps_recomputed == 0
+
+
+@pytest.mark.parametrize(
+    ("trials", "seed"), [(6, 100), pytest.param(500, 1000, marks=[pytest.mark.full, pytest.mark.timeout(3000)])]
+)
+def test_random_failures_never_break_an_invariant(trials: int, seed: int) -> None:
+    """``--full`` makes more than 100,000 failures, in every part of the step."""
+    failures = 0
+    for number in range(seed, seed + trials):
+        rng = np.random.default_rng(number)
+        groups = int(rng.integers(3, 16))
+        cluster = Cluster(
+            groups,
+            mtbf_s=float(rng.choice([30.0, 100.0, 300.0])),
+            rejoin_s=float(rng.choice([0.0, 100.0, 400.0])),
+            restart_s=100.0,
+            rebuild_s=float(rng.choice([0.1, 20.0])),
+        )
+        policy = Policy(
+            "microbatch",
+            int(rng.integers(1, min(6, groups) + 1)),
+            int(rng.integers(1, 5)),
+            steps=200,
+            standby_groups=int(rng.integers(0, 3)),
+            soft_wipe_out_s=10.0 if rng.random() < 0.5 else None,
+        )
+        outcome = simulate(cluster, policy, seed=number)
+        failures += outcome.tally.failures
+    assert failures > 150 * trials, f"seeds {seed}..{seed + trials - 1}: only {failures} failures"
+
+
+def test_rings_do_not_depend_on_when_they_are_asked_for() -> None:
+    at_once = record(SMALL, 7, 1e6)
+    failures = failures_of(SMALL, 7)
+    in_parts = [ring for until in np.linspace(0, 1e6, 41) for ring in failures.due(float(until))]
+    assert at_once == in_parts
+    assert len(at_once) == pytest.approx(1e6 / SMALL.mtbf_s, rel=0.1)
+
+
+def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
+    from spare_megatron.placement import build_placement
+
+    placement = build_placement(3, 2)
+    units = np.array([[4, 4, 4], [0, 0, 0]])
+    per_piece = np.array([1.0, 1.0, 2.0])
+    alive = np.ones(3, dtype=np.bool_)
+    finish = 4 * per_piece
+    # The slow group has two pieces left when the others are done; the one host of its shard takes one of them.
+    assert completion_s(finish, per_piece, alive, units, placement, 0.0) == pytest.approx(6.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num-groups", "5", "--redundancy", "6"], "--redundancy 6 is larger than --num-groups 5"),
+        (["--num-groups", "0"], "--num-groups is 0"),
+        (["--num-groups", "5", "--redundancy", "2", "--mtbf-s", "0"], "--mtbf-s is 0"),
+        (["--num-groups", "5", "--redundancy", "2", "--compute-s", "inf"], "--compute-s is inf"),
+        (["--num-groups", "5", "--redundancy", "2", "--policy", "magic"], "--policy magic is unknown"),
+        (["--num-groups", "5", "--redundancy", "2", "--trials", "0"], "--trials is 0"),
+        (["--num-groups", "5", "--redundancy", "2", "--policy", "spare", "--rejoin-s", "9"], "--rejoin-s belongs"),
+        (["--num-groups", "5", "--redundancy", "2", "--trace", "TRACE"], "line 3"),
+        (["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"], "node '7', but the groups are 0 to 4"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "TRACE").write_text("time_s,node\n1.0,2\nsoon,2\n")
+    (tmp_path / "NODES").write_text("1.0,7\n")
+    given = [str(tmp_path / word) if word in ("TRACE", "NODES") else word for word in arguments]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_an_impossible_cluster_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--num-groups", "40", "--policy", "checkpoint", "--steps", "30", "--mtbf-s", "20", "--trials", "1", "--json"]
+    assert main(few) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["time_to_train_ratio"] == {"mean": None, "trials": [None]}
+    assert found["seed"] == 0
+
+
+def _python_with_simgrid() -> str | None:
+    for python in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if (
+            python
+            and subprocess.run([python, "-c", "import simgrid"], capture_output=True, check=False).returncode == 0
+        ):
+            return python
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "redundancy", "mtbf_s"), [("checkpoint", 1, 20_000.0), ("replication", 3, 300.0), ("spare", 9, 300.0)]
+)
+def test_simgrid_agrees_to_a_thousandth(name: str, redundancy: int, mtbf_s: float, tmp_path: Path) -> None:
+    python = _python_with_simgrid()
+    if python is None:
+        pytest.skip("SimGrid is not installed (Debian python3-simgrid or PyPI simgrid): no independent engine here")
+    cluster = Cluster(200, mtbf_s=mtbf_s, jitter=0.0)
+    rings = record(cluster, 5, 1e6)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,node\n" + "".join(f"{at!r},{group}\n" for at, group in rings))
+    policy = Policy(name, redundancy, steps=600)
+    engine = ENGINES[name](cluster, policy, 5, rings)
+    outcome = engine.run()
+    offsets = ",".join(map(str, engine.control.spec.offsets))
+    words = [name, str(trace), "200", str(redundancy), "600", str(engine.interval_steps), offsets]  # type: ignore[attr-defined]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    script = str(ROOT / "benchmarks" / "simgrid_rules.py")
+    run = subprocess.run([python, script, *words], capture_output=True, text=True, check=True, env=environment)
+    assert float(run.stdout) == pytest.approx(outcome.time_s, rel=1e-3)

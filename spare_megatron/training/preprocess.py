@@ -2,7 +2,8 @@
 
 The command line is that of Megatron-LM's ``tools/preprocess_data.py``. The pair of files of a key appears when it is
 complete, ``PREFIX_KEY_document.bin`` first and ``.idx`` last, so an interrupted run leaves no pair that looks whole.
-The order of the documents is that of the input, whatever the number of workers.
+The order of the documents is that of the input, whatever the number of workers; with ``--partitions P`` it is
+Megatron's: documents are dealt out to P parts in turn and the parts follow one another.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ REFUSED = {
     "--split-sentences": ("sentences are for BERT, and only decoder-only models are trained here", "leave it out"),
     "--keep-newlines": ("it belongs to --split-sentences", "leave it out"),
     "--lang": ("it belongs to --split-sentences", "leave it out"),
-    "--keep-sequential-samples": ("the order of the input is always kept", "leave it out"),
     "--legacy-tokenizer": ("Megatron-LM's older tokenizers are not part of megatron-core", "use --tokenizer-type"),
 }
 
@@ -59,7 +59,9 @@ class PreprocessConfig:
     workers: int = 1
     """Processes that tokenize."""
     partitions: int = 1
-    """Parts in which the input is worked on; one is enough, because --workers share it."""
+    """Parts to which documents are dealt out in turn; it changes their order as in Megatron and speeds up nothing."""
+    keep_sequential_samples: bool = False
+    """Keep the order of the input also with --partitions."""
     log_interval: int = 1000
     """Documents between two lines of progress."""
 
@@ -94,13 +96,11 @@ def check(args: Namespace) -> None:
     for name in ("input", "output_prefix", "tokenizer_type"):
         if getattr(args, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')} is missing; give it (see --help)")
-    for name in ("workers", "log_interval"):
+    for name in ("workers", "partitions", "log_interval"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but must be at least 1")
-    if args.partitions != 1:
-        raise ConfigError(
-            f"--partitions {args.partitions} is not supported: the workers share one input; use --workers"
-        )
+    if args.keep_sequential_samples:
+        args.partitions = 1
     if not Path(args.input).is_file():
         raise ConfigError(f"--input {args.input} does not exist; give a file of JSON objects, one a line")
     folder = Path(args.output_prefix).parent
@@ -175,27 +175,48 @@ def encoded(args: Namespace, lines: Iterator[tuple[int, str]], encoder: Encoder)
 
 
 class Output:
-    """The pair of files of one key; it takes its names when it is finished."""
+    """The pair of files of one key, collected in parts; it takes its names when it is finished."""
 
-    def __init__(self, prefix: str, vocab_size: int) -> None:
+    def __init__(self, prefix: str, vocab_size: int, partitions: int = 1) -> None:
         from spare_megatron.megatron_adapter.datasets import DType, IndexedDatasetBuilder
 
-        self.prefix = prefix
-        self.builder = IndexedDatasetBuilder(f"{prefix}.bin.part", dtype=DType.optimal_dtype(vocab_size))
+        self.prefix, self.documents, self.dtype = prefix, 0, DType.optimal_dtype(vocab_size)
+        self.parts = [f"{prefix}.part{number}" for number in range(partitions)]
+        self.builders = [IndexedDatasetBuilder(f"{part}.bin", dtype=self.dtype) for part in self.parts]
 
     def add(self, tokens: Sequence[int], lengths: list[int]) -> None:
-        self.builder.add_document(tokens, lengths)  # type: ignore[arg-type]
+        self.builders[self.documents % len(self.builders)].add_document(tokens, lengths)  # type: ignore[arg-type]
+        self.documents += 1
 
     def finish(self) -> None:
-        self.builder.finalize(f"{self.prefix}.idx.part")
+        for part, builder in zip(self.parts, self.builders, strict=True):
+            builder.finalize(f"{part}.idx")
+        whole = self.parts[0] if len(self.parts) == 1 else self._merged()
         Path(f"{self.prefix}.idx").unlink(missing_ok=True)
         for end in ("bin", "idx"):
-            Path(f"{self.prefix}.{end}.part").replace(f"{self.prefix}.{end}")
+            Path(f"{whole}.{end}").replace(f"{self.prefix}.{end}")
+        self.drop()
+
+    def _merged(self) -> str:
+        """One pair of the parts' pairs, one behind the other."""
+        from spare_megatron.megatron_adapter.datasets import IndexedDatasetBuilder
+
+        whole = f"{self.prefix}.whole"
+        self.parts.append(whole)
+        merged = IndexedDatasetBuilder(f"{whole}.bin", dtype=self.dtype)
+        self.builders.append(merged)
+        for part in self.parts[:-1]:
+            merged.add_index(part)
+        merged.finalize(f"{whole}.idx")
+        return whole
 
     def drop(self) -> None:
-        self.builder.data_file.close()
-        for end in ("bin", "idx"):
-            Path(f"{self.prefix}.{end}.part").unlink(missing_ok=True)
+        """Remove what is not finished."""
+        for builder in self.builders:
+            builder.data_file.close()
+        for part in self.parts:
+            for end in ("bin", "idx"):
+                Path(f"{part}.{end}").unlink(missing_ok=True)
 
 
 def open_text(path: str) -> IO[str]:
@@ -208,7 +229,8 @@ def preprocess(args: Namespace, say: Callable[[str], None]) -> dict[str, tuple[i
     """Write the files; key -> (documents, tokens)."""
     encoder = Encoder(args)
     outputs = {
-        key: Output(f"{args.output_prefix}_{key}_document", int(encoder.tokenizer.vocab_size)) for key in args.json_keys
+        key: Output(f"{args.output_prefix}_{key}_document", int(encoder.tokenizer.vocab_size), args.partitions)
+        for key in args.json_keys
     }
     try:
         counts = write_all(args, encoder, outputs, say)

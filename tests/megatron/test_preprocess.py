@@ -51,6 +51,14 @@ def test_tokens_in_order(tmp_path: Path, workers: str, name: str, capsys: pytest
     ]
 
 
+@pytest.mark.parametrize(("words", "order"), [("", [0, 3, 6, 1, 4, 2, 5]), ("--keep-sequential-samples", range(7))])
+def test_partitions_give_megatrons_order(tmp_path: Path, words: str, order: list[int]) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [{"text": str(number)} for number in range(7)])
+    assert run(path, "--partitions", "3", *words.split()) == 0
+    assert documents_of(tmp_path / "out_text_document") == [[number] for number in order]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [{"a": ["1", "2 3"], "b": "7"}, {"a": "5", "b": "8"}])
     assert run(path, "--json-keys", "a", "b") == 0
@@ -68,7 +76,7 @@ def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
         ("", "--workers 0", "--workers is 0, but must be at least 1"),
         ("", "--workerz 1", "there is no flag --workerz; did you mean --workers?"),
         ("", "--split-sentences", "--split-sentences is not supported"),
-        ("", "--partitions 4", "--partitions 4 is not supported"),
+        ("", "--partitions 0", "--partitions is 0, but must be at least 1"),
         ("", "--input nowhere", "--input nowhere does not exist"),
         ("", "--output-prefix nowhere/x", "is in nowhere, which does not exist"),
         ("", "--tokenizer-type SentencePieceTokenizer", "needs --tokenizer-model FILE"),

@@ -114,20 +114,46 @@ def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
     return float(max(1.0, min(hazard, lives + (variation - 1) / 2) / lives))
 
 
+@dataclass(frozen=True)
+class Patch:
+    """What survivors compute for a loss in the middle of a step."""
+
+    shards: float = 0.0
+    """For which all wait when the step is done."""
+    beside: tuple[tuple[float, int], ...] = ()
+    """(shards, groups): so many groups compute so much more, beside their own work of the step."""
+
+    @staticmethod
+    def spread(pieces: int, hosts: int) -> Patch:
+        """A shard's pieces, spread over so many hosts: some take one more than the others."""
+        least, more = divmod(pieces, hosts)
+        levels = ((least + 1, more), (least, hosts - more))
+        return Patch(beside=tuple((taken / pieces, count) for taken, count in levels if taken and count))
+
+    def cost_s(self, work: Floats, living: NDArray[np.int64], costs: Costs) -> Floats:
+        """What the step takes longer: few groups patch, and the slowest of all is waited for anyway."""
+        usual = work * slowest(costs.jitter, living)
+        longest = usual
+        for shards, groups in self.beside:
+            longest = np.maximum(longest, (work + shards) * slowest(costs.jitter, groups))
+        return np.asarray((longest - usual + self.shards) * costs.compute_s)
+
+
 def outcome(
-    num_groups: int, work: Floats, survival: Floats, patch_shards: float, costs: Costs, planned: bool = True
+    num_groups: int, work: Floats, survival: Floats, patch: Patch, costs: Costs, planned: bool = True
 ) -> Outcome | None:
-    """``work[k]`` shards of the most loaded group after k losses, ``survival[k]`` the chance to get there,
-    ``patch_shards`` the compute of a masked loss. None: the job makes no progress."""
+    """``work[k]`` shards of the most loaded group after k losses, ``survival[k]`` the chance to get there.
+
+    None: the job makes no progress."""
     base_s = costs.compute_s + costs.reduce_s
     horizon_s = costs.steps * base_s
     found: Outcome | None = None
     for _ in range(3):
         rate = losses_factor(num_groups, costs, horizon_s)
         if costs.rejoin_s is None:
-            found = _cycles(num_groups, work, survival, patch_shards, costs, rate, horizon_s, planned)
+            found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned)
         else:
-            found = _steady(num_groups, work, survival, patch_shards, costs, rate, horizon_s)
+            found = _steady(num_groups, work, survival, patch, costs, rate, horizon_s)
         if found is None:
             return None
         horizon_s = costs.steps * base_s * found.ratio
@@ -136,6 +162,14 @@ def outcome(
 
 def _steps_s(num_groups: int, work: Floats, lost: NDArray[np.int64], costs: Costs) -> Floats:
     return work * costs.compute_s * slowest(costs.jitter, num_groups - lost) + costs.reduce_s
+
+
+def _masked_s(
+    num_groups: int, work: Floats, lost: NDArray[np.int64], step_s: Floats, patch: Patch, costs: Costs
+) -> Floats:
+    """A masked loss: communicators anew, the patch, and half a reduction where it hit one."""
+    reduction_s = costs.reduce_s / 2 * costs.reduce_s / np.maximum(step_s, 1e-9)
+    return np.asarray(costs.rebuild_s + patch.cost_s(work, num_groups - lost, costs) + reduction_s)
 
 
 def _intervals(step_s: float) -> NDArray[np.int64]:
@@ -147,7 +181,7 @@ def _cycles(
     num_groups: int,
     work: Floats,
     survival: Floats,
-    patch_shards: float,
+    patch: Patch,
     costs: Costs,
     rate: float,
     horizon_s: float,
@@ -163,8 +197,9 @@ def _cycles(
     states = int(np.count_nonzero(part))
     reach, time_s, step_s, part = reach[:states], (time_s * part)[:states], step_s[:states], part[:states]
     onward = _onward(survival, standing)[:states]
-    masked_s = costs.rebuild_s + patch_shards * costs.compute_s + costs.reduce_s / 2
+    masked_s = _masked_s(num_groups, work[standing[:states]], standing[:states], step_s, patch, costs)
     disturbed = np.minimum(masked_s * part, time_s)
+    rebuilt_s = np.cumsum(reach * np.minimum(costs.rebuild_s * part, time_s))
     fatal = np.cumsum((reach - onward) * part)
     up_s = np.cumsum(reach * time_s)
     intervals = _intervals(float(step_s[0]))
@@ -190,7 +225,7 @@ def _cycles(
     row = int(np.argmin(ratio[:, column]))
     if not np.isfinite(ratio[row, column]) or up_s[column] < fatal[column] * (costs.restart_s + costs.save_s):
         return None
-    down = fatal[column] * restart + alive[column] * restart + float((reach * disturbed)[: column + 1].sum())
+    down = (fatal[column] + alive[column]) * restart + rebuilt_s[column]
     mean_step_s = float(up_s[column] / made[row, column])
     ends = float(fatal[column] + alive[column])
     return Outcome(
@@ -222,7 +257,7 @@ def _steady(
     num_groups: int,
     work: Floats,
     survival: Floats,
-    patch_shards: float,
+    patch: Patch,
     costs: Costs,
     rate: float,
     horizon_s: float,
@@ -245,8 +280,9 @@ def _steady(
     fatal_rate = float((share * losses * np.clip(fatal, 0.0, 1.0)).sum())
     fresh_s = float((survival[:num_groups] / losses).sum())
     up_s = max(1 / fatal_rate if fatal_rate > 0 else np.inf, min(fresh_s, 1e30))
-    masked_s = costs.rebuild_s + patch_shards * costs.compute_s + costs.reduce_s / 2
-    disturbed = min(1.0, float((share * losses).sum()) * masked_s)
+    masked_s = _masked_s(num_groups, work[reached], states, step_s, patch, costs)
+    disturbed = min(1.0, float((share * losses * masked_s).sum()))
+    rebuilt = min(1.0, float((share * losses).sum()) * costs.rebuild_s)
     intervals = _intervals(float(step_s[0]))
     speed = (share[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None])).sum(axis=1) * (1 - disturbed)
     cycle_s = min(up_s, horizon_s)
@@ -261,7 +297,7 @@ def _steady(
         return None
     return Outcome(
         ratio=float(ratio[row]),
-        availability=float(1 - (fatal_chance * restart + disturbed * cycle_s) / total_s),
+        availability=float(1 - (fatal_chance * restart + rebuilt * cycle_s) / total_s),
         interval_steps=int(intervals[row]),
         interval_s=float(intervals[row] / speed[row]),
         restart_after=None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
 
 import numpy as np
 
@@ -138,7 +137,7 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     pieces = 1 if whole else cluster.pieces_per_shard
     lives, loads = _load(num_groups, redundancy, pieces)
     hosts = max(1, redundancy - 1)
-    patch = SHARD_PATCHES if whole else ceil(pieces / hosts) / pieces
+    patch = ratio.Patch(SHARD_PATCHES) if whole else ratio.Patch.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
     found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)

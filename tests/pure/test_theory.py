@@ -129,12 +129,12 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
     costs = ratio.Costs(300, 3600, 60, 64, num_groups / 100, weibull_shape=0.78)
     blocks, scheme, _ = CELLS[num_groups]
     copies = endured.replication(num_groups, 3)
-    found = ratio.outcome(num_groups, np.full(num_groups, 3.0), copies.survival, 0.0, costs, planned=False)
+    found = ratio.outcome(num_groups, np.full(num_groups, 3.0), copies.survival, ratio.Patch(0.0), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(blocks, rel=0.05)
     lives = endured.endured(num_groups, build_placement(num_groups, 9).offsets)
     loads = depth.work(num_groups, 9, 1, lives)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, 0.1, costs, planned=False)
+    found = ratio.outcome(num_groups, loads.after, lives.survival, ratio.Patch(0.1), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(scheme, rel=0.05)
     assert found.restart_after is None
@@ -142,7 +142,7 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
 
 def test_no_losses_cost_only_saves() -> None:
     costs = ratio.Costs(1e15, 60, 1, 10, 1, jitter=0.0)
-    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), 0.0, costs)
+    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), ratio.Patch(0.0), costs)
     assert found is not None
     assert found.ratio == pytest.approx(1.0, abs=1e-3)
     assert found.availability == pytest.approx(1.0, abs=1e-6)
@@ -161,7 +161,7 @@ def test_standbys_and_rejoin_help() -> None:
 
     def course(**more: float) -> ratio.Outcome:
         costs = ratio.Costs(300, 3600, 60, 64, 2, **more)  # type: ignore[arg-type]
-        found = ratio.outcome(200, loads.after, lives.survival, 0.25, costs)
+        found = ratio.outcome(200, loads.after, lives.survival, ratio.Patch.spread(16, 4), costs)
         assert found is not None
         return found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,29 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
     words = ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(path)]
     assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 2
     assert "cannot be built" in capsys.readouterr().err
+
+
+# Made by Megatron-LM's own tools/preprocess_data.py at core_v0.16.1 (55ac7082517c3878ae653c07c09c534b8aed49f6):
+#   --input in.jsonl --output-prefix out --append-eod --tokenizer-type NullTokenizer --vocab-size 1000 --workers 2
+#   and the same with --partitions 2; sha256 of the .bin and of the .idx file.
+GOLDEN = {
+    "1": (
+        "b1ee7857076338700cdb1c8c70968e3ea868a1a49aebdb564998460a7a006362",
+        "120f63396019ae82a3c3e6bfcfb0b4e20e5b19991a68e0658a755efd862ea74f",
+    ),
+    "2": (
+        "b48dd8d8d06ee53d5a96edc9bc88d553482aae917cb55acd67b18d883679d4ca",
+        "a40453299e9e0dddf15be2ea1c8f308c68ad9b592a0352db0ec0defbf3150f6c",
+    ),
+}
+
+
+@pytest.mark.parametrize("partitions", GOLDEN)
+def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partitions: str) -> None:
+    draw = random.Random(1)
+    texts = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 400))) for _ in range(300)]
+    path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    words = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod", "--partitions", partitions]
+    assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
+    made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
+    assert tuple(made) == GOLDEN[partitions]

@@ -16,7 +16,8 @@ namespace {
 
 // A thread costs some 20 us to start: below this many bytes for each it is not worth it.
 constexpr int64_t kBytesPerThread = 1 << 20;
-// Larger results do not stay in a cache until somebody reads them.
+// Larger unpacked buffers do not stay in a cache until somebody reads them, and are written past it. (Where a kernel
+// works on more than one operand, that was slower.)
 constexpr int64_t kStreamBytes = 8 << 20;
 
 Tables make_tables() {
@@ -149,12 +150,11 @@ void spare_cpu_finalize(const SpareFinalize* job, int threads) {
   DefaultArithmetic arithmetic;
   std::vector<Sums> peaks(std::max(1, threads));
   const Loops& table = loops();
-  const int64_t bytes = job->count * (job->destination_type == SPARE_FP32 ? 4 : 2);
   int64_t num_blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
   double *partial = job->scratch, *next = job->scratch + num_blocks;
   in_ranges(job->count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
     int64_t peak = 0;
-    table.finalize(*job, start, stop, partial, &peak, bytes >= kStreamBytes);
+    table.finalize(*job, start, stop, partial, &peak);
     peaks[part].of[0] = static_cast<uint64_t>(peak);
   });
   if (!job->exponents)
@@ -174,7 +174,7 @@ void spare_cpu_combine(const void* const* sources, int num_sources, void* destin
                        int threads) {
   const Loops& table = loops();
   in_ranges(count, size_of(type) * (num_sources + 1), threads, [&](int64_t, int64_t start, int64_t stop) {
-    table.combine(sources, num_sources, destination, type, start, stop, count * size_of(type) >= kStreamBytes);
+    table.combine(sources, num_sources, destination, type, start, stop);
   });
 }
 

@@ -16,11 +16,11 @@ struct Loops {
   void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
                    const Tables& tables, uint64_t* sums);
   // partial[i]: sum of squares of block i; peak: the largest magnitude, where there is one for all
-  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak, bool stream);
+  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak);
   // out[i] = sum of values[1024 i ..] in the order of the lanes
   void (*add_blocks)(const double* values, int64_t count, double* out);
   void (*combine)(const void* const* sources, int num_sources, void* destination, int type, int64_t start,
-                  int64_t stop, bool stream);
+                  int64_t stop);
   int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out);
   void (*unpack)(const uint8_t* packed, int bits, int64_t start, int64_t stop, int64_t* out, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear

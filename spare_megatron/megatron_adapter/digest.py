@@ -1,7 +1,7 @@
 """A checkpoint's fingerprint: one sha256 over all model tensors by logical name, whatever layout wrote them.
 
 May assume: the directory holds one iteration in torch_dist format. Promises: no process group is needed, tensors are
-read one at a time; optimizer state, schedule and flags do not count.
+read one at a time; optimizer state counts where it is asked for, schedule and flags never do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 
-def model_tensors(directory: str | Path) -> dict[str, TensorStorageMetadata]:
-    """Names, shapes and dtypes of a checkpoint's model tensors, sorted by name. ConfigError when it cannot be read."""
+def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str, TensorStorageMetadata]:
+    """Names, shapes and dtypes of a checkpoint's model tensors (with ``optimizer`` also its moments), sorted by name.
+
+    ConfigError when it cannot be read.
+    """
     install_cpu_shims()
     try:
         metadata = FileSystemReader(str(directory)).read_metadata()
@@ -31,14 +34,14 @@ def model_tensors(directory: str | Path) -> dict[str, TensorStorageMetadata]:
     return {
         name: entry
         for name, entry in sorted(metadata.state_dict_metadata.items())
-        if isinstance(entry, TensorStorageMetadata) and "optimizer.state." not in name
+        if isinstance(entry, TensorStorageMetadata) and (optimizer or "optimizer.state." not in name)
     }
 
 
-def digest(directory: str | Path) -> str:
-    """sha256 (hex) over name, dtype, shape and bytes of every model tensor."""
+def digest(directory: str | Path, *, optimizer: bool = False) -> str:
+    """sha256 (hex) over name, dtype, shape and bytes of every tensor that :func:`model_tensors` names."""
     total = hashlib.sha256()
-    for name, entry in model_tensors(directory).items():
+    for name, entry in model_tensors(directory, optimizer=optimizer).items():
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -1,0 +1,89 @@
+"""Exact sums on real Megatron jobs: whatever fails, and however many groups there are, the bits are the same.
+
+Each run saves its last step; the sha256 over all weights and optimizer moments must equal that of the calm run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.megatron_adapter.digest import digest
+from tests.process.harness import Job, launch
+
+STEPS = 6
+FLAGS = (
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
+    *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
+    *("--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
+    *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--eval-iters", "0", "--num-workers", "0"),
+    *("--save-interval", str(STEPS), "--split", "100,0,0"),
+)
+DENSE = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "12")
+EXPERTS = (
+    *("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear"),
+    *("--moe-aux-loss-coeff", "0.01", "--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid"),
+    *("--bf16", "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "12"),
+)
+INNER = (
+    *("--fp16", "--initial-loss-scale", "65536", "--spare-inner-data-parallel", "2", "--recompute-activations"),
+    *("--swiglu", "--normalization", "RMSNorm", "--global-batch-size", "12"),
+)
+
+
+def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code: int = 0) -> tuple[Job, str]:
+    """One job to its end: the job, and the digest of what it saved ('' when it had to stop)."""
+    words = (*FLAGS, *flags, "--save", str(run_dir / "save"), "--spare-redundancy", str(groups))
+    job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+    job.finish(code, timeout_s=240)
+    return job, "" if code else digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
+
+
+def said(job: Job) -> str:
+    """What the coordinator said of its decisions."""
+    return (job.run_dir / "launch.out").read_text()
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of PP2 x 3 groups without failures."""
+    return train(tmp_path_factory.mktemp("dense"), 3, DENSE)[1]
+
+
+@pytest.mark.timeout(600)
+def test_the_bits_do_not_depend_on_failures_or_on_the_number_of_groups(tmp_path: Path, dense: str) -> None:
+    inject = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
+    assert train(tmp_path / "killed", 3, DENSE, *inject)[1] == dense
+    assert train(tmp_path / "two", 2, DENSE)[1] == dense
+
+
+@pytest.mark.timeout(600)
+def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: str) -> None:
+    inject = (
+        "bitflip:group=1,position=1,step=2,at=reduce",
+        "bitflip:group=2,position=0,step=3,at=accumulate",
+    )
+    job, found = train(tmp_path / "sums", 3, DENSE, *inject)
+    assert found == dense
+    assert "group 1 failed step 2 in epoch 1: rank 1: the reduced result of" in said(job)
+    assert "group 2 corrupt: rank 0: the accumulator of" in said(job)
+    job, found = train(tmp_path / "weights", 3, DENSE, "bitflip:group=1,position=1,step=3,at=weights")
+    assert found == dense
+    assert "group 1 diverged: its weights after step 3" in said(job)
+
+
+@pytest.mark.timeout(600)
+def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp_path: Path) -> None:
+    inject = "bitflip:group=1,position=0,step=3,at=weights"
+    job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "2"), inject, code=1)
+    assert "the weights after step 3 differ between groups and no majority agrees" in said(job)
+    assert "the last good checkpoint is step 2" in said(job)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("groups", "flags"), [(3, EXPERTS), (2, INNER)], ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute"])
+def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
+    _, calm = train(tmp_path / "calm", groups, flags)
+    _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")
+    assert killed == calm

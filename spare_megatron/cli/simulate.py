@@ -21,9 +21,11 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.recovery.journal import JournalError
 from spare_megatron.sim.cluster import POLICIES, Cluster, Policy
 from spare_megatron.sim.engine import RATIO_MAX
 from spare_megatron.sim.failures import Ring
+from spare_megatron.sim.replay import losses
 from spare_megatron.sim.trials import Case, run_many, summary
 from spare_megatron.tuner.trace import parse_trace
 
@@ -68,7 +70,12 @@ def parser() -> argparse.ArgumentParser:
     add("--soft-wipe-out-s", type=float, metavar="S", help="after a wipe-out survivors go on, data staged again in S")
     add("--balance", action="store_true", help="slow groups give pieces up inside a step")
     add("--async-save", action="store_true", help="a save does not stop the training")
-    add("--trace", type=Path, metavar="CSV", help="failures: lines TIME_S,NODE, the node being the group's number")
+    add(
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="failures: lines TIME_S,NODE, the node being a group; or a journal.jsonl",
+    )
     add("--topology", type=Path, metavar="FILE", help="failure domains: lines GROUP,DOMAIN")
     add("--domain-mtbf-s", type=float, default=0.0, help="mean time between failures of one whole domain")
     add("--topology-as-listed", action="store_true", help="do not number the groups so that hosts are apart")
@@ -128,6 +135,8 @@ def _lines(path: Path, flag: str) -> list[str]:
 def _trace(path: Path | None, groups: int) -> list[Ring] | None:
     if path is None:
         return None
+    if path.suffix == ".jsonl":
+        return _losses_of_a_run(path, groups)
     trace = parse_trace(_lines(path, "--trace"), str(path))
     rings: list[Ring] = []
     for number, (at, node) in enumerate(zip(trace.times_s, trace.nodes, strict=True), 1):
@@ -136,6 +145,18 @@ def _trace(path: Path | None, groups: int) -> list[Ring] | None:
                 f"--trace {path}: failure {number} is of node {node!r}, but the groups are 0 to {groups - 1}"
             )
         rings.append((at, int(node)))
+    return rings
+
+
+def _losses_of_a_run(path: Path, groups: int) -> list[Ring]:
+    try:
+        path.open("rb").close()
+        rings = losses(path)
+    except (OSError, JournalError) as error:
+        raise ConfigError(f"--trace {path} cannot be read: {error}") from None
+    beyond = [group for _, group in rings if group >= groups]
+    if beyond:
+        raise ConfigError(f"--trace {path} has a loss of group {beyond[0]}, but the groups are 0 to {groups - 1}")
     return rings
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from spare_megatron.controller.messages import JobSpec
+from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.engine import Engine, job_spec
 from spare_megatron.sim.intervals import save_interval_steps
 
@@ -104,13 +105,8 @@ class SpareEngine(_SavesBySteps):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.depth = 1
-        self.hosts = np.ascontiguousarray(self.control_placement().hosts().T)
-
-    def control_placement(self) -> Any:
-        """The placement of the job."""
-        from spare_megatron.placement import placement_from_offsets
-
-        return placement_from_offsets(self.cluster.num_groups, self.control.spec.offsets)
+        placement = placement_from_offsets(self.cluster.num_groups, self.control.spec.offsets)
+        self.hosts = np.ascontiguousarray(placement.hosts().T)
 
     def _spec(self) -> JobSpec:
         return job_spec(self.policy, self.cluster.num_groups, self.policy.redundancy, 1, "shard")
@@ -143,7 +139,8 @@ class SpareEngine(_SavesBySteps):
                 break
             self.tally.patched += 1
             dead = self.poll(self.now_s)
-            self.now_s += layer_s
+            # The few hosts of the missing shards compute it, not the slowest of all groups.
+            self.now_s += cluster.compute_s
             work += 1
         self.tally.work += work
         self.control.all_voted()

@@ -1,0 +1,87 @@
+"""A real run's journal in the simulator: its losses as a failure trace, and its decisions made again from bulk events.
+
+``follow`` feeds the controller what the simulator would (all Hellos at once, all votes at once) together with the
+losses, returns and failed votes that the journal holds, and compares every decision about a loss and the plans after
+every commit with those of the real run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.recovery.journal import JournalError, Record, read
+from spare_megatron.sim.failures import Ring
+
+
+def losses(path: Path) -> list[Ring]:
+    """(seconds since the job first ran, group) of every loss of a member: a trace for ``spare-simulate --trace``."""
+    rings: list[Ring] = []
+    state, began = initial_state(), None
+    for record in read(path):
+        before = state
+        state, _ = step(state, record.event)
+        if began is None and state.phase == "running":
+            began = record.time_unix_s
+        if began is not None and isinstance(record.event, m.Lost):
+            gone = sorted(group for group in before.live if group not in state.live)
+            rings += [(record.time_unix_s - began, group) for group in gone]
+    return rings
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What was compared."""
+
+    commits: int
+    losses: int
+    actions: int
+
+
+def follow(path: Path) -> Followed:
+    """Raises JournalError where the simulator's way to a decision gives another decision."""
+    real, simulated = initial_state(), initial_state()
+    commits = lost = actions = 0
+    arrived: list[tuple[int, int]] = []
+    for record in read(path):
+        before, event = real, record.event
+        real, _ = step(real, event)
+        if isinstance(event, m.Hello) and before.phase == "forming":
+            arrived.append((event.group, event.incarnation))
+            if real.phase == "forming":
+                continue
+            simulated, _ = step(simulated, m.AllHere(tuple(arrived)))
+            arrived = []
+        elif real.committed[0] > before.committed[0] and not isinstance(event, m.Opened):
+            simulated, _ = step(simulated, m.AllVoted(before.step_in_flight, before.epoch))
+            commits += 1
+        elif isinstance(event, m.Vote) and event.ok and real.epoch == before.epoch and not real.stopped:
+            continue
+        else:
+            if arrived:
+                simulated, _ = step(simulated, m.AllHere(tuple(arrived)))
+                arrived = []
+            simulated, decision = step(simulated, event)
+            if isinstance(event, m.Lost):
+                lost += 1
+                actions += len(decision.actions)
+                if decision.actions != record.actions:
+                    raise JournalError(f"{path} line {record.n}: the simulator decides {decision.reason!r}")
+        _compare(path, record, real, simulated)
+    return Followed(commits, lost, actions)
+
+
+def _compare(path: Path, record: Record, real: State, simulated: State) -> None:
+    for name in ("phase", "epoch", "committed", "live", "waiting", "holders", "outcome"):
+        if getattr(real, name) != getattr(simulated, name):
+            raise JournalError(
+                f"{path} line {record.n}: {name} is {getattr(simulated, name)} in the simulator and "
+                f"{getattr(real, name)} in the run"
+            )
+    if real.phase == "running":
+        for group in real.live:
+            ours = (simulated.segments_of(group), simulated.standing_of(group))
+            if ours != (real.segments_of(group), real.standing_of(group)):
+                raise JournalError(f"{path} line {record.n}: group {group} has another plan in the simulator")

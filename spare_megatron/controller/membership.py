@@ -220,7 +220,8 @@ def _patched_plan(
     """Plans of the step in flight, grown by the pieces that died (protocol rule 4)."""
     spec = before.job
     missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
-    remaining = {g: max(0, before.plan.load(g) - progress.get(g, 0)) for g in live}
+    loads = before.plan.loads().tolist()
+    remaining = {g: max(0, loads[g] - progress.get(g, 0)) for g in live}
     added = patch(
         before.where,
         able=sorted(holders),
@@ -232,7 +233,7 @@ def _patched_plan(
     )
     if isinstance(added, WipeOut):
         return added
-    grown = {group: (*before.plan[group], tuple(more)) for group, more in added.added.items() if more}
+    grown = {group: (*before.plan.alone(group), tuple(more)) for group, more in added.added.items() if more}
     return before.plan.changed(live, grown), added
 
 

@@ -112,6 +112,25 @@ class Roll:
         return self.reached > before
 
 
+class Tally:
+    """How many pieces of its step the whole group has done: what the slowest rank has."""
+
+    def __init__(self, group_size: int) -> None:
+        self._ranks = [(0, 0, False)] * group_size
+        self._told = (0, 0, False)
+
+    def add(self, position: int, step: int, pieces_done: int, complete: bool) -> tuple[bool, bool]:
+        """One rank has done ``pieces_done`` pieces of ``step``, ``complete`` when that is its segment; whether this is
+        news of the group, and whether the news is that all of its ranks are complete."""
+        self._ranks[position] = (step, pieces_done, complete)
+        newest = max(step for step, _, _ in self._ranks)
+        done = min(count if step == newest else 0 for step, count, _ in self._ranks)
+        now = (newest, done, all(one[0] == newest and one[2] for one in self._ranks))
+        risen = now > self._told and now[1:] > (0, False)
+        self._told = max(now, self._told)
+        return risen, risen and now[2]
+
+
 def merge_reports(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """What the ranks of a group know of one step: for each key the word of the lowest position that has one."""
     merged: dict[str, Any] = {}

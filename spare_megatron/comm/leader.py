@@ -19,9 +19,10 @@ import grpc.aio
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
 from spare_megatron.comm.channel import COORDINATOR, LEADER, serve
-from spare_megatron.comm.gather import Ballots, Figures, Roll, merge_reports
+from spare_megatron.comm.gather import Ballots, Figures, Roll, Tally, merge_reports
+from spare_megatron.comm.pulse import Pulse
 from spare_megatron.comm.rank import Agent, report_of
-from spare_megatron.comm.reports import Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.comm.reports import COMPLETE, Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
 from spare_megatron.comm.uplink import Uplink
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.codec import job_to_json, spec_to_json
@@ -43,6 +44,7 @@ class Leader:
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         self._beats: dict[int, pb.Beat] = {}
+        self._tally, self._pulse = Tally(size), Pulse(self._setup.job.timeouts.heartbeat_interval_s)
         self._applied = Roll(size)
         self._holds = Roll(size)
         self._seen = Roll(size, 0)
@@ -69,7 +71,7 @@ class Leader:
         server = await self._serve() if setup.group_size > 1 else None
         if server is None:
             self._arrived.set()
-        beats = asyncio.create_task(self._send_beats(times.heartbeat_interval_s))
+        beats = asyncio.create_task(self._send_beats())
         try:
             try:
                 await asyncio.wait_for(self._arrived.wait(), times.startup_timeout_s)
@@ -87,10 +89,18 @@ class Leader:
             beats.cancel()
             if server is not None:
                 await self._dismiss(server)
+                orders = self._agent.orders
+                why = orders.fenced or (orders.stop[1] if orders.stop else "it left before the job began")
+                setup.run_dir.publish_leader_left(setup.group, setup.incarnation, why)
 
     def post(self, report: RankReport) -> None:
         """From this rank's own training thread."""
         self._hear(0, report)
+
+    def nudge(self) -> None:
+        """This rank's own training thread has done a piece."""
+        mine = self._agent.progress
+        self._count(0, mine.step, mine.pieces_done, mine.complete)
 
     def close(self) -> None:
         """The session of position 0 ends, and with it the group's voice."""
@@ -163,7 +173,7 @@ class Leader:
         while (message := await context.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("kind")
             if kind == "beat":
-                self._beats[position] = message.beat
+                self._hear_beat(position, message.beat)
             elif kind == "seen":
                 self._saw(position, message.seen.epoch)
             else:
@@ -216,6 +226,16 @@ class Leader:
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
         elif isinstance(report, StopRequest):
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+
+    def _hear_beat(self, position: int, beat: pb.Beat) -> None:
+        self._beats[position] = beat
+        self._count(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
+
+    def _count(self, position: int, step: int, pieces_done: int, complete: bool) -> None:
+        """A heartbeat goes up at once when the group as a whole is further than the coordinator knows."""
+        news, complete = self._tally.add(position, step, pieces_done, complete)
+        if news:
+            self._pulse.news(complete)
 
     def _hear_applied(self, position: int, report: Applied) -> None:
         self._reports.setdefault(report.step, {})[position] = report.report
@@ -313,13 +333,13 @@ class Leader:
         ):
             self._uplink.send(_ballot(*ballot))
 
-    async def _send_beats(self, interval_s: float) -> None:
+    async def _send_beats(self) -> None:
         """The heartbeat of every rank that was heard since the last one."""
         await self._arrived.wait()
         while True:
+            await self._pulse.due()
             beats, self._beats = [self._agent.beat(), *self._beats.values()], {}
             self._uplink.send(pb.GroupReport(heartbeat=pb.Heartbeat(beats=beats)))
-            await asyncio.sleep(interval_s)
 
     def _lost_coordinator(self) -> None:
         setup = self._setup

@@ -91,12 +91,14 @@ class Session:
             return self._orders
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
-        """Say what the training thread does; call it at each piece and each bucket. A few stores, no I/O.
+        """Say what the training thread does; call it at each piece and each bucket. A few stores; the control thread
+        does the I/O, at once where a piece is done.
 
         ``phase`` is one of ``reports.PHASES``. A rank that makes no call for the progress time-out while others wait
         is taken for hung.
         """
-        self._progress.tick(phase, step, pieces_done)
+        if self._progress.tick(phase, step, pieces_done):
+            self._control.nudge()
 
     def reduced(
         self,

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
 from spare_megatron.comm.channel import LEADER, Security
+from spare_megatron.comm.pulse import Pulse
 from spare_megatron.comm.reports import Applied, Holds, Progress, RankReport, Reduced, SaveRequest, StopRequest
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.comm.uplink import Uplink
@@ -106,9 +107,14 @@ class Agent:
         self._settle(error)
         self.end(fenced=str(error))
 
-    def beat(self) -> pb.Beat:
+    @property
+    def progress(self) -> Progress:
         """What the training thread is at."""
-        return wire.fill(pb.Beat(position=self.setup.position), self._session.progress_now)
+        return self._session.progress_now
+
+    def beat(self) -> pb.Beat:
+        """:attr:`progress` as a message."""
+        return wire.fill(pb.Beat(position=self.setup.position), self.progress)
 
     def _settle(self, error: ConfigError | None) -> None:
         if not self._opened.done():
@@ -162,11 +168,12 @@ class Follower:
         self._closing = asyncio.Event()
         self._kept: dict[str, pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
+        self._pulse = Pulse(agent.setup.job.timeouts.heartbeat_interval_s)
         self._uplink = Uplink(
             service=LEADER,
             report=pb.RankReport,
             security=agent.setup.security,
-            find=lambda: self._setup.run_dir.leader(self._setup.group, self._setup.incarnation),
+            find=self._find,
             greet=self._greet,
             take=self._take,
             done=lambda: self._agent.orders.over,
@@ -176,7 +183,7 @@ class Follower:
     async def run(self) -> None:
         """Until the session closes, or the leader is gone."""
         times = self._setup.job.timeouts
-        beats = asyncio.create_task(self._beats(times.heartbeat_interval_s))
+        beats = asyncio.create_task(self._beats())
         try:
             await self._uplink.run(first_s=times.startup_timeout_s, again_s=2 * times.grace_s)
         finally:
@@ -201,6 +208,10 @@ class Follower:
         self._closing.set()
         self._uplink.close()
 
+    def _find(self) -> str | None:
+        address, self._uplink.refused = self._setup.run_dir.leader(self._setup.group, self._setup.incarnation)
+        return address
+
     async def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:
             self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch)))
@@ -217,10 +228,14 @@ class Follower:
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]
 
-    async def _beats(self, interval_s: float) -> None:
+    def nudge(self) -> None:
+        """The training thread has done a piece."""
+        self._pulse.news(self._agent.progress.complete)
+
+    async def _beats(self) -> None:
         while True:
+            await self._pulse.due()
             self._uplink.send(pb.RankReport(beat=self._agent.beat()))
-            await asyncio.sleep(interval_s)
 
 
 class ControlSide(Protocol):
@@ -231,6 +246,9 @@ class ControlSide(Protocol):
 
     def post(self, report: RankReport) -> None:
         """A report of this rank's own training thread."""
+
+    def nudge(self) -> None:
+        """This rank's training thread has done a piece."""
 
     def close(self) -> None:
         """End :meth:`run`."""
@@ -259,19 +277,25 @@ class ControlThread:
 
     def post(self, report: RankReport) -> None:
         """From the training thread; dropped when the control thread has ended."""
-        loop, side = self._loop, self._side
-        if loop is not None and side is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(side.post, report)
+        if self._side is not None:
+            self._call(self._side.post, report)
+
+    def nudge(self) -> None:
+        """From the training thread, at each piece; dropped likewise."""
+        if self._side is not None:
+            self._call(self._side.nudge)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Say goodbye and end the thread; it is left behind, as a daemon, if the other side does not answer."""
         self._over = True
-        loop, side = self._loop, self._side
-        if loop is not None and side is not None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(side.close)
+        if self._side is not None:
+            self._call(self._side.close)
         self._thread.join(timeout_s)
+
+    def _call(self, method: Callable[..., None], *args: RankReport) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(method, *args)
 
     def _run(self) -> None:
         try:

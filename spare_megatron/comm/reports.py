@@ -22,6 +22,8 @@ PHASES = (
 )
 """What a training thread can be at. Within a step it goes through them in this order, but for the patch, which
 brings it back to computing."""
+COMPLETE = frozenset({"reduce", "vote"})
+"""Phases in which all pieces of a segment are done."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,16 @@ class Progress:
         self.counter = 0
         self.in_phase = 0
 
-    def tick(self, phase: str, step: int, pieces_done: int) -> None:
-        """One more sign of life of the training thread."""
+    def tick(self, phase: str, step: int, pieces_done: int) -> bool:
+        """One more sign of life of the training thread; true when a piece is done, or the last of a segment."""
+        news = (step, pieces_done) != (self.step, self.pieces_done) and pieces_done > 0
+        news = news or (phase in COMPLETE and self.phase not in COMPLETE)
         self.in_phase = self.in_phase + 1 if (phase, step) == (self.phase, self.step) else 0
         self.phase, self.step, self.pieces_done = phase, step, pieces_done
         self.counter += 1
+        return news
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces of the segment are done."""
+        return self.phase in COMPLETE

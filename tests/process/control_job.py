@@ -51,16 +51,20 @@ class ControlJob:
     def start_group(self, group: int, incarnation: int = 0, flags: tuple[str, ...] = ()) -> None:
         """Every rank of one group."""
         for position in range(self.size):
-            environment = {
-                "SPARE_GROUP": str(group),
-                "SPARE_POSITION": str(position),
-                "SPARE_NUM_GROUPS": str(self.groups),
-                "SPARE_GROUP_SIZE": str(self.size),
-                "SPARE_INCARNATION": str(incarnation),
-                "SPARE_RUN_DIR": str(self.run_dir.path),
-            }
-            command = ["tests.process.control_client", *self.flags, *flags]
-            self.ranks[group, position] = self.popen(f"rank-{group}-{position}-{incarnation}", command, environment)
+            self.start_rank(group, position, incarnation, flags)
+
+    def start_rank(self, group: int, position: int, incarnation: int = 0, flags: tuple[str, ...] = ()) -> None:
+        """One rank of a group."""
+        environment = {
+            "SPARE_GROUP": str(group),
+            "SPARE_POSITION": str(position),
+            "SPARE_NUM_GROUPS": str(self.groups),
+            "SPARE_GROUP_SIZE": str(self.size),
+            "SPARE_INCARNATION": str(incarnation),
+            "SPARE_RUN_DIR": str(self.run_dir.path),
+        }
+        command = ["tests.process.control_client", *self.flags, *flags]
+        self.ranks[group, position] = self.popen(f"rank-{group}-{position}-{incarnation}", command, environment)
 
     def popen(self, name: str, module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """One process, its output in a file of its own."""

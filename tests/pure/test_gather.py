@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.comm.gather import Ballots, Roll, merge_reports
+from spare_megatron.comm.gather import Ballots, Roll, Tally, merge_reports
 from spare_megatron.comm.reports import Reduced
 
 OK = Reduced(step=5, epoch=2, ok=True, pieces=(1, 2), figures=(("reduce_s", 1.0),))
@@ -87,3 +87,18 @@ def test_a_roll_moves_with_the_slowest() -> None:
 
 def test_the_lowest_position_that_knows_a_figure_is_believed() -> None:
     assert merge_reports({1: {"loss": 2.0, "lr": 0.1}, 0: {"lr": 0.2}}) == {"loss": 2.0, "lr": 0.2}
+
+
+def test_a_group_is_as_far_as_its_slowest_rank_and_says_each_thing_once() -> None:
+    tally = Tally(2)
+    assert tally.add(0, 1, 1, False) == (False, False)
+    assert tally.add(1, 1, 1, False) == (True, False)
+    assert tally.add(1, 1, 1, False) == (False, False)
+    assert tally.add(1, 1, 2, True) == (False, False)
+    assert tally.add(0, 1, 2, True) == (True, True), "the segment is complete"
+    assert tally.add(0, 1, 2, True) == (False, False)
+    assert tally.add(0, 1, 3, False) == (False, False)
+    assert tally.add(1, 1, 3, True) == (True, False), "a patch goes on from there"
+    assert tally.add(0, 2, 0, False) == (False, False), "a step without a piece yet is no news"
+    assert tally.add(1, 2, 0, True) == (False, False)
+    assert tally.add(0, 2, 0, True) == (True, True), "a group without pieces is complete as well"

@@ -1,0 +1,56 @@
+"""When heartbeats go out, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from spare_megatron.comm.pulse import NEWS, Pulse
+from spare_megatron.comm.reports import Progress
+
+LONG_S = 300.0
+
+
+def test_complete_news_is_due_at_once_and_other_news_soon() -> None:
+    async def scenario() -> None:
+        pulse = Pulse(LONG_S)
+        await asyncio.wait_for(pulse.due(), 30)  # the first one
+        waiting = asyncio.create_task(pulse.due())
+        await asyncio.sleep(0)
+        pulse.news(complete=False)
+        done, _ = await asyncio.wait({waiting}, timeout=0.05)
+        assert not done, "a piece among others waits for its turn"
+        pulse.news(complete=True)
+        await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(scenario())
+
+
+def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
+    async def scenario() -> tuple[float, float]:
+        pulse = Pulse(0.2)
+        await pulse.due()
+        started_s = time.monotonic()
+        await pulse.due()
+        quiet_s = time.monotonic() - started_s
+        pulse.news(complete=False)
+        started_s = time.monotonic()
+        await pulse.due()
+        return quiet_s, time.monotonic() - started_s
+
+    quiet_s, busy_s = asyncio.run(scenario())
+    assert quiet_s >= 0.199
+    assert busy_s >= 0.2 / NEWS - 0.001
+
+
+def test_what_is_news_to_the_control_thread() -> None:
+    progress = Progress()
+    assert not progress.tick("forward", 1, 0)
+    assert progress.tick("backward", 1, 1)
+    assert not progress.tick("forward", 1, 1)
+    assert progress.tick("reduce", 1, 1)
+    assert progress.complete
+    assert not progress.tick("reduce", 1, 1)
+    assert not progress.tick("vote", 1, 1)
+    assert not progress.tick("apply", 1, 0)
+    assert progress.tick("reduce", 2, 0), "a group without pieces"

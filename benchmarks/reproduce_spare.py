@@ -1,10 +1,11 @@
 """The published table of SPARe (arXiv 2603.00357: N = 200/600/1000 groups, 10,000 steps, three trials) beside ours.
 
-    python benchmarks/reproduce_spare.py [--all-redundancies] [--sensitivity] [--plot FILE.png] [--json FILE]
+    python benchmarks/reproduce_spare.py [--best-only] [--no-sensitivity] [--plot PNG] [--resume FILE]
 
-Every row runs the same controller on the same failures and jitter. Without ``--all-redundancies`` only the best
-published redundancies run, with it r = 2..20 for SPARe and microbatch and 2..5 for replication. ``--sensitivity`` adds
-one row per assumption changed at N = 200.
+Every row runs the same controller on the same failures and jitter: r = 2..20 for SPARe and microbatch, 2..5 for
+replication (``--best-only``: the best ones), then what return of lost groups, planned restarts and balancing add, and
+one row per assumption of the reading turned around at N = 200. With ``--resume`` finished trials are kept in a file,
+and a run that was stopped goes on from it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_many
+from benchmarks._trials import Trials
+from spare_megatron.sim.cluster import Cluster, Policy, Reading
+from spare_megatron.sim.engine import Outcome
+from spare_megatron.sim.trials import Case
 
 PUBLISHED = {
     ("replication", 200): (6.07, 0.6174),
@@ -36,46 +38,75 @@ BEST = {200: 9, 600: 8, 1000: 9}
 RESTART_AFTER = {200: 80, 600: 180, 1000: 250}
 REPAIR_S = 600.0
 
+Row = tuple[str, Case]
 
-def cases(steps: int, every: bool) -> Iterator[tuple[str, Case]]:
-    """(label, case) of every row."""
+
+def best(steps: int) -> Iterator[Row]:
+    """The published best redundancies, and what ours has beyond them."""
     for groups in (200, 600, 1000):
         cluster = Cluster(groups, reduce_s=groups / 100)
-        for r in range(2, 6) if every else (3,):
-            yield "replication", Case(cluster, Policy("replication", r, steps=steps))
-        for r in range(2, 21) if every else (BEST[groups],):
-            yield "spare", Case(cluster, Policy("spare", r, steps=steps))
-        for r in range(2, 21) if every else (7,):
-            yield "microbatch", Case(cluster, Policy("microbatch", r, 16, steps=steps))
+        yield "replication", Case(cluster, Policy("replication", 3, steps=steps))
+        yield "spare", Case(cluster, Policy("spare", BEST[groups], steps=steps))
+        yield "microbatch", Case(cluster, Policy("microbatch", 7, 16, steps=steps))
         shared = Policy("microbatch", groups, 16, steps=steps, restart_after=RESTART_AFTER[groups])
-        yield "microbatch, shared data, planned restart", Case(cluster, shared)
+        yield "shared data, planned restart", Case(cluster, shared)
         back = replace(cluster, rejoin_s=REPAIR_S)
         returning = Policy("microbatch", 6, 64, steps=steps)
-        yield "microbatch, re-join", Case(back, returning)
-        yield "microbatch, re-join, no jitter", Case(replace(back, jitter=0.0), returning)
+        yield "re-join", Case(back, returning)
+        yield "re-join, no jitter", Case(replace(back, jitter=0.0), returning)
+        yield "re-join, saves do not block", Case(back, replace(returning, async_save=True))
+        yield "re-join, balance, saves do not block", Case(back, replace(returning, async_save=True, balance=True))
+        yield "replication, re-join", Case(back, Policy("replication", 3, steps=steps))
 
 
-def sensitivity(steps: int) -> Iterator[tuple[str, Case]]:
-    """One assumption changed at a time, N = 200."""
+def sweep(steps: int) -> Iterator[Row]:
+    """All redundancies, N ascending."""
+    for groups in (200, 600, 1000):
+        cluster = Cluster(groups, reduce_s=groups / 100)
+        for r in range(2, 6):
+            yield "replication", Case(cluster, Policy("replication", r, steps=steps))
+        for r in range(2, 21):
+            yield "spare", Case(cluster, Policy("spare", r, steps=steps))
+            yield "microbatch", Case(cluster, Policy("microbatch", r, 16, steps=steps))
+
+
+def sensitivity(steps: int) -> Iterator[Row]:
+    """One assumption turned around at a time, N = 200, replication r = 3 and SPARe r = 9."""
     base = Cluster(200, reduce_s=2.0)
+    policies = (Policy("replication", 3, steps=steps), Policy("spare", 9, steps=steps))
     for label, cluster in {
+        "as read": base,
         "one system-wide clock": replace(base, clocks="system"),
-        "no jitter": replace(base, jitter=0.0),
         "exponential failures": replace(base, weibull_shape=1.0),
-        "rebuild 30 s": replace(base, rebuild_s=30.0),
-        "restart in 30 min": replace(base, restart_s=1800.0),
+        "no jitter": replace(base, jitter=0.0),
     }.items():
-        for policy in (Policy("replication", 3, steps=steps), Policy("spare", 9, steps=steps)):
+        for policy in policies:
             yield f"{policy.name}: {label}", Case(cluster, policy)
-    consecutive = Policy("spare", 9, placement="consecutive", steps=steps)
-    yield "spare: consecutive offsets", Case(base, consecutive)
+    for label, reading in {
+        "restart in exactly 60 min": Reading(restart_repeats=False),
+        "clocks start new at a restart": Reading(clocks_restart=True),
+        "every masked failure + 1 layer": Reading(masked_layers=1),
+    }.items():
+        for policy in policies:
+            yield f"{policy.name}: {label}", Case(base, replace(policy, reading=reading))
+    replication, spare = policies
+    yield "replication: cyclic, no blocks", Case(base, replace(replication, reading=Reading(blocks=False)))
+    yield "spare: consecutive offsets", Case(base, replace(spare, placement="consecutive"))
+    yield "spare: a patch waits for the slowest", Case(base, replace(spare, reading=Reading(patch_jitter=True)))
+    for work in (0.0, 0.035, 0.14, 0.28):
+        yield (
+            f"spare: patch work {work:g} in the save interval",
+            Case(base, replace(spare, reading=Reading(patch_work=work))),
+        )
 
 
-def row(label: str, case: Case, outcomes: list[Any]) -> dict[str, object]:
+def row(label: str, case: Case, outcomes: list[Outcome]) -> dict[str, object]:
     """One line of the table."""
     groups, policy = case.cluster.num_groups, case.policy
     ratios = [outcome.ratio for outcome in outcomes]
-    mean = fmean(ratios) if None not in ratios else float("nan")
+    known = [one for one in ratios if one is not None]
+    progresses = len(known) == len(ratios)
+    mean = fmean(known) if progresses else float("nan")
     is_best = policy.redundancy == (3 if policy.name == "replication" else BEST[groups])
     published = PUBLISHED.get((label, groups)) if is_best else None
     available = fmean(outcome.availability for outcome in outcomes)
@@ -85,7 +116,7 @@ def row(label: str, case: Case, outcomes: list[Any]) -> dict[str, object]:
         "redundancy": policy.redundancy,
         "pieces": policy.pieces_per_shard if policy.name == "microbatch" else 1,
         "ratio": mean,
-        "ratio_sd": stdev(ratios) if len(ratios) > 1 and None not in ratios else 0.0,
+        "ratio_sd": stdev(known) if len(known) > 1 else 0.0,
         "published_ratio": published[0] if published else "",
         "off_percent": 100 * (mean / published[0] - 1) if published else "",
         "availability_percent": 100 * available,
@@ -108,6 +139,7 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
         for line, figure_name in enumerate(("ratio", "availability_percent", "mean_work")):
             for policy in ("replication", "spare", "microbatch"):
                 of_policy = [one for one in rows if (one["policy"], one["groups"]) == (policy, groups)]
+                of_policy.sort(key=lambda one: one["redundancy"])  # type: ignore[arg-type,return-value]
                 xs = [one["redundancy"] for one in of_policy]
                 axes[line][column].plot(xs, [one[figure_name] for one in of_policy], marker=".", label=policy)
             axes[line][column].set_ylabel(figure_name.replace("_", " "))
@@ -123,27 +155,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--all-redundancies", action="store_true", help="r = 2..20, as published")
-    parser.add_argument("--sensitivity", action="store_true", help="one assumption changed at a time")
+    parser.add_argument("--best-only", action="store_true", help="not every redundancy")
+    parser.add_argument("--no-sensitivity", action="store_true", help="not the assumptions one at a time")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="over r; with --all-redundancies")
+    parser.add_argument("--workers", type=int, help="processes (default: all cores)")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="finished trials are kept here and not run again")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="over r; not with --best-only")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = list(cases(args.steps, args.all_redundancies))
-    if args.sensitivity:
+    table = list(best(args.steps))
+    if not args.no_sensitivity:
         table += sensitivity(args.steps)
+    if not args.best_only:
+        table += [found for found in sweep(args.steps) if found not in table]
+    seeds = range(args.seed, args.seed + args.trials)
     began = time.perf_counter()
-    outcomes = run_many([(case, args.seed + n) for _, case in table for n in range(args.trials)])
-    rows = []
-    for number, (label, case) in enumerate(table):
-        rows.append(row(label, case, outcomes[number * args.trials : (number + 1) * args.trials]))
+    trials = Trials(args.resume, args.workers)
+    trials.run((case, seed) for _, case in table for seed in seeds)
+    rows = [row(label, case, [trials[case, seed] for seed in seeds]) for label, case in table]
     config = {
         "steps": args.steps,
         "trials": args.trials,
-        "seeds": f"{args.seed}..{args.seed + args.trials - 1}",
-        "wall_s": round(time.perf_counter() - began, 1),
+        "seeds": f"{seeds[0]}..{seeds[-1]}",
+        "cpu_s": round(trials.cpu_s),
+        "wall_s": round(time.perf_counter() - began),
     }
     report("reproduce_spare", config, rows, args.json)
     if args.plot:

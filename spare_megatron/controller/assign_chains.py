@@ -62,6 +62,8 @@ class Chains:
         load = np.bincount(hosts.ravel(), weights=kept.ravel(), minlength=num_groups).astype(np.int64)
         self.room: IntTable = np.where(live, cap - load, 0)
         self.waiting: IntTable = units - kept.sum(axis=0)
+        # [2 N, r] in bytes: whether a node's distance is that over its arc of a layer (shards first, then groups).
+        self._exact = bytearray()
 
     def run(self) -> IntTable | Shortage:
         """The owned units (shard table) of least cost within the cap."""
@@ -92,6 +94,9 @@ class Chains:
             further[further > _NEVER // 2] = _NEVER
             if np.array_equal(further, group_far):
                 self.shard_far, self.group_far = shard_far, group_far
+                over_takes = self.take + group_far[self.hosts] == shard_far
+                over_gives = self.give + shard_far[self.stacks] == group_far
+                self._exact = bytearray(np.hstack([over_takes, over_gives]).T.tobytes())
                 return
             group_far = further
         raise AssertionError("a cycle of negative length: the plan in hand is not the cheapest for its units")
@@ -101,6 +106,7 @@ class Chains:
         the end (group with room, -1). Nodes: shard i is i, group g is N + g. Each node goes on with the arc it used
         last, as arcs once found useless stay so until distances are measured again (Dinic)."""
         redundancy, num_groups = self.hosts.shape
+        following, exact = self._next_layer, self._exact
         path: list[tuple[int, int]] = []
         node = start
         while True:
@@ -108,27 +114,18 @@ class Chains:
             if group >= 0 and self.group_far[group] == 0 and self.room[group] > 0:
                 path.append((node, -1))
                 return path
-            layer = self._next_layer.get(node, 0)
-            while layer < redundancy and not self._exact(node, layer):
-                layer += 1
-            self._next_layer[node] = layer
-            if layer < redundancy:
+            arcs = node * redundancy
+            at = exact.find(1, arcs + following.get(node, 0), arcs + redundancy)
+            if at >= 0:
+                layer = following[node] = at - arcs
                 path.append((node, layer))
                 node = num_groups + int(self.hosts[layer, node]) if group < 0 else int(self.stacks[layer, group])
             elif path:
+                following[node] = redundancy
                 node, _ = path.pop()
-                self._next_layer[node] += 1
+                following[node] += 1
             else:
                 return None
-
-    def _exact(self, node: int, layer: int) -> bool:
-        """Whether the distance of the node is that over its arc of this layer."""
-        group = node - len(self.room)
-        if group < 0:
-            over = self.take[layer, node] + self.group_far[self.hosts[layer, node]]
-            return bool(over == self.shard_far[node])
-        over = self.give[layer, group] + self.shard_far[self.stacks[layer, group]]
-        return bool(over == self.group_far[group])
 
     def _move_along(self, path: list[tuple[int, int]], wanted: int) -> int:
         """Move as many units as every arc and the room at the end allow, at most ``wanted``; returns how many."""
@@ -153,11 +150,15 @@ class Chains:
 
     def _relength(self, layer: int, shard: int) -> None:
         """Lengths of the two arcs between a shard and one host: a unit given up comes home for what it cost."""
-        owned, kept = self.owned[layer, shard], self.kept[layer, shard]
-        extra = self.extra[layer, shard]
-        self.take[layer, shard] = (-self.move if owned < kept else extra) * self.hop + 1
-        give = (-extra if owned > kept else self.move) * self.hop + 1
-        self.give[layer, self.hosts[layer, shard]] = give if owned else _NEVER
+        owned, kept = int(self.owned[layer, shard]), int(self.kept[layer, shard])
+        extra = int(self.extra[layer, shard])
+        take = (-self.move if owned < kept else extra) * self.hop + 1
+        give = (-extra if owned > kept else self.move) * self.hop + 1 if owned else _NEVER
+        group, redundancy = int(self.hosts[layer, shard]), len(self.hosts)
+        self.take[layer, shard], self.give[layer, group] = take, give
+        far, group_far = int(self.shard_far[shard]), int(self.group_far[group])
+        self._exact[shard * redundancy + layer] = take + group_far == far
+        self._exact[(len(self.room) + group) * redundancy + layer] = give + far == group_far
 
     def _shortage(self) -> Shortage:
         """Shards that cannot reach room have only hosts that cannot, and those own nothing else and are full."""

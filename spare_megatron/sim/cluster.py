@@ -55,6 +55,26 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How the published simulation is read where its paper is silent; each field is one assumption that
+    ``benchmarks/reproduce_spare.py --sensitivity`` turns around."""
+
+    restart_repeats: bool = True
+    """A group that fails while the job restarts starts its own restart anew; False: failures then change nothing."""
+    clocks_restart: bool = False
+    """Failure clocks start new when the job has restarted."""
+    masked_layers: int = 0
+    """Layers that every masked failure costs beyond its patch."""
+    blocks: bool = True
+    """Replicas of a shard are blocks of consecutive groups; False: shard i on groups i .. i + r - 1, cyclic."""
+    patch_jitter: bool = False
+    """A patch waits for the slowest of all groups, as a step does."""
+    patch_work: float = 0.07
+    """Mean patch of the published scheme, in shards per step, in the formula of its save interval. Fitted: with this
+    value the formula gives the published save intervals, 15, 23 and 30 steps."""
+
+
+@dataclass(frozen=True)
 class Policy:
     """How the job meets failures."""
 
@@ -75,6 +95,8 @@ class Policy:
     """A save does not stop the training."""
     soft_wipe_out_s: float | None = None
     """After a wipe-out survivors go on under a new placement, data staged again in this time; None: restart."""
+    reading: Reading = Reading()
+    """Of the published policies."""
 
     def check(self, cluster: Cluster) -> None:
         """Raises ConfigError when it cannot run there."""

@@ -206,12 +206,16 @@ class Engine:
         ready = np.full(self.cluster.num_groups, began + self.cluster.restart_s)
         while rings := self.failures.due(float(ready.max())):
             for at, group in rings:
+                if not self.policy.reading.restart_repeats:
+                    continue
                 if at <= ready[group]:
                     ready[group] = at + self.cluster.restart_s
                     self.tally.failures_in_restart += 1
                 else:
                     self.held.append(group)
         self.now_s = float(ready.max())
+        if self.policy.reading.clocks_restart:
+            self.failures.restart(self.now_s)
         self.last_save_s = self.now_s
         self.tally.down_s += self.now_s - began
         self.alive[:] = True

@@ -55,6 +55,13 @@ class Rings:
         rings.sort()
         return rings
 
+    def restart(self, at_s: float) -> None:
+        """Every clock starts new at this time."""
+        self._table = self._more(np.full(len(self._at), at_s))
+        self._at[:] = 0
+        self.next = self._table[:, 0].copy()
+        self.first = float(self.next.min())
+
     def _advance(self, clock: int) -> None:
         self._at[clock] += 1
         if self._at[clock] == self._table.shape[1]:
@@ -112,6 +119,9 @@ class TraceRings(Rings):
             self._times[group, : len(row)] = sorted(row)
         self._start()
 
+    def restart(self, at_s: float) -> None:
+        """Given times stay what they are."""
+
     def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._times if not after.any() else np.full((len(after), 1), np.inf)
 
@@ -125,6 +135,12 @@ class Failures:
     def __init__(self, sources: Sequence[Rings]) -> None:
         self._sources = tuple(sources)
         self.first = min((source.first for source in self._sources), default=np.inf)
+
+    def restart(self, at_s: float) -> None:
+        """Every clock starts new at this time."""
+        for source in self._sources:
+            source.restart(at_s)
+        self.first = min(source.first for source in self._sources)
 
     def due(self, until_s: float) -> list[Ring]:
         """Every ring up to ``until_s`` that was not handed out before, ascending."""

@@ -7,10 +7,6 @@ from math import inf
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.theory.published import best_interval_s, endurable_failures, mean_depth
 
-PATCH_WORK = 0.07
-"""Mean patch of the published scheme, in shards per step: the value with which the formula gives the published save
-intervals, 15, 23 and 30 steps."""
-
 
 def save_interval_s(cluster: Cluster, policy: Policy) -> float:
     """Seconds between two saves; infinite where a save could never be needed."""
@@ -30,7 +26,7 @@ def save_interval_steps(cluster: Cluster, policy: Policy) -> int:
     if policy.name == "replication":
         layers = policy.redundancy
     elif policy.name == "spare":
-        layers = mean_depth(cluster.num_groups, policy.redundancy, lambda lost: PATCH_WORK)
+        layers = mean_depth(cluster.num_groups, policy.redundancy, lambda lost: policy.reading.patch_work)
     return max(1, int(save_interval_s(cluster, policy) / (cluster.compute_s * layers)))
 
 

@@ -3,11 +3,13 @@ simulation's reading).
 
 Clocks are looked at before each layer and at the reduction. A reduction that a death interrupts costs half its time and
 is not repeated unless a patch is needed. SPARe computes the top S slots of every stack; a patch is one layer and one
-reduction, only if the survivors' top S slots no longer hold every shard.
+reduction, only if the survivors' top S slots no longer hold every shard; its few hosts are not slowed by jitter.
+``Policy.reading`` turns single assumptions around.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,23 +38,26 @@ class ReplicationEngine(_SavesBySteps):
     """Blocks of r consecutive groups (the last one may be short) compute the same r shards, all of them, every step.
 
     For the controller a block is one group with one shard: a block whose last group dies is a wipe-out. Checkpoint only
-    is the same with blocks of one group.
+    is the same with blocks of one group. Without blocks (``Policy.reading``) shard i is on groups i .. i + r - 1.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.layers = 1 if self.policy.name == "checkpoint" else self.policy.redundancy
-        self.block = np.arange(self.cluster.num_groups) // self.layers
+        self.block = np.arange(self.cluster.num_groups) // (self.layers if self.policy.reading.blocks else 1)
         self.back: list[tuple[float, int]] = []
 
     def _spec(self) -> JobSpec:
-        return job_spec(self.policy, self._blocks(), 1, 1, "shard")
+        if self.policy.reading.blocks:
+            return job_spec(self.policy, self._blocks(), 1, 1, "shard")
+        policy = replace(self.policy, placement="consecutive")
+        return job_spec(policy, self.cluster.num_groups, policy.redundancy, 1, "shard")
 
     def _members(self) -> list[int]:
         return list(range(self._blocks()))
 
     def _blocks(self) -> int:
-        size = 1 if self.policy.name == "checkpoint" else self.policy.redundancy
+        size = 1 if self.policy.name == "checkpoint" or not self.policy.reading.blocks else self.policy.redundancy
         return -(-self.cluster.num_groups // size)
 
     def _recover(self) -> None:
@@ -73,6 +78,7 @@ class ReplicationEngine(_SavesBySteps):
         if late and not self._survives(late):
             return False
         self.tally.masked += bool(dead or late)
+        self.now_s += self.policy.reading.masked_layers * cluster.compute_s * bool(dead or late)
         self.tally.work += self.layers
         self.control.all_voted()
         return True
@@ -95,7 +101,8 @@ class ReplicationEngine(_SavesBySteps):
             self.back.remove((at, group))
 
     def _survives(self, dead: list[int]) -> bool:
-        blocks = [b for b in {int(self.block[group]) for group in dead} if not self.alive[self.block == b].any()]
+        hit = {int(self.block[group]) for group in dead} & self.control.state.live.keys()
+        blocks = [b for b in sorted(hit) if not self.alive[self.block == b].any()]
         return not blocks or self.control.lost(blocks)
 
 
@@ -134,13 +141,13 @@ class SpareEngine(_SavesBySteps):
             if not self.control.lost(dead):
                 return False
             self.tally.masked += len(dead)
+            self.now_s += self.policy.reading.masked_layers * cluster.compute_s * len(dead)
             self.depth = max(self.depth, self._standing().depth)
             if not uncovered:
                 break
             self.tally.patched += 1
             dead = self.poll(self.now_s)
-            # The few hosts of the missing shards compute it, not the slowest of all groups.
-            self.now_s += cluster.compute_s
+            self.now_s += cluster.compute_s * (self.slowest() if self.policy.reading.patch_jitter else 1.0)
             work += 1
         self.tally.work += work
         self.control.all_voted()

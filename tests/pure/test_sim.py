@@ -15,7 +15,7 @@ import pytest
 
 from spare_megatron.cli.simulate import main
 from spare_megatron.sim.balance import completion_s
-from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.cluster import Cluster, Policy, Reading
 from spare_megatron.sim.engine import Outcome
 from spare_megatron.sim.failures import failures_of, record
 from spare_megatron.sim.trials import ENGINES, Case, run_one
@@ -187,3 +187,20 @@ def test_simgrid_agrees_to_a_thousandth(name: str, redundancy: int, mtbf_s: floa
     script = str(ROOT / "benchmarks" / "simgrid_rules.py")
     run = subprocess.run([python, script, *words], capture_output=True, text=True, check=True, env=environment)
     assert float(run.stdout) == pytest.approx(outcome.time_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        Reading(restart_repeats=False),
+        Reading(clocks_restart=True),
+        Reading(masked_layers=1),
+        Reading(blocks=False),
+        Reading(patch_jitter=True),
+        Reading(patch_work=0.28),
+    ],
+)
+def test_every_assumption_of_the_reading_matters(reading: Reading) -> None:
+    name = "spare" if reading.patch_jitter or reading.patch_work != 0.07 else "replication"
+    policy = Policy(name, 3, steps=400)
+    assert simulate(SMALL, policy).time_s != simulate(SMALL, replace(policy, reading=reading)).time_s

@@ -1,0 +1,80 @@
+"""Simulated trials that a benchmark can lay down and take up again: finished ones are kept in a file, one line each.
+
+The key of a line is the whole case and its seed, so a changed model or figure never meets an old result of another
+case. A file must be removed when the simulator itself changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.sim.engine import Outcome, Tally
+from spare_megatron.sim.trials import Case, run_many
+
+Job = tuple[Case, int]
+SAID_EVERY = 10
+"""Trials."""
+
+
+class Trials:
+    """Outcomes by (case, seed), from a file and from runs."""
+
+    def __init__(self, path: Path | None, workers: int | None = None) -> None:
+        self._path, self._workers = path, workers
+        self._known: dict[str, Outcome] = {}
+        self.cpu_s = 0.0
+        """Of all trials, those of earlier runs too."""
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                found = json.loads(line)
+                self._known[found["key"]] = _outcome(found["outcome"])
+                self.cpu_s += found["cpu_s"]
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Run what is not known yet, a few at a time; say now and then how far it is."""
+        missing = list({_key(job): job for job in jobs if _key(job) not in self._known}.values())
+        size = self._workers or len(os.sched_getaffinity(0))
+        began = time.perf_counter()
+        for start in range(0, len(missing), size):
+            part = missing[start : start + size]
+            before = _cpu_s()
+            outcomes = run_many(part, self._workers)
+            cpu_s = _cpu_s() - before
+            self.cpu_s += cpu_s
+            for job, outcome in zip(part, outcomes, strict=True):
+                self._keep(job, outcome, cpu_s / len(part))
+            done = min(start + size, len(missing))
+            if done // SAID_EVERY > start // SAID_EVERY or done == len(missing):
+                print(f"{done} of {len(missing)} trials, {time.perf_counter() - began:.0f} s", flush=True)
+
+    def __getitem__(self, job: Job) -> Outcome:
+        return self._known[_key(job)]
+
+    def _keep(self, job: Job, outcome: Outcome, cpu_s: float) -> None:
+        self._known[_key(job)] = outcome
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            plain = {"key": _key(job), "cpu_s": round(cpu_s, 3), "outcome": asdict(outcome)}
+            file.write(json.dumps(plain) + "\n")
+
+
+def _key(job: Job) -> str:
+    return repr(job)
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of the workers that it has ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def _outcome(plain: dict[str, Any]) -> Outcome:
+    return Outcome(**{**plain, "tally": Tally(**plain["tally"])})

@@ -15,7 +15,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.choose import Plan, choose, standbys
 from spare_megatron.tuner.cluster import Cluster
-from spare_megatron.tuner.memory import RESULT_BYTES, Memory, fitting
+from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, fitting
 from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add("--gpu-memory-gib", type=float, help="memory of one GPU; what does not fit is refused")
     add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (0)")
     add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (1)")
-    add("--reduce", choices=sorted(RESULT_BYTES), default="fp32", help="how gradients are summed over groups (fp32)")
+    add("--reduce", choices=sorted(GRADIENT_BYTES), default="fp32", help="how gradients are summed over groups (fp32)")
     add("--plot", type=Path, metavar="FILE.png", help="draw the candidates")
     add("--json", action="store_true", help="print one JSON object")
     return made

@@ -59,6 +59,20 @@ class PlainReduction:
             result.copy_(wire)
 
 
+class Bfloat16Reduction(PlainReduction):
+    """fp32 gradients travel and are summed over the groups in bf16, half the bytes; whatever else rides along stays as
+    it is. Each of N groups rounds when it encodes and each of N - 1 additions rounds: to first order an element errs by
+    at most N * 2^-9 of the sum of the groups' magnitudes."""
+
+    name = "bf16"
+
+    def wire_dtype(self, accumulator: torch.dtype) -> torch.dtype:
+        return torch.bfloat16 if accumulator == torch.float32 else accumulator
+
+    def result_dtype(self, accumulator: torch.dtype) -> torch.dtype:
+        return self.wire_dtype(accumulator)
+
+
 @dataclass(frozen=True)
 class Reduction:
     """One request: the sums over all groups of ``tensors`` and ``scalars``."""

@@ -5,6 +5,7 @@ The same syntax works for a real job (:mod:`spare_megatron.recovery.inject`) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
@@ -81,6 +82,16 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
         if one.position is not None and one.position >= group_size:
             raise ConfigError(
                 f"--inject {one.kind}: position={one.position}, but a group has positions 0 to {group_size - 1}"
+            )
+
+
+def check_flips(injections: Sequence[Injection], reduce: str) -> None:
+    """A flipped bit must be one that something finds; raises ConfigError. ``reduce``: as in ``--spare-reduce``."""
+    for one in injections:
+        if one.kind == "bitflip" and one.point != "weights" and not reduce.startswith("exact"):
+            raise ConfigError(
+                f"--inject bitflip at {one.point}: the sums of --spare-reduce {reduce} carry no checksums, so nothing "
+                "would find the flipped bit; use --spare-reduce exact or exact32, or at=weights"
             )
 
 

@@ -25,10 +25,10 @@ install_cpu_shims()
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
-from spare_megatron.megatron_adapter.exact import ExactGradients, flip_bit
+from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_bit
+from spare_megatron.megatron_adapter.group_sum import GroupSum
 from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.scales import GROWTH_BITS
 from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.state import weights_digest
@@ -58,7 +58,7 @@ class MegatronEngine:
         *,
         probe_piece: int = 0,
         on_piece: PieceHook | None = None,
-        exact: bool = False,
+        method: str = "fp32",
         flips: Flips | None = None,
     ) -> None:
         """
@@ -66,7 +66,8 @@ class MegatronEngine:
             source: gives training microbatches.
             probe_piece: a piece that this group may read: a group that has never run a piece learns from it what the
                 loss function reports.
-            exact: add gradients in fixed point (:mod:`spare_megatron.megatron_adapter.exact`), not in fp32.
+            method: as in ``--spare-reduce``: pieces are added as integers
+                (:mod:`spare_megatron.megatron_adapter.exact`) or in fp32.
             flips: ``flips(point, step)``: whether an injected fault flips a bit there.
         """
         self.replica = replica
@@ -79,10 +80,12 @@ class MegatronEngine:
         self._sums = self._new_sums()
         self._scalars: dict[str, float] = {}
         self._names: list[str] | None = None
-        self._summed: list[torch.Tensor | None] = []
+        self._sums_in_group: list[GroupSum] = []
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
         self._flips = flips or (lambda point, step: False)
-        self.exact = ExactGradients(replica, world, lambda point: self._flips(point, self._step)) if exact else None
+        self.exact: ExactGradients | None = None
+        if method in FORMATS:
+            self.exact = ExactGradients(replica, world, method, lambda point: self._flips(point, self._step))
 
     # ------------------------------------------------------------------------------------------ step engine
 
@@ -123,18 +126,9 @@ class MegatronEngine:
         return result
 
     def _plain_sums(self) -> list[torch.Tensor]:
-        buffers = self._buffers()
-        if not self._summed:
-            self._summed = [torch.empty_like(data) if group.size() > 1 else None for data, group in buffers]
-        result = []
-        for (data, group), own in zip(buffers, self._summed, strict=True):
-            if own is None:
-                result.append(data)
-                continue
-            own.copy_(data)
-            dist.all_reduce(own, group=group)
-            result.append(own)
-        return result
+        if not self._sums_in_group:
+            self._sums_in_group = [GroupSum(data, group) for data, group in self._buffers()]
+        return [one.over_ranks() for one in self._sums_in_group]
 
     def scalars(self) -> Mapping[str, float]:
         """Loss sums and token counts of the pieces inside, over the group's context and inner data ranks.
@@ -184,8 +178,9 @@ class MegatronEngine:
         return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
 
     def weights_digest(self) -> str:
-        """Of the parameters and lasting buffers, where the groups must be bit for bit alike; empty in fp32."""
-        return weights_digest(self.replica) if self.exact is not None else ""
+        """Of the parameters and lasting buffers. Whatever the sums are made of, all groups get the same ones and apply
+        the same update to the same weights, so they are bit for bit alike."""
+        return weights_digest(self.replica)
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -250,15 +245,20 @@ class MegatronEngine:
         divisor = self._divisor(scalars)
         if self.exact is None:
             for (data, _), total in zip(self._buffers(), reduced, strict=True):
-                torch.div(total, divisor, out=data)
+                data.copy_(total).div_(divisor)
             self._check_finite(step)
             return True
-        self.exact.finalize(reduced, divisor)
+        measuring = self.exact.format.measuring
+        self.exact.finalize(reduced, divisor, scalars[OVERFLOWS] > 0)
         if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
-            return True
+            if measuring:
+                log.info("step %d finds the scales of the gradients and is not applied", step)
+            return not measuring
         self._explain_skip(step, scalars)
+        if not self.replica.config.fp16:
+            return False
         self.exact.spoil()
-        return bool(self.replica.config.fp16)
+        return True
 
     def _explain_skip(self, step: int, scalars: Mapping[str, float]) -> None:
         assert self.exact is not None, "only exact sums are flagged"
@@ -269,7 +269,7 @@ class MegatronEngine:
                 f"gradients of step {step} hold NaN or infinity (parameters here: {mine}): training stops before they "
                 "reach the weights; --no-check-for-nan-in-loss-and-grad would skip the step"
             )
-        what = "not finite" if scalars[NOT_FINITE] else f"{2**GROWTH_BITS} times as large as the last step's sum"
+        what = "not finite" if scalars[NOT_FINITE] else f"{2**self.exact.format.growth_bits} times its last sum"
         log.warning("step %d is skipped: a piece's gradient was %s (parameters here: %s)", step, what, mine)
 
     def _divisor(self, scalars: Mapping[str, float]) -> float:

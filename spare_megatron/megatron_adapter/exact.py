@@ -1,13 +1,13 @@
-"""Exact gradient sums of one rank: fixed-point accumulators, their checksums, and the way back to floating point.
+"""Exact gradient sums of one rank: integer accumulators, their checksums, and the way back to floating point.
 
-Each piece's gradient of each parameter is rounded once to int64 (:mod:`spare_megatron.megatron_adapter.scales` says
-at which scale) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor
-when. Beside each parameter's accumulator runs the sum of its pieces' checksums, taken as they are added. The checksum
-is linear, so that sum must be the checksum of the accumulator, and its sum over groups that of the reduced result.
+Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.megatron_adapter.formats`
+says how) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor when.
+Beside each parameter's accumulator runs the sum of its pieces' checksums, taken as they are added. The checksum is
+linear, so that sum must be the checksum of the accumulator, and its sum over groups that of the reduced result.
 
-Memory: the accumulator's storage (8 bytes an element) is that of megatron-core's fp32 gradient buffer, grown. While a
-step adds, it is integers; once the step is committed, the accumulators are no longer needed and the fp32 gradient is
-written into the same memory.
+Memory: the accumulator's storage is that of megatron-core's fp32 gradient buffer, grown to 8 bytes an element for
+int64. While a step adds, it is integers; once the step is committed, the accumulators are no longer needed and the
+fp32 gradient is written into the same memory.
 
 May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass. Promises:
 what :meth:`ExactGradients.tensors` gives depends on the *set* of pieces alone.
@@ -17,95 +17,101 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from spare_megatron import kernels
+from spare_megatron.megatron_adapter.formats import Format, Int32, Int64, Slot
+from spare_megatron.megatron_adapter.group_sum import GroupSum
 from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.scales import Scales
+from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import GroupWorld
 
+FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
+"""By the names of ``--spare-reduce``."""
 Flips = Callable[[str], bool]
 """``flips(point)``: whether an injected fault flips a bit here, now."""
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Where one parameter's gradient lies."""
-
-    name: str
-    buffer: int
-    start: int
-    stop: int
 
 
 class _Buffer:
     """One of megatron-core's gradient buffers, seen as integers."""
 
-    def __init__(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(self, gradient: torch.Tensor, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         storage = gradient.untyped_storage()
         assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
-        storage.resize_(8 * gradient.numel())
-        self.gradient, self.group = gradient, group
-        self.accumulator = torch.empty(0, dtype=torch.int64, device=gradient.device)
+        storage.resize_(dtype.itemsize * gradient.numel())
+        self.gradient = gradient
+        self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
         self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
-        self.summed = torch.empty_like(self.accumulator) if group.size() > 1 else None
+        self.sum = GroupSum(self.accumulator, group)
+        self.gaps: list[torch.Tensor] = []
+        """Parts of the gradient that no parameter has (padding)."""
 
 
 class ExactGradients:
     """The accumulators of one rank. The methods are called in the order of a step; ``tensors`` is collective."""
 
-    def __init__(self, replica: Replica, world: GroupWorld, flips: Flips) -> None:
-        shape = world.shape
+    def __init__(self, replica: Replica, world: GroupWorld, method: str, flips: Flips) -> None:
+        """``method``: one of :data:`FORMATS`."""
+        kind = FORMATS[method]
         self._buffers: list[_Buffer] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._numbers: dict[torch.nn.Parameter, int] = {}
         for chunk in replica.chunks:
             names = {parameter: name for name, parameter in chunk.module.named_parameters()}
             for buffer in chunk.buffers:
-                self._add(buffer, chunk.dp_cp_group, names)
+                self._add(buffer, chunk.dp_cp_group, names, kind.dtype)
             for buffer in chunk.expert_parallel_buffers:
-                self._add(buffer, chunk.expt_dp_group, names)
+                self._add(buffer, chunk.expt_dp_group, names, kind.dtype)
             chunk.accumulate = self._accumulate
-        per_token = replica.config.calculate_per_token_loss
-        tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
-        terms = shape.pieces * shape.inner_data * shape.context
-        self.scales = Scales(len(self._slots), terms, (tokens - 1).bit_length() if per_token else 0)
-        self._optimizer = replica.optimizer
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
+        self._method = method
+        self.format = kind(self._slots, *_terms(replica, world), device)
+        self._optimizer = replica.optimizer
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
-        self._exponents: list[int] = []
-        self._loss_scale_bits = 0
         self._flips = flips
         self.begin_step()
 
-    def _add(self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str]) -> None:
+    def _add(
+        self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
+    ) -> None:
+        mine, end = _Buffer(buffer.grad_data, group, dtype), 0
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
             self._numbers[parameter] = len(self._slots)
-            self._slots.append(_Slot(names[parameter], len(self._buffers), start, stop))
-        self._buffers.append(_Buffer(buffer.grad_data, group))
+            last = self._slots[-1] if self._slots else None
+            index = last.index + -(-last.size // kernels.BLOCK) * kernels.BLOCK if last else 0
+            self._slots.append(Slot(names[parameter], len(self._buffers), start, stop, index))
+            mine.gaps.append(mine.gradient[end:start])
+            end = stop
+        mine.gaps.append(mine.gradient[end:])
+        self._buffers.append(mine)
 
     @property
     def state(self) -> dict[str, Any]:
         """What the next step's scales depend on: a run that resumes without it is exact too, with other roundings."""
-        return {"names": [slot.name for slot in self._slots], "magnitudes": list(self.scales.magnitudes)}
+        return {**self._identity, "magnitudes": self.format.state}
 
     def restore(self, state: Any) -> None:
-        """Take :attr:`state` of a checkpoint, unless it is of other tensors."""
-        if state is not None and state["names"] == self.state["names"]:
-            self.scales.magnitudes = list(state["magnitudes"])
+        """Take :attr:`state` of a checkpoint, unless a rank of the group has other tensors or another format.
+        Collective in the group."""
+        fits = state is not None and {key: state.get(key) for key in self._identity} == self._identity
+        all_fit = torch.tensor([int(fits)], device=compute_device())
+        dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
+        if all_fit.item():
+            self.format.restore(state["magnitudes"])
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"tensors": [(slot.name, slot.size) for slot in self._slots], "method": self._method}
 
     def begin_step(self) -> None:
         """No piece is inside; the scale is that of the committed state."""
         for buffer in self._buffers:
             buffer.accumulator.zero_()
         self._reports.zero_()
-        loss_scale = float(self._optimizer.get_loss_scale().item())
-        self._loss_scale_bits = math.ceil(math.log2(loss_scale))
-        self._exponents = self.scales.exponents(self._loss_scale_bits)
+        self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
 
     def _accumulate(self, parameter: torch.nn.Parameter) -> None:
         """Add the gradient that a backward pass left in ``parameter.grad``."""
@@ -116,14 +122,8 @@ class ExactGradients:
         if self._flips("gradient"):
             flip_bit(flat)
         slot = self._slots[number]
-        kernels.accumulate(
-            flat,
-            self._buffers[slot.buffer].accumulator[slot.start : slot.stop],
-            self._exponents[number],
-            slot.start,
-            self.scales.bound_bits,
-            self._reports[number],
-        )
+        accumulator = self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
+        self.format.add(number, flat, accumulator, self._reports[number])
 
     def tensors(self) -> list[torch.Tensor]:
         """The accumulators summed over context and inner data ranks, one for each buffer, and last the checksums that
@@ -133,15 +133,10 @@ class ExactGradients:
         checksums = self._reports[:, 0].clone()
         result = []
         for number, buffer in enumerate(self._buffers):
-            if buffer.summed is None:
-                result.append(buffer.accumulator)
-                continue
             mine = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
-            part = checksums[mine[0] : mine[-1] + 1]
-            dist.all_reduce(part, group=buffer.group)
-            buffer.summed.copy_(buffer.accumulator)
-            dist.all_reduce(buffer.summed, group=buffer.group)
-            result.append(buffer.summed)
+            if buffer.sum.group.size() > 1:
+                dist.all_reduce(checksums[mine[0] : mine[-1] + 1], group=buffer.sum.group)
+            result.append(buffer.sum.over_ranks())
         return [*result, checksums]
 
     def flags(self) -> tuple[bool, bool]:
@@ -166,35 +161,35 @@ class ExactGradients:
     def _fault(self, sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str) -> str:
         found = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=self._reports.device)
         for number, slot in enumerate(self._slots):
-            kernels.checksum(sums[slot.buffer][slot.start : slot.stop], slot.start, found[number])
+            kernels.checksum(sums[slot.buffer][slot.start : slot.stop], slot.index, found[number])
         wrong = (found[:, 0] != expected.to(found.device)).nonzero().flatten().tolist()
         if not wrong:
             return ""
         slot, more = self._slots[wrong[0]], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"the {what} of {slot.name}{more} does not have the checksum of its pieces"
 
-    def finalize(self, reduced: Sequence[torch.Tensor], divisor: float) -> None:
+    def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
         """Committed: sums / divisor into the fp32 gradients (over the accumulators), and the next step's scales."""
-        device = self._reports.device
-        norm = torch.zeros(1, dtype=torch.float64, device=device)
-        peaks = torch.zeros(len(self._slots), dtype=torch.int64, device=device)
         for buffer in self._buffers:
-            buffer.gradient.zero_()
+            for gap in buffer.gaps:
+                gap.zero_()
         for number, slot in enumerate(self._slots):
-            kernels.finalize(
-                reduced[slot.buffer][slot.start : slot.stop],
-                self._buffers[slot.buffer].gradient[slot.start : slot.stop],
-                self._exponents[number],
-                divisor,
-                norm,
-                peaks[number : number + 1],
-            )
-        self.scales.update(peaks.tolist(), self._exponents, self._loss_scale_bits)
+            total, gradient = reduced[slot.buffer], self._buffers[slot.buffer].gradient
+            self.format.finalize(number, total[slot.start : slot.stop], gradient[slot.start : slot.stop], divisor)
+        self.format.commit(overflows)
 
     def spoil(self) -> None:
         """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""
         for buffer in self._buffers:
             buffer.gradient.fill_(math.inf)
+
+
+def _terms(replica: Replica, world: GroupWorld) -> tuple[int, int]:
+    """How many numbers are added into one element, and log2 of the mean losses that a piece's loss is the sum of."""
+    shape = world.shape
+    tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
+    per_token = replica.config.calculate_per_token_loss
+    return shape.pieces * shape.inner_data * shape.context, (tokens - 1).bit_length() if per_token else 0
 
 
 def flip_bit(values: torch.Tensor) -> None:

@@ -30,6 +30,8 @@ class Injector:
 
     def __init__(self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory) -> None:
         self._group, self._position, self._run_dir = group, position, run_dir
+        self.injections = tuple(injections)
+        """Of all ranks of the job."""
         self._mine = [
             (index, one)
             for index, one in enumerate(injections)

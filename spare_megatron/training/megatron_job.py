@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.megatron_adapter import checkpointing, versions
@@ -81,6 +83,7 @@ def run_megatron_job(
     files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
+    check_flips(injector.injections, job.spare.reduce)
     world = init_group_world(
         job.shape,
         place.position,
@@ -115,14 +118,15 @@ def run_megatron_job(
         forward_step,
         train,
         probe_piece=place.group * job.shape.pieces_per_shard,
-        exact=job.spare.reduce == "exact",
+        method=job.spare.reduce,
         flips=injector.flips,
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state)
     evaluating = _evaluating(job, engine, loaders, datasets, start)
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
-    rank = RankJob(place, spec, description, _backend(job), compute_device())
+    method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
+    rank = RankJob(place, spec, description, _backend(job), compute_device(), method)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
     finally:

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from spare_megatron.comm.link import Session
-from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.comm.reduce import GradientReduction, PlainReduction, ReduceOutcome, Reduction
 from spare_megatron.controller.member import Orders
 from spare_megatron.training.engine import StepEngine
 
@@ -99,6 +99,8 @@ class StepRunner:
     inject: Callable[[str, int, int], None]
     """``inject(point, step, n)``: where faults can be injected."""
     clock: Callable[[], float] = time.monotonic
+    method: GradientReduction = field(default_factory=PlainReduction)
+    """How gradients travel between groups."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _done: int = field(default=0, init=False)
@@ -178,7 +180,7 @@ class StepRunner:
         self._report(orders.epoch, outcome, bool(fault), times)
 
     def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
-        request = Reduction(tensors=share.tensors, scalars=share.scalars, on_bucket=self.on_bucket)
+        request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket)
 
         def stale() -> bool:
             newest = self.session.orders

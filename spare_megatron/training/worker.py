@@ -7,11 +7,12 @@ takes over the views: it moves the replica communicators to a new epoch before t
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from spare_megatron.comm.link import Session
+from spare_megatron.comm.reduce import GradientReduction, PlainReduction
 from spare_megatron.comm.replica import Membership, ReplicaCommunicators
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
@@ -36,6 +37,8 @@ class RankJob:
     backend: str
     """Of the replica communicators: 'gloo', 'nccl' or 'gloo-staged'."""
     device: torch.device
+    method: GradientReduction = field(default_factory=PlainReduction)
+    """How gradients travel between groups."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -52,7 +55,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
 
     session = Session.open(place, job.spec, job.job, last_applied=job.spec.first_step, on_view=(adopt,))
     try:
-        runner = StepRunner(engine, session, replicas, injector.fire)
+        runner = StepRunner(engine, session, replicas, injector.fire, method=job.method)
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step)
         orders = loop.run()

@@ -19,8 +19,28 @@ OPTIMIZER_BYTES = 12.0
 """fp32 master weights and Adam's two moments."""
 PLAIN_GRADIENT_BYTES = 4.0
 """fp32 main gradient of plain Megatron."""
-ACCUMULATOR_BYTES = {"exact": 8.0, "exact32": 4.0, "fp32": 4.0, "bf16": 4.0}
-RESULT_BYTES = {"exact": 8.0, "exact32": 4.0, "fp32": 4.0, "bf16": 2.0}
+
+
+@dataclass(frozen=True)
+class GradientBytes:
+    """Bytes per parameter of one reduction mode."""
+
+    accumulator: float
+    """A step's sum of pieces; its memory becomes the fp32 main gradient after the commit."""
+    result: float
+    """The sum over groups, out of place."""
+    wire: float
+    """Sent by a group for each parameter and reduction, times 2 (N - 1) / N of a ring."""
+
+
+GRADIENT_BYTES = {
+    "exact": GradientBytes(8.0, 8.0, 8.0),
+    "exact32": GradientBytes(4.0, 4.0, 4.0),
+    "fp32": GradientBytes(4.0, 4.0, 4.0),
+    "bf16": GradientBytes(4.0, 2.0, 2.0),
+}
+"""By the names of ``--spare-reduce``. exact32 has 16 bytes more for each 1024 parameters (scales and sizes of blocks);
+where a group has D x CP > 1 ranks that share parameters, their sum takes another accumulator."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +70,8 @@ def memory(
     here = parameters / (group_size // inner_data) / GIB
     parts = {
         "weights": WEIGHT_BYTES * here,
-        "accumulator": ACCUMULATOR_BYTES[mode] * here,
-        "reduced_result": RESULT_BYTES[mode] * here / inner_data,
+        "accumulator": GRADIENT_BYTES[mode].accumulator * here,
+        "reduced_result": GRADIENT_BYTES[mode].result * here / inner_data,
         "optimizer": OPTIMIZER_BYTES * here / inner_data,
         "activations": activations_gib,
     }
@@ -96,7 +116,7 @@ def fitting(
                 f"{fact}; use --inner-data-parallel {wider} with --gpus-per-group {replica * wider} "
                 f"({gpus // (replica * wider)} groups, {there.total:.1f} GiB)"
             )
-    lasting = (WEIGHT_BYTES + ACCUMULATOR_BYTES[mode]) * parameters / GIB
+    lasting = (WEIGHT_BYTES + GRADIENT_BYTES[mode].accumulator) * parameters / GIB
     room = gpu_memory_gib - activations_gib
     raise ConfigError(
         f"{fact}, and no inner data-parallel degree that leaves two groups makes it fit; use "
@@ -106,3 +126,19 @@ def fitting(
             else "larger GPUs"
         )
     )
+
+
+def table() -> str:
+    """The bytes per parameter of every mode in Markdown: what the documents show."""
+    lines = ["| bytes per parameter | " + " | ".join(GRADIENT_BYTES) + " | plain Megatron |"]
+    lines.append("|---" * (len(GRADIENT_BYTES) + 2) + "|")
+    modes = GRADIENT_BYTES.values()
+    rows = (
+        ("accumulator, later the fp32 main gradient", [f"{one.accumulator:g}" for one in modes], "4"),
+        ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
+        ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),
+        ("weights", [f"{WEIGHT_BYTES:g}"] * len(modes), f"{WEIGHT_BYTES:g}"),
+        ("optimizer", [f"{OPTIMIZER_BYTES:g} / D"] * len(modes), f"{OPTIMIZER_BYTES:g} / (N D)"),
+    )
+    lines += [f"| {name} | " + " | ".join([*values, last]) + " |" for name, values, last in rows]
+    return "\n".join(lines)

@@ -1,11 +1,16 @@
-"""The scale of exact sums: no sum leaves int64, the rule depends on committed sums alone, rises count at once."""
+"""The scales of exact sums: no sum leaves its integers, committed sums alone decide, rises count at once."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spare_megatron.megatron_adapter.block_scales import GROWTH_BITS as GROWTH_32
+from spare_megatron.megatron_adapter.block_scales import ROOM_BITS, SATURATED_BITS, BlockScales
 from spare_megatron.megatron_adapter.scales import GROWTH_BITS, Scales
 
 
@@ -53,3 +58,71 @@ def test_the_loss_scale_moves_the_exponents_and_not_the_magnitudes(bits: int) ->
     other.update([1 << 40], other.exponents(bits), bits)
     assert scales.magnitudes == other.magnitudes
     assert other.exponents(bits) == [scales.exponents(0)[0] - bits]
+
+
+def _blocks(counts: list[int], terms: int) -> BlockScales:
+    return BlockScales(counts, terms, 0, torch.device("cpu"))
+
+
+def _commit(scales: BlockScales, largest: list[float], overflows: bool = False) -> list[int]:
+    """One committed step whose blocks had these largest sums; the exponents that it ran with."""
+    exponents = scales.exponents(0)
+    bound = 2**31 - 1
+    peaks = [min(bound, round(size * 2.0**e)) for size, e in zip(largest, exponents.tolist(), strict=True)]
+    scales.update(torch.tensor(peaks, dtype=torch.int32), exponents, 0, overflows)
+    return exponents.tolist()
+
+
+@given(st.integers(1, 1 << 20))
+def test_no_sum_of_bounded_terms_leaves_int32(terms: int) -> None:
+    assert terms * 2 ** _blocks([1], terms).bound_bits < 2**31
+
+
+@given(st.integers(1, 4096), st.floats(2.0**-38, 2.0**4))
+def test_the_measuring_steps_find_a_gradient_of_any_size(terms: int, size: float) -> None:
+    scales = _blocks([1], terms)
+    while scales.measuring:
+        _commit(scales, [size])
+    (exponent,) = scales.exponents(0).tolist()
+    room = scales.bound_bits - GROWTH_32 - math.log2(size * 2.0**exponent)
+    assert -0.01 <= room <= 2 + 1 / 16
+
+
+def test_a_block_counts_as_at_most_room_bits_smaller_than_its_tensor() -> None:
+    scales = _blocks([2, 1], 32)
+    for _ in range(4):
+        _commit(scales, [1.0, 2.0**-12, 2.0**-12])
+    large, small, alone = scales.exponents(0).tolist()
+    assert small == large + ROOM_BITS
+    assert alone == large + 12
+
+
+def test_a_block_rises_at_once_and_falls_a_sixteenth_of_a_bit_a_step() -> None:
+    scales = _blocks([1], 32)
+    for _ in range(4):
+        before = _commit(scales, [1.0])
+    _commit(scales, [8.0])
+    assert _commit(scales, [1.0]) == [before[0] - 3]
+    for _ in range(15):
+        _commit(scales, [1.0])
+    assert scales.exponents(0).tolist() == [before[0] - 2]
+
+
+def test_a_block_at_its_bound_rises_beyond_it() -> None:
+    scales = _blocks([2], 32)
+    for _ in range(4):
+        before = _commit(scales, [1.0, 1.0])
+    _commit(scales, [2.0**20, 1.0], overflows=True)
+    after = scales.exponents(0).tolist()
+    assert before[0] - after[0] > GROWTH_32 + SATURATED_BITS - 1
+    assert after[1] == after[0] + ROOM_BITS
+
+
+def test_what_never_had_a_gradient_is_measured_when_it_gets_one() -> None:
+    scales = _blocks([1, 1], 32)
+    for _ in range(7):
+        _commit(scales, [1.0, 0.0])
+    for _ in range(2 * scales.measuring_steps):
+        _commit(scales, [1.0, 2.0**-12])
+    first, second = scales.exponents(0).tolist()
+    assert second == first + 12

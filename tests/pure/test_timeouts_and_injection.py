@@ -6,7 +6,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.group_size import flag_value, group_size_of
-from spare_megatron.config.injection import Injection, check_injections, parse_injection
+from spare_megatron.config.injection import Injection, check_flips, check_injections, parse_injection
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 
 
@@ -126,3 +126,14 @@ def test_a_degree_that_is_no_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="--tensor-model-parallel-size two is no number"):
         group_size_of(["--tensor-model-parallel-size", "two"])
     assert flag_value(["--save"], "--save") is None
+
+
+@pytest.mark.parametrize("point", ["accumulate", "reduce", "gradient", "weights"])
+@pytest.mark.parametrize("reduce", ["exact", "exact32", "fp32", "bf16"])
+def test_flipped_bits_that_nothing_would_find_are_refused(point: str, reduce: str) -> None:
+    flips = [parse_injection(f"bitflip:group=0,step=2,at={point}"), parse_injection("sigkill:group=0,step=2,at=reduce")]
+    if reduce.startswith("exact") or point == "weights":
+        check_flips(flips, reduce)
+        return
+    with pytest.raises(ConfigError, match=f"at {point}: the sums of --spare-reduce {reduce} carry no checksums"):
+        check_flips(flips, reduce)

@@ -503,8 +503,6 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ("tokenizer_type", "MultimodalTokenizer"): ("only language models are trained here", "use HuggingFaceTokenizer"),
     ("tokenizer_type", "NullMultimodalTokenizer"): ("only language models are trained here", "use NullTokenizer"),
     ("tokenizer_type", "SFTTokenizer"): ("supervised fine-tuning is not supported", "use HuggingFaceTokenizer"),
-    ("spare_reduce", "exact32"): ("the exact sum in 32 bits is not part of this version", "use exact"),
-    ("spare_reduce", "bf16"): ("the sum in bf16 is not part of this version", "use fp32"),
 }
 
 

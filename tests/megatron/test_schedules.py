@@ -1,0 +1,142 @@
+"""The long matrix of exact sums: random schedules of kills and flipped bits on real Megatron jobs of many shapes.
+
+What each run saves at its end (all weights, all optimizer state) must have the sha256 of the calm run of its shape.
+Everything random comes from a seed that is printed; ``SPARE_SCHEDULES_SEED`` gives another one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.megatron.test_exact import EXPERTS, STEPS, said, train
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+SEED = int(os.environ.get("SPARE_SCHEDULES_SEED", "20264"))
+SCHEDULES_PER_SHAPE = 5
+POINTS = ("forward", "backward", "reduce", "vote", "apply")
+AFTER_A_LOSS = ("rebuild", "patch")
+"""Points that exist only in a step in which another group was lost."""
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+UNTIED = "--untie-embeddings-and-output-weights"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job: groups of ``size`` ranks, and its flags beside those of every run."""
+
+    groups: int
+    size: int
+    flags: tuple[str, ...]
+
+
+SHAPES = {
+    "TP2 x PP2 x 3, tied, dropout": Shape(
+        3, 4, ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--global-batch-size", "12")
+    ),
+    "PP2 x 4, tied, recompute": Shape(
+        4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", *RECOMPUTE)
+    ),
+    "PP2 x 4, untied, bf16": Shape(
+        4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--bf16", UNTIED)
+    ),
+    "D2 x 4, bf16": Shape(4, 2, ("--spare-inner-data-parallel", "2", "--bf16", "--global-batch-size", "16")),
+    "MoE EP2 TP2 x 3, bf16": Shape(3, 2, EXPERTS),
+    "PP2 x 4, exact32": Shape(
+        4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", "exact32")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digest of each shape's run without failures, as far as asked for."""
+    return {}
+
+
+def calm_digest(calm: dict[str, str], name: str, where: Path) -> str:
+    if name not in calm:
+        shape = SHAPES[name]
+        calm[name] = train(where / "calm", shape.groups, shape.flags)[1]
+    return calm[name]
+
+
+def kills(shape: Shape, rng: random.Random) -> list[str]:
+    """One to four kills of different groups that leave at least one group; some inside the handling of another."""
+    number = rng.randint(1, min(4, shape.groups - 1))
+    specs, step = [], 0
+    for group in rng.sample(range(shape.groups), number):
+        same = step > 0 and rng.random() < 0.5
+        point = rng.choice(AFTER_A_LOSS if same else POINTS)
+        step = step if same else rng.randint(1, STEPS)
+        position = f",position={rng.randrange(shape.size)}" if rng.random() < 0.5 else ""
+        nth = f",n={rng.randint(0, 2)}" if point in ("forward", "backward") else ""
+        specs.append(f"sigkill:group={group}{position},step={step},at={point}{nth}")
+    return specs
+
+
+@pytest.mark.parametrize("number", range(SCHEDULES_PER_SHAPE))
+@pytest.mark.parametrize("name", SHAPES)
+def test_kills_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str, number: int) -> None:
+    rng = random.Random(f"{SEED} {name} {number}")
+    granularity = rng.choice(("microbatch", "shard"))
+    specs = kills(SHAPES[name], rng)
+    print(f"seed {SEED}, {name}, schedule {number}, {granularity}: {' '.join(specs)}")
+    flags = (*SHAPES[name].flags, "--spare-granularity", granularity)
+    job, found = train(tmp_path / "killed", SHAPES[name].groups, flags, *specs)
+    fired = len({path.name.split("-")[0] for path in (job.run_dir / "injected").iterdir()})
+    print(f"{fired} of {len(specs)} faults happened")
+    assert fired >= 1
+    assert found == calm_digest(calm, name, tmp_path)
+
+
+@pytest.mark.parametrize("reduce", ["exact", "exact32"])
+def test_the_number_of_groups_leaves_no_trace(tmp_path: Path, reduce: str) -> None:
+    flags = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", reduce)
+    assert train(tmp_path / "four", 4, flags)[1] == train(tmp_path / "two", 2, flags)[1]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A flipped bit and what the coordinator must say of it."""
+
+    spec: str
+    said: str
+
+
+def flips(shape: Shape, rng: random.Random) -> list[Flip]:
+    """Five flips in one job of four groups: three in results, one in an accumulator, one in weights. The last two cost
+    a group each, so what comes after them strikes others."""
+    first, second, *others = rng.sample(range(shape.groups), shape.groups)
+    early, late = rng.choice([(2, 3), (2, 4), (3, 4)])
+    points = rng.sample(["accumulate", "weights"], 2)
+    found = []
+    for group, step, point in zip((first, second), (early, late), points, strict=True):
+        position = rng.randrange(shape.size)
+        spec = f"bitflip:group={group},position={position},step={step},at={point}"
+        corrupt, diverged = f"group {group} corrupt: rank {position}: the accumulator of", f"group {group} diverged: "
+        said = corrupt if point == "accumulate" else f"{diverged}its weights after step {step}"
+        found.append(Flip(spec, said))
+    for step in (1, late, STEPS):
+        group, position = rng.choice(others), rng.randrange(shape.size)
+        spec = f"bitflip:group={group},position={position},step={step},at=reduce"
+        found.append(Flip(spec, f"group {group} failed step {step} in epoch"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["PP2 x 4, tied, recompute", "PP2 x 4, untied, bf16", "D2 x 4, bf16", "PP2 x 4, exact32"]
+)
+def test_flipped_bits_are_found_and_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str) -> None:
+    rng = random.Random(f"{SEED} flips {name}")
+    chosen = flips(SHAPES[name], rng)
+    print(f"seed {SEED}, {name}: {' '.join(one.spec for one in chosen)}")
+    job, found = train(tmp_path / "flipped", SHAPES[name].groups, SHAPES[name].flags, *(one.spec for one in chosen))
+    for one in chosen:
+        assert one.said in said(job), f"{one.spec} was not found"
+    assert found == calm_digest(calm, name, tmp_path)

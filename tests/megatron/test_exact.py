@@ -87,3 +87,22 @@ def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tu
     _, calm = train(tmp_path / "calm", groups, flags)
     _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")
     assert killed == calm
+
+
+@pytest.mark.timeout(600)
+def test_32_bits_leave_no_trace_either(tmp_path: Path) -> None:
+    flags = (*DENSE, "--spare-reduce", "exact32")
+    inject = ("sigkill:group=2,step=3,at=reduce", "bitflip:group=0,position=1,step=4,at=reduce")
+    job, killed = train(tmp_path / "killed", 3, flags, *inject)
+    assert "group 0 failed step 4 in epoch 2: rank 1: the reduced result of" in said(job)
+    assert killed == train(tmp_path / "two", 2, flags)[1]
+
+
+@pytest.mark.timeout(600)
+def test_bf16_on_the_wire_keeps_to_its_tolerance(tmp_path: Path) -> None:
+    losses = []
+    for mode in ("exact", "bf16"):
+        job, _ = train(tmp_path / mode, 2, (*DENSE, "--spare-reduce", mode))
+        losses.append([line["loss"] for line in job.metrics])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[1] != losses[0]

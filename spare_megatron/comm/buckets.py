@@ -13,7 +13,7 @@ until it is quiet.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -81,13 +81,8 @@ class Layout:
 
     @cached_property
     def digest(self) -> int:
-        """40 bits of a hash: n of them sum exactly in float64 for any number of groups below 8192."""
-        return int.from_bytes(hashlib.sha256(repr(self).encode()).digest()[:5], "big")
-
-    @property
-    def header_size(self) -> int:
-        """Elements of the header: digest and scalars, rounded up."""
-        return -(-(1 + len(self.scalars)) // HEADER_STEP) * HEADER_STEP
+        """Equal where two layouts are."""
+        return _digest(repr(self))
 
     def _cut(self, bucket_bytes: int) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
@@ -98,6 +93,43 @@ class Layout:
             step = -(-step // ALIGNMENT) * ALIGNMENT
             buckets += [Bucket(number, start, min(start + step, size)) for start in range(0, size, step or 1)]
         return tuple(buckets)
+
+
+def _digest(text: str) -> int:
+    """40 bits of a hash: n of them sum exactly in float64 for any number of groups below 8192."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big")
+
+
+class Header:
+    """A digest and scalars, summed like a bucket: members that agree on what the digest is of have n times the digest
+    in their sum."""
+
+    def __init__(self, digest: int, names: tuple[str, ...], device: torch.device) -> None:
+        pin = device.type == "cpu" and torch.cuda.is_available()
+        size = -(-(1 + len(names)) // HEADER_STEP) * HEADER_STEP
+        self.values = torch.zeros(size, dtype=torch.float64, device=device, pin_memory=pin)
+        self._sent, self._names = digest, names
+
+    @classmethod
+    def of(cls, scalars: Mapping[str, float], like: torch.Tensor) -> Header:
+        """One of its own for ``scalars``, where ``like`` is."""
+        names = tuple(sorted(scalars))
+        header = cls(_digest(repr(names)), names, like.device)
+        header.write(scalars)
+        return header
+
+    def write(self, scalars: Mapping[str, float]) -> None:
+        """Digest and this group's scalars."""
+        values = [float(self._sent), *(float(scalars[name]) for name in self._names)]
+        self.values.zero_()
+        self.values[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
+
+    def read(self, groups: int) -> dict[str, float] | None:
+        """The summed scalars, or None when the groups do not agree on the digest."""
+        values = self.values.tolist()
+        if values[0] != float(groups * self._sent):
+            return None
+        return dict(zip(self._names, values[1:], strict=False))
 
 
 class User(Protocol):
@@ -116,7 +148,7 @@ class Buffers:
         self.layout = layout
         self.user: User | None = None
         pin = wire_device.type == "cpu" and torch.cuda.is_available()
-        self.header = torch.zeros(layout.header_size, dtype=torch.float64, device=wire_device, pin_memory=pin)
+        self.header = Header(layout.digest, layout.scalars, wire_device)
         self._wires = [
             torch.empty(size, dtype=wire, device=wire_device, pin_memory=pin) for size, _, wire, _ in layout.shapes
         ]
@@ -133,23 +165,14 @@ class Buffers:
         """Where the sum of ``bucket`` is decoded to."""
         return self.results[bucket.tensor][bucket.start : bucket.stop]
 
-    def write_header(self, scalars: Mapping[str, float]) -> None:
-        """Digest and this group's scalars."""
-        values = [float(self.layout.digest), *(float(scalars[key]) for key in self.layout.scalars)]
-        self.header.zero_()
-        self.header[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
-
-    def settle(self) -> None:
-        """Wait until everything written so far is there for other threads (a device runs behind its host)."""
-        if self.header.is_cuda:
-            torch.cuda.current_stream(self.header.device).synchronize()
-
-    def read_header(self, groups: int) -> dict[str, float] | None:
-        """The summed scalars, or None when the groups do not agree on the layout."""
-        values = self.header.tolist()
-        if values[0] != float(groups * self.layout.digest):
+    def settled(self) -> Callable[[], None] | None:
+        """What waits until everything written so far is there for other threads; None where it is (a device runs
+        behind its host, and the thread that writes must not wait for it)."""
+        if not any(wire.is_cuda for wire in (*self._wires, *self.results)):
             return None
-        return dict(zip(self.layout.scalars, values[1:], strict=False))
+        written = torch.cuda.Event()
+        written.record()
+        return written.synchronize
 
 
 class BufferPool:

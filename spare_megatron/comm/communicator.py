@@ -39,7 +39,7 @@ class Communicator:
         self._born_s = time.monotonic()
         self._backend = backend
         self._changed = changed
-        self._queue: deque[tuple[torch.Tensor, bool]] = deque()
+        self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None]] = deque()
         self._threads: list[threading.Thread] = []
         if backend is not None:
             self._start(self._own, backend, f"replicas-e{epoch}")
@@ -54,15 +54,15 @@ class Communicator:
         """No thread, connection or buffer of it is left."""
         return self.dead and not any(thread.is_alive() for thread in self._threads)
 
-    def submit(self, wire: torch.Tensor, patient: bool = False) -> int:
+    def submit(self, wire: torch.Tensor, patient: bool = False, settled: Callable[[], None] | None = None) -> int:
         """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
-        ``done`` reaches the number returned."""
+        ``done`` reaches the number returned. ``settled`` waits until ``wire`` is written."""
         with self._changed:
             self.submitted += 1
             if self._backend is None:
                 self.done += 1
             else:
-                self._queue.append((wire, patient))
+                self._queue.append((wire, patient, settled))
                 self._changed.notify_all()
             return self.submitted
 
@@ -120,7 +120,9 @@ class Communicator:
                 self._changed.wait_for(lambda: self.given_up or self._queue)
                 if self.given_up:
                     return
-                wire, patient = self._queue.popleft()
+                wire, patient, settled = self._queue.popleft()
+            if settled is not None:
+                settled()
             backend.sum(wire, patient)
             with self._changed:
                 self.done += 1

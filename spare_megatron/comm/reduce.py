@@ -86,6 +86,11 @@ class Reduction:
     """Called on the reducing thread with (buckets done, buckets in all) as buckets end: bytes of bucket
     ``done`` have been sent, and the last one has not ended while done < all. What it raises leaves
     ``reduce``."""
+    check: Callable[[int, int], str] | None = None
+    """``check(tensor, stop)``, before a bucket that ends there leaves: why it must not, or nothing."""
+    overlapped: bool = False
+    """Some member may begin before it has computed everything: the scalars, which are known last, travel last, and no
+    member's silence is an error. The same on every member, also on those that begin with everything at hand."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,13 @@ class ReduceOutcome:
     """The sums, in buffers of the communicators' own: valid until the next call of ``reduce``."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    fault: str = ""
+    """What :attr:`Reduction.check` said."""
     blamed: tuple[int, ...] = ()
     """Groups that this rank could not reach: a hint. Peers of a silent death blame each other."""
     formation_s: float = 0.0
     """Time from ``adopt`` until the communicator stood, whether or not anybody waited for it."""
     reduce_s: float = 0.0
-    """Time inside ``reduce``, waiting for formation and for peers included."""
+    """Time from the moment that everything was at hand, waiting for formation and for peers included."""
+    early: int = 0
+    """Buckets that were summed before that moment."""

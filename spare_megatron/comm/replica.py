@@ -4,7 +4,8 @@ The ranks at one position of all live groups form a communicator for each epoch.
 :meth:`ReplicaCommunicators.adopt` for a newer view; it first gives up what belongs to older epochs (protocol
 rule 5: notify and drop first), so every peer that waits for this rank wakes within milliseconds, then forms
 the new communicator in the background while the training thread may still compute. The training thread calls
-:meth:`ReplicaCommunicators.reduce`.
+:meth:`ReplicaCommunicators.reduce`, or :meth:`ReplicaCommunicators.begin` while its tensors are still being computed
+(:mod:`spare_megatron.comm.exchange`).
 
 Promises:
 - ``adopt`` and ``abandon`` never block; ``reduce`` ends when it is done, failed or its epoch is over,
@@ -30,8 +31,9 @@ import torch.distributed as dist
 
 from spare_megatron.comm.backend import Backend, Seat
 from spare_megatron.comm.backend_ring import RingBackend
-from spare_megatron.comm.buckets import BUCKET_BYTES, BufferPool, Buffers, Layout
+from spare_megatron.comm.buckets import BUCKET_BYTES, BufferPool
 from spare_megatron.comm.communicator import Communicator
+from spare_megatron.comm.exchange import OpenReduction, StaleError
 from spare_megatron.comm.reduce import ReduceOutcome, Reduction
 from spare_megatron.comm.store import StoreClients
 from spare_megatron.config.errors import ConfigError
@@ -39,14 +41,6 @@ from spare_megatron.config.errors import ConfigError
 BACKENDS = ("gloo", "gloo-staged", "nccl")
 """The transports, by the names of ``--spare-comm``. 'gloo' stands for sums on the CPU over TCP, as in torch. Inside
 the groups that is gloo itself, between them it is :mod:`spare_megatron.comm.backend_ring`, which says why."""
-STALE_POLL_S = 0.05
-"""``stale`` is asked this often where nothing else wakes the training thread."""
-VIEW_GRACE_S = 0.2
-"""A lost connection is most often the first sign of a newer epoch: whoever hears of it first drops the old
-communicator (protocol rule 5), and a death is known to the coordinator as soon as to its neighbours. An error
-waits so long for the view that explains it, because a failed vote costs an epoch and blames somebody."""
-QUIET_GRACE_S = 0.2
-"""A given-up operation usually lets go of its buffers within milliseconds: waiting that long saves a second set."""
 CLOSE_S = 1.0
 
 
@@ -63,22 +57,6 @@ class Membership:
     store_port: int
     prefix: str
     """Unique for the job and the coordinator's fencing number."""
-
-
-class _StaleError(Exception):
-    """The epoch of this reduction is over."""
-
-
-class _FailedError(Exception):
-    """The reduction cannot succeed in this epoch."""
-
-
-class _HookError(Exception):
-    """``on_bucket`` raised."""
-
-    def __init__(self, raised: Exception) -> None:
-        super().__init__(f"on_bucket raised {raised!r}")
-        self.raised = raised
 
 
 class ReplicaCommunicators:
@@ -183,41 +161,23 @@ class ReplicaCommunicators:
         there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and VIEW_GRACE_S after a
         failure. After an outcome that is not ok the epoch cannot be reduced in again.
         """
-        started_s = time.monotonic()
-        communicator: Communicator | None = None
-        error = ""
-        try:
-            communicator = self._communicator(epoch, stale)
-            self._until(communicator, lambda: communicator.ready, stale)
-            buffers = self._buffers(communicator, request, stale)
-            scalars = self._exchange(communicator, buffers, request, stale)
-            return ReduceOutcome(
-                ok=True,
-                stale=False,
-                tensors=buffers.results,
-                scalars=scalars,
-                formation_s=communicator.formation_s,
-                reduce_s=time.monotonic() - started_s,
-            )
-        except _HookError as hook:
-            error = str(hook)
-            raise hook.raised from None
-        except _StaleError:
-            error = "broken off when the epoch was over"
-            return ReduceOutcome(ok=False, stale=True, reduce_s=time.monotonic() - started_s)
-        except Exception as failure:
-            error = str(failure) or type(failure).__name__
-            return ReduceOutcome(
-                ok=False,
-                stale=False,
-                error=error,
-                blamed=communicator.blamed if communicator else (),
-                formation_s=communicator.formation_s if communicator else 0.0,
-                reduce_s=time.monotonic() - started_s,
-            )
-        finally:
-            if communicator is not None and error:
-                communicator.spoil(error)
+        return self._open(epoch, request, stale).finish(request.tensors, request.scalars)
+
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        """As :meth:`reduce`, for tensors that are not final yet: the caller says what is, and finishes. Never waits.
+
+        ``request`` is an overlapped one; its scalars are not used. One reduction at a time: the results of the one
+        before are given up.
+        """
+        assert request.overlapped, "only an overlapped reduction can begin before everything is at hand"
+        reduction = self._open(epoch, request, stale)
+        reduction.advance()
+        return reduction
+
+    def _open(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        return OpenReduction(
+            epoch, request, stale, lambda: self._find(epoch), self._pool, self._changed, self._bucket_bytes
+        )
 
     def close(self) -> None:
         """Give everything up, adopt nothing more, and wait a moment for it to be freed. What still hangs in a
@@ -250,64 +210,12 @@ class ReplicaCommunicators:
             return NcclBackend(seat, self._clients, self._timeout_s, self._device)
         return RingBackend(seat, self._clients, self._timeout_s)
 
-    def _communicator(self, epoch: int, stale: Callable[[], bool]) -> Communicator:
-        while not stale():
-            with self._changed:
-                if epoch <= self._over:
-                    break
-                if self._current is not None and self._current.epoch == epoch:
-                    return self._current
-                self._changed.wait(STALE_POLL_S)
-        raise _StaleError
-
-    def _until(self, communicator: Communicator, reached: Callable[[], bool], stale: Callable[[], bool]) -> None:
-        failed_s = 0.0
-        while not stale():
-            with self._changed:
-                if communicator.given_up:
-                    break
-                if communicator.error:
-                    failed_s = failed_s or time.monotonic()
-                    if time.monotonic() - failed_s > VIEW_GRACE_S:
-                        raise _FailedError(communicator.error)
-                elif reached():
-                    return
-                self._changed.wait(STALE_POLL_S)
-        raise _StaleError
-
-    def _buffers(self, communicator: Communicator, request: Reduction, stale: Callable[[], bool]) -> Buffers:
-        layout = Layout.of(request.tensors, request.scalars, request.method, self._bucket_bytes)
-        until_s = time.monotonic() + QUIET_GRACE_S
-        self._until(communicator, lambda: self._pool.free(layout) or time.monotonic() > until_s, stale)
+    def _find(self, epoch: int) -> Communicator | None:
+        """The communicator of ``epoch``; None before it is adopted."""
         with self._changed:
-            return self._pool.take(layout, communicator)
-
-    def _exchange(
-        self, communicator: Communicator, buffers: Buffers, request: Reduction, stale: Callable[[], bool]
-    ) -> dict[str, float]:
-        """The header goes first and alone: when it is summed, everybody is here with all buckets encoded, and
-        silence is a failure."""
-        buckets = buffers.layout.buckets
-        buffers.write_header(request.scalars)
-        for bucket in buckets:
-            request.method.encode(request.tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(bucket))
-        buffers.settle()
-        ticket = communicator.submit(buffers.header, patient=True)
-        self._until(communicator, lambda: communicator.done >= ticket, stale)
-        scalars = buffers.read_header(len(communicator.groups))
-        if scalars is None:
-            raise _FailedError(
-                f"the groups {communicator.groups} do not reduce the same thing: tensors, scalars, reduction method or "
-                "bucket size differ"
-            )
-        for bucket in buckets:
-            communicator.submit(buffers.wire(bucket))
-        for number, bucket in enumerate(buckets, start=1):
-            self._until(communicator, lambda last=ticket + number: communicator.done >= last, stale)
-            request.method.decode(buffers.wire(bucket), buffers.result(bucket))
-            if request.on_bucket is not None:
-                _call(request.on_bucket, number, len(buckets))
-        return scalars
+            if epoch <= self._over:
+                raise StaleError
+            return self._current if self._current is not None and self._current.epoch == epoch else None
 
     def _stock(self, host: str, port: int) -> None:
         """Fill the reserve of connections to a store that is new to us, in the background."""
@@ -331,13 +239,6 @@ class ReplicaCommunicators:
             self._changed.notify_all()
         if old is not None:
             old.give_up()
-
-
-def _call(hook: Callable[[int, int], None], done: int, total: int) -> None:
-    try:
-        hook(done, total)
-    except Exception as error:
-        raise _HookError(error) from error
 
 
 def _close_at_exit(replicas: ReplicaCommunicators) -> None:

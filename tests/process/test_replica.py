@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm import replica
+from spare_megatron.comm import exchange
 from spare_megatron.comm.reduce import PlainReduction, ReduceOutcome, Reduction
 from spare_megatron.comm.replica import Membership, ReplicaCommunicators
 from spare_megatron.comm.store import StoreServer
@@ -169,7 +169,7 @@ def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) ->
 
 def test_a_lost_connection_waits_for_the_view_that_explains_it(three: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to hear of a death drops its communicator: to the others that looks like a death, too."""
-    monkeypatch.setattr(replica, "VIEW_GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(exchange, "VIEW_GRACE_S", TIMEOUT_S)
     three.view((0, 1, 2))
     three.reduce({group: _request(group) for group in range(3)})
     waiting = [three.start(group, 1, _request(group)) for group in (0, 1)]
@@ -191,7 +191,7 @@ def test_a_lost_connection_that_no_view_explains_is_a_failure(three: Groups) -> 
         outcome = future.result(BOUND_S)
         assert (outcome.ok, outcome.stale) == (False, False)
         assert outcome.blamed
-        assert outcome.reduce_s >= replica.VIEW_GRACE_S
+        assert outcome.reduce_s >= exchange.VIEW_GRACE_S
 
 
 def test_nothing_is_adopted_after_the_end(three: Groups) -> None:

@@ -122,8 +122,8 @@ class Session:
             corrupt: this rank's accumulators are damaged: its group must be fenced.
             detail: what went wrong, for the reason.
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
-                ``compute_s`` (the greatest over ranks and groups counts), ``pieces_discarded`` (the greatest over
-                ranks, summed over groups).
+                ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded``
+                (the greatest over ranks, summed over groups).
         """
         self._control.post(
             Reduced(

@@ -143,6 +143,8 @@ class TrainingConfig:
     """Backend inside a group; nccl with CUDA and gloo without it when it is not given."""
     distributed_timeout_minutes: int = 10
     """Time-out of a collective inside a group."""
+    overlap_grad_reduce: bool = False
+    """Begin the sum over groups while the last backward passes of a step still run."""
     num_distributed_optimizer_instances: int = 1
     """Megatron's word for N: the groups between which the optimizer state is replicated."""
     check_for_nan_in_loss_and_grad: bool = flag(True, "--no-check-for-nan-in-loss-and-grad")

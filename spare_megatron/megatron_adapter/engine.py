@@ -29,6 +29,7 @@ from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_
 from spare_megatron.megatron_adapter.group_sum import GroupSum
 from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.outflow import Outflow, Outlet, gradient_buffers
 from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.state import weights_digest
@@ -81,6 +82,7 @@ class MegatronEngine:
         self._scalars: dict[str, float] = {}
         self._names: list[str] | None = None
         self._sums_in_group: list[GroupSum] = []
+        self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
         self._flips = flips or (lambda point, step: False)
         self.exact: ExactGradients | None = None
@@ -112,6 +114,23 @@ class MegatronEngine:
             chunk.train()
         self._piece_run(step, pieces, self._sums, forward_only=False).execute(self._source, self._seq_length)
 
+    def leaving(self) -> Sequence[torch.Tensor] | None:
+        """As :meth:`local_sum`, where no inner rank of the group shares a gradient buffer; else None."""
+        if not self._outflow.possible:
+            return None
+        tensors = self.exact.leaving() if self.exact is not None else [data for data, _ in self._buffers()]
+        if self._routing:
+            tensors.append(torch.empty_like(torch.stack(self._routing), dtype=torch.int64).reshape(-1))
+        return tensors
+
+    def watch(self, outlet: Outlet) -> None:
+        """Gradients are told to be final as the last backward pass of each chunk adds them; nothing else is."""
+        self._outflow.watch(outlet)
+
+    def bucket_fault(self, tensor: int, stop: int) -> str:
+        """As :meth:`accumulators_fault`, of what leaves with one bucket."""
+        return self.exact.bucket_fault(tensor, stop) if self.exact is not None else ""
+
     def local_sum(self) -> Sequence[torch.Tensor]:
         """The gradient buffers summed over context and inner data ranks, then what :class:`ExactGradients` adds to
         them, then the routing counts (int64) of this rank.
@@ -119,6 +138,7 @@ class MegatronEngine:
         Collective in the group. A buffer that no other rank of the group shares is given as it is; else the sum is in
         memory of its own.
         """
+        self._outflow.arrivals.unwatch()
         self._scalars = self._group_sums(self._sums)
         result = self.exact.tensors() if self.exact is not None else self._plain_sums()
         if self._routing:
@@ -226,15 +246,12 @@ class MegatronEngine:
             sums=sums,
             on_piece=None if forward_only else self.on_piece,
             forward_only=forward_only,
+            arrivals=None if forward_only else self._outflow.arrivals,
         )
 
     def _buffers(self) -> list[tuple[torch.Tensor, dist.ProcessGroup]]:
         """Each flat gradient buffer of this rank with the ranks of the group that share its parameters."""
-        result = []
-        for chunk in self.replica.chunks:
-            result += [(buffer.grad_data, chunk.dp_cp_group) for buffer in chunk.buffers]
-            result += [(buffer.grad_data, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
-        return result
+        return [(buffer.grad_data, group) for _, buffer, group in gradient_buffers(self.replica)]
 
     def _take_gradients(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> bool:
         """The committed sums into megatron-core's gradients; False when this step must be skipped.

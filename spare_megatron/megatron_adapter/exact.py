@@ -26,6 +26,7 @@ from spare_megatron import kernels
 from spare_megatron.megatron_adapter.formats import Format, Int32, Int64, Slot
 from spare_megatron.megatron_adapter.group_sum import GroupSum
 from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.outflow import gradient_buffers
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import GroupWorld
 
@@ -59,12 +60,11 @@ class ExactGradients:
         self._buffers: list[_Buffer] = []
         self._slots: list[Slot] = []
         self._numbers: dict[torch.nn.Parameter, int] = {}
-        for chunk in replica.chunks:
+        for number, buffer, group in gradient_buffers(replica):
+            chunk = replica.chunks[number]
             names = {parameter: name for name, parameter in chunk.module.named_parameters()}
-            for buffer in chunk.buffers:
-                self._add(buffer, chunk.dp_cp_group, names, kind.dtype)
-            for buffer in chunk.expert_parallel_buffers:
-                self._add(buffer, chunk.expt_dp_group, names, kind.dtype)
+            self._add(buffer, group, names, kind.dtype)
+        for chunk in replica.chunks:
             chunk.accumulate = self._accumulate
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
         self._method = method
@@ -72,6 +72,8 @@ class ExactGradients:
         self._optimizer = replica.optimizer
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self._flips = flips
+        self._checked = 0
+        """Parameters of which something has left in the present run."""
         self.begin_step()
 
     def _add(
@@ -128,8 +130,7 @@ class ExactGradients:
     def tensors(self) -> list[torch.Tensor]:
         """The accumulators summed over context and inner data ranks, one for each buffer, and last the checksums that
         all of this must have (int64, one for each parameter). Collective in the group."""
-        if self._slots and self._flips("accumulate"):
-            flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
+        self._strike()
         checksums = self._reports[:, 0].clone()
         result = []
         for number, buffer in enumerate(self._buffers):
@@ -138,6 +139,28 @@ class ExactGradients:
                 dist.all_reduce(checksums[mine[0] : mine[-1] + 1], group=buffer.sum.group)
             result.append(buffer.sum.over_ranks())
         return [*result, checksums]
+
+    def leaving(self) -> list[torch.Tensor]:
+        """What :meth:`tensors` will give after a run: the accumulators as they are, where no other rank shares them."""
+        self._checked = 0
+        return [*(buffer.accumulator for buffer in self._buffers), torch.empty_like(self._reports[:, 0])]
+
+    def bucket_fault(self, buffer: int, stop: int) -> str:
+        """As :meth:`accumulators_fault`, for the parameters that leave, wholly or in part, with the elements of
+        ``buffer`` before ``stop`` and have not been looked at in this run."""
+        self._strike()
+        first = self._checked
+        while self._checked < len(self._slots):
+            slot = self._slots[self._checked]
+            if (slot.buffer, slot.start) >= (buffer, stop):
+                break
+            self._checked += 1
+        sums = [one.accumulator for one in self._buffers]
+        return self._fault(sums, self._reports[:, 0], "accumulator", range(first, self._checked))
+
+    def _strike(self) -> None:
+        if self._slots and self._flips("accumulate"):
+            flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
 
     def flags(self) -> tuple[bool, bool]:
         """Whether a piece of this rank exceeded the bound, and whether one was not finite."""
@@ -158,11 +181,16 @@ class ExactGradients:
             flip_bit(reduced[0][: self._slots[0].stop])
         return self._fault(reduced[:-1], reduced[-1], "reduced result")
 
-    def _fault(self, sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str) -> str:
+    def _fault(
+        self, sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str, among: Sequence[int] | None = None
+    ) -> str:
         found = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=self._reports.device)
-        for number, slot in enumerate(self._slots):
+        looked_at = range(len(self._slots)) if among is None else among
+        for number in looked_at:
+            slot = self._slots[number]
             kernels.checksum(sums[slot.buffer][slot.start : slot.stop], slot.index, found[number])
-        wrong = (found[:, 0] != expected.to(found.device)).nonzero().flatten().tolist()
+        differs = (found[:, 0] != expected.to(found.device)).tolist()
+        wrong = [number for number in looked_at if differs[number]]
         if not wrong:
             return ""
         slot, more = self._slots[wrong[0]], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""

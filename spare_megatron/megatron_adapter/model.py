@@ -62,6 +62,8 @@ class GroupDDP(DistributedDataParallel):
 
     accumulate: Callable[[torch.nn.Parameter], None] | None = None
     """Takes a parameter's gradient after each backward pass; None: it is added to ``main_grad``, in fp32."""
+    arrived: Callable[[torch.nn.Parameter], None] | None = None
+    """Told after a parameter's gradient was added."""
 
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
         plain = super()._make_backward_post_hook(param)
@@ -72,6 +74,8 @@ class GroupDDP(DistributedDataParallel):
             elif param.grad is not None:
                 self.accumulate(param)
                 param.grad = None
+            if self.arrived is not None:
+                self.arrived(param)
 
         return hook
 

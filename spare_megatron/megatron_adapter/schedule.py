@@ -26,6 +26,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch.autograd import Variable
 
 from spare_megatron.megatron_adapter import rng
+from spare_megatron.megatron_adapter.arrivals import Arrivals
 from spare_megatron.megatron_adapter.losses import LossSums
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.world import GroupWorld
@@ -56,6 +57,8 @@ class PieceRun:
     sums: LossSums
     on_piece: PieceHook | None = None
     forward_only: bool = False
+    arrivals: Arrivals | None = None
+    """Told of the backward passes of each chunk."""
     pads: int = 0
     _started: list[int] = field(default_factory=list)
     _finished: int = 0
@@ -112,7 +115,7 @@ class PieceRun:
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
         _restore(counts)
         if not self.forward_only:
-            self._watch_backward(output, model, chunk, is_pad)
+            self._watch_backward(output, model, chunk, index)
         return output, self._wrap_loss(loss_function, is_pad)
 
     def _set_states(self, piece: int, chunk: int) -> None:
@@ -143,7 +146,7 @@ class PieceRun:
 
     # ---------------------------------------------------------------------------------------- backward side
 
-    def _watch_backward(self, output: Any, model: Any, chunk: int, is_pad: bool) -> None:
+    def _watch_backward(self, output: Any, model: Any, chunk: int, index: int) -> None:
         """Have autograd call back when the backward of this piece on this chunk begins and ends.
 
         The hook on the chunk's output runs first in that backward pass; a callback that it queues with the engine
@@ -151,11 +154,16 @@ class PieceRun:
         """
         if not (torch.is_tensor(output) and output.requires_grad):
             return
+        is_pad, is_last = index >= len(self.pieces), index == len(self.pieces) + self.pads - 1
 
         def begins(_gradient: torch.Tensor) -> None:
             restore = self._weigh_nothing(model) if is_pad else None
+            if self.arrivals is not None:
+                self.arrivals.pass_begins(chunk, last=is_last)
 
             def ends() -> None:
+                if self.arrivals is not None:
+                    self.arrivals.pass_ends(chunk)
                 if restore is not None:
                     restore()
                     return

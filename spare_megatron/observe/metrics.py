@@ -131,6 +131,8 @@ class MetricsBook:
             "step_time_s": round(step_time_s, 6),
             "pieces_computed": sum(loads) + discarded + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,
+            "reduce_s": round(max((f.get("reduce_s", 0.0) for f in times.values()), default=0.0), 6),
+            "buckets_early": int(max((f.get("buckets_early", 0.0) for f in times.values()), default=0.0)),
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
         }
         (self._times if recovery is None else self._disturbed).append(step_time_s)

@@ -215,6 +215,8 @@ def transformer_fields(ns: Namespace) -> dict[str, Any]:
 def ddp_fields(ns: Namespace) -> dict[str, Any]:
     """DistributedDataParallelConfig, whose field for the finite check has another name than its flag."""
     fields = core_fields(ns, "DistributedDataParallelConfig")
-    # the instances of Megatron's distributed optimizer are our groups, each a world of its own
-    fields.pop("num_distributed_optimizer_instances")
+    # the instances of Megatron's distributed optimizer are our groups, each a world of its own; what overlaps the
+    # backward pass is our reduction over groups
+    for name in ("num_distributed_optimizer_instances", "overlap_grad_reduce"):
+        fields.pop(name)
     return {**fields, "check_for_nan_in_grad": ns.check_for_nan_in_loss_and_grad}

@@ -20,6 +20,16 @@ PieceHook = Callable[[str, int], None]
 ('evaluate', n) after the n-th batch of an evaluation."""
 
 
+class Outlet(Protocol):
+    """Where accumulators leave while a run still computes. Called by the thread that computes."""
+
+    def ready(self, tensor: int, stop: int) -> None:
+        """Elements of tensor number ``tensor`` before ``stop``, and all tensors before it, are final for this run."""
+
+    def spoil(self, reason: str) -> None:
+        """Something that was told to be final was added to: nothing that has left may be used."""
+
+
 class StepEngine(Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: microbatch ``j`` of shard ``i``."""
 
@@ -35,6 +45,19 @@ class StepEngine(Protocol):
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
         :meth:`apply`, never here.
         """
+
+    def leaving(self) -> Sequence[torch.Tensor] | None:
+        """What :meth:`local_sum` will give after the next run, for a reduction that begins during that run: the same
+        shapes, and the same memory where :meth:`watch` lets something leave. None where nothing can leave before the
+        run is over. No collective."""
+
+    def watch(self, outlet: Outlet) -> None:
+        """Tell ``outlet`` during the next run, and in none after it, what of :meth:`leaving` is final. No collective:
+        whether a run is watched may differ between the ranks of a group."""
+
+    def bucket_fault(self, tensor: int, stop: int) -> str:
+        """As :meth:`accumulators_fault`, of what leaves with a bucket that ends at ``stop`` of tensor ``tensor``;
+        called for one bucket after the other."""
 
     def local_sum(self) -> Sequence[torch.Tensor]:
         """Sum of the accumulators over the group's inner data and context ranks, one flat tensor for each buffer.

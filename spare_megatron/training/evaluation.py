@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spare_megatron.training.engine import StepEngine
+from spare_megatron.training.engine import Outlet, StepEngine
 
 Source = Callable[[int, Sequence[int]], Iterator[Any]]
 
@@ -96,6 +96,18 @@ class EvaluatingEngine:
     def _tell(self, phase: str, n: int) -> None:
         if self.engine.on_piece is not None:
             self.engine.on_piece(phase, n)
+
+    def leaving(self) -> Sequence[torch.Tensor] | None:
+        """As the engine's."""
+        return self.engine.leaving()
+
+    def watch(self, outlet: Outlet) -> None:
+        """As the engine's."""
+        self.engine.watch(outlet)
+
+    def bucket_fault(self, tensor: int, stop: int) -> str:
+        """As the engine's."""
+        return self.engine.bucket_fault(tensor, stop)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
         """As the engine's."""

@@ -126,7 +126,8 @@ def run_megatron_job(
     evaluating = _evaluating(job, engine, loaders, datasets, start)
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
-    rank = RankJob(place, spec, description, _backend(job), compute_device(), method)
+    overlap = job.training.overlap_grad_reduce
+    rank = RankJob(place, spec, description, _backend(job), compute_device(), method, overlap)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
     finally:

@@ -3,12 +3,17 @@
 The runner interprets the newest :class:`~spare_megatron.controller.member.Orders` until the step is committed:
 
 1. a segment of the plan that has not been run is run (the first one is the step's own work, later ones are patches);
-2. with all segments of the newest epoch inside, the accumulators are reduced in that epoch, out of place;
+2. with all segments of the newest epoch inside, the accumulators are reduced in that epoch, out of place; where the
+   job overlaps, that begins while the newest segment still runs its last backward passes;
 3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
 
 A newer epoch never interrupts computing and throws nothing away: accumulators grow until the commit. What a rank does
 *inside* its group follows from the sequence of segments alone, so ranks of a group that learn of an epoch at
 different moments still call the same collectives in the same order (protocol rule 4).
+
+An overlapped reduction takes copies of what is final, so it needs no care: when its epoch ends before it does, it is
+void, the accumulators are what they were, and whatever comes next (a patch, or nothing) is followed by a reduction of
+everything in the newer epoch.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Protocol
 
 import torch
 
+from spare_megatron.comm.exchange import OpenReduction
 from spare_megatron.comm.link import Session
 from spare_megatron.comm.reduce import GradientReduction, PlainReduction, ReduceOutcome, Reduction
 from spare_megatron.controller.member import Orders
@@ -40,6 +46,9 @@ class Replicas(Protocol):
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""
 
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        """As ``reduce``, before the tensors are final. Never waits."""
+
 
 @dataclass
 class StepTimes:
@@ -53,6 +62,8 @@ class StepTimes:
     commit_s: float = 0.0
     """Between the end of the reduction and the commit."""
     attempts: int = 0
+    early: int = 0
+    """Buckets of the committed reduction that were summed while the last segment still ran."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class _Share:
 
     tensors: Sequence[torch.Tensor] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
+    opened: OpenReduction | None = None
+    """The reduction that began during that segment."""
 
 
 @dataclass
@@ -101,10 +114,13 @@ class StepRunner:
     clock: Callable[[], float] = time.monotonic
     method: GradientReduction = field(default_factory=PlainReduction)
     """How gradients travel between groups."""
+    overlap: bool = False
+    """Reduce while the last backward passes run; the same on every rank of the job."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _done: int = field(default=0, init=False)
     _patching: bool = field(default=False, init=False)
+    _computing: bool = field(default=False, init=False)
     _weights: str = field(default="", init=False)
     """Digest of the weights that the step in flight began with."""
 
@@ -126,7 +142,7 @@ class StepRunner:
             if orders.over:
                 raise LeaveError(orders)
             if ran < len(orders.segments):
-                share = self._run_segment(orders.segments[ran], ran > 0, times)
+                share = self._run_segment(orders, ran, times)
                 ran += 1
             elif attempt.epoch != orders.epoch:
                 self._attempt(orders, share, attempt, times)
@@ -143,23 +159,37 @@ class StepRunner:
             self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
-        """Called between the buckets of a reduction."""
-        self.session.progress("reduce", self._step, self._done)
+        """Called between the buckets of a reduction. A rank that still computes waits for nobody."""
+        if not self._computing:
+            self.session.progress("reduce", self._step, self._done)
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
 
-    def _run_segment(self, pieces: Sequence[int], patching: bool, times: StepTimes) -> _Share:
-        started_s = self.clock()
-        self._patching = patching
+    def _run_segment(self, orders: Orders, number: int, times: StepTimes) -> _Share:
+        started_s, pieces = self.clock(), orders.segments[number]
+        self._patching = number > 0
+        opened = self._open(orders) if self.overlap and number == len(orders.segments) - 1 else None
+        self._computing = True
         self.engine.run(self._step, pieces)
+        self._computing = False
         self._pieces.extend(pieces)
-        share = _Share(self.engine.local_sum(), self.engine.scalars())
+        share = _Share(self.engine.local_sum(), self.engine.scalars(), opened)
         spent_s = self.clock() - started_s
-        if patching:
+        if self._patching:
             times.patch_s += spent_s
         else:
             times.compute_s += spent_s
         return share
+
+    def _open(self, orders: Orders) -> OpenReduction | None:
+        """Begin the reduction of the newest epoch before its last segment has run."""
+        tensors = self.engine.leaving()
+        if tensors is None:
+            return None
+        request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)
+        opened = self.replicas.begin(orders.epoch, request, self._stale(orders))
+        self.engine.watch(opened)
+        return opened
 
     def _attempt(self, orders: Orders, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
         """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
@@ -167,8 +197,7 @@ class StepRunner:
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
-        fault = self.engine.accumulators_fault()
-        outcome = self._reduce(orders, share) if not fault else ReduceOutcome(ok=False, stale=False, error=fault)
+        outcome = self._reduce(orders, share)
         if outcome.stale:
             return
         if outcome.ok:
@@ -176,24 +205,31 @@ class StepRunner:
             outcome = self._checked(outcome)
         attempt.epoch, attempt.live = orders.epoch, orders.live_groups
         attempt.outcome, attempt.ended_s = outcome, self.clock()
-        times.rebuild_s, times.reduce_s = outcome.formation_s, outcome.reduce_s
-        self._report(orders.epoch, outcome, bool(fault), times)
+        times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
+        self._report(orders.epoch, outcome, times)
 
     def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
-        request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket)
+        if share.opened is not None and share.opened.epoch == orders.epoch:
+            return share.opened.finish(share.tensors, share.scalars)
+        fault = self.engine.accumulators_fault()
+        if fault:
+            return ReduceOutcome(ok=False, stale=False, error=fault, fault=fault)
+        request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket, overlapped=self.overlap)
+        return self.replicas.reduce(orders.epoch, request, self._stale(orders))
 
+    def _stale(self, orders: Orders) -> Callable[[], bool]:
         def stale() -> bool:
             newest = self.session.orders
             return newest.over or newest.epoch != orders.epoch
 
-        return self.replicas.reduce(orders.epoch, request, stale)
+        return stale
 
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
         """A sum that is not what the groups put in is a failed reduction: the accumulators are good, try again."""
         fault = self.engine.result_fault(outcome.tensors)
         return replace(outcome, ok=False, error=fault) if fault else outcome
 
-    def _report(self, epoch: int, outcome: ReduceOutcome, corrupt: bool, times: StepTimes) -> None:
+    def _report(self, epoch: int, outcome: ReduceOutcome, times: StepTimes) -> None:
         """Tell the leader, which votes for the group."""
         self.session.reduced(
             self._step,
@@ -202,13 +238,14 @@ class StepRunner:
             pieces=tuple(self._pieces),
             weights_digest=self._weights,
             blamed=outcome.blamed,
-            corrupt=corrupt,
+            corrupt=bool(outcome.fault),
             detail=outcome.error,
             figures={
                 "compute_s": times.compute_s,
                 "patch_s": times.patch_s,
                 "rebuild_s": times.rebuild_s,
                 "reduce_s": times.reduce_s,
+                "buckets_early": times.early,
                 "pieces_discarded": self._done - len(self._pieces),
             },
         )

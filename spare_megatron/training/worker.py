@@ -39,6 +39,8 @@ class RankJob:
     device: torch.device
     method: GradientReduction = field(default_factory=PlainReduction)
     """How gradients travel between groups."""
+    overlap: bool = False
+    """The reduction over groups begins while the last backward passes run."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -55,7 +57,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
 
     session = Session.open(place, job.spec, job.job, last_applied=job.spec.first_step, on_view=(adopt,))
     try:
-        runner = StepRunner(engine, session, replicas, injector.fire, method=job.method)
+        runner = StepRunner(engine, session, replicas, injector.fire, method=job.method, overlap=job.overlap)
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step)
         orders = loop.run()

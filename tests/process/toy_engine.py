@@ -4,21 +4,27 @@ Protocol tests spend their time on failures instead of on imports: a rank starts
 rounded to multiples of 2^-12 and stay far below 2^12 in sum, so fp32 adds them exactly in any order and the final
 weights of a run with failures must *equal* those of the run without.
 
-The model: every rank of a group holds one weight matrix; activations go through the ranks one after the other, the
-gradient comes back. Ranks exchange them with send and recv inside the group's own world, so ranks of a group that
-disagree about what to run hang, as they would in a pipeline.
+The model: every rank of a group holds some weight matrices; activations go through the ranks one after the other, the
+gradient comes back. Pieces that 3 divides leave out the second matrix, as experts without tokens are left out. Ranks
+exchange activations with send and recv inside the group's own world, so ranks of a group that disagree about what to
+run hang, as they would in a pipeline.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
+from spare_megatron.training.engine import Outlet
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
 
@@ -34,50 +40,76 @@ class ToyEngine:
         pieces_per_shard: int,
         piece_s: float,
         width: int = WIDTH,
+        layers: int = 1,
+        layer_s: float = 0.0,
         seed: int = 1,
     ) -> None:
+        """``layer_s``: what the backward of one matrix takes longer."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
-        self.piece_s, self.width = piece_s, width
+        self.piece_s, self.width, self.layer_s = piece_s, width, layer_s
         generator = torch.Generator().manual_seed(seed * 1000 + position)
-        self.weights = torch.randn(width, width, generator=generator) / width**0.5
-        self.momentum = torch.zeros(width, width)
-        self.accumulator = torch.zeros(width * width)
-        self.loss_sum, self.inside, self.zeroed = 0.0, 0, 0
+        self.weights = [torch.randn(width, width, generator=generator) / width**0.5 for _ in range(layers)]
+        self.momenta = [torch.zeros(width, width) for _ in range(layers)]
+        self.accumulators = [torch.zeros(width * width) for _ in range(layers)]
+        """In the order of the backward pass: that of the last matrix first."""
+        self.arrivals = Arrivals([Span(n, width * width, 0) for n in range(layers)])
+        for layer, weights in enumerate(self.weights):
+            weights.requires_grad_().register_post_accumulate_grad_hook(partial(self._add, layers - 1 - layer))
+        self.step, self.last = 0, False
+        self.loss_sum, self.inside = 0.0, 0
         self.on_piece: Callable[[str, int], None] = lambda phase, n: None
 
     def begin_step(self, step: int) -> None:
-        self.accumulator.zero_()
-        self.loss_sum, self.inside = 0.0, 0
+        for accumulator in self.accumulators:
+            accumulator.zero_()
+        self.step, self.loss_sum, self.inside = step, 0.0, 0
 
     def run(self, step: int, pieces: Sequence[int]) -> None:
         for n, piece in enumerate(pieces):
+            self.last = n == len(pieces) - 1
             self._piece(step, piece, n)
 
     def _piece(self, step: int, piece: int, n: int) -> None:
         self.on_piece("forward", n)
         x = self._input(step, piece)
         x.requires_grad_()
-        y = torch.tanh(x @ self.weights.requires_grad_())
+        y = x
+        for layer, weights in enumerate(self.weights):
+            if layer != 1 or piece % 3:
+                y = torch.tanh(y @ weights)
         if self.piece_s:
             time.sleep(self.piece_s)
         if self.position == self.size - 1:
             loss = (y - 0.5).square().mean()
             self.loss_sum += round(loss.item() * GRID) / GRID
-            loss.backward()
+            self._backward(loss, None)
         else:
             dist.send(y.detach(), self.position + 1)
             gradient = torch.empty_like(y)
             dist.recv(gradient, self.position + 1)
-            y.backward(gradient)
+            self._backward(y, gradient)
         if self.position:
             assert x.grad is not None
             dist.send(x.grad, self.position - 1)
-        assert self.weights.grad is not None
-        self.accumulator += (self.weights.grad * GRID).round().flatten() / GRID
-        self.weights.grad = None
         self.inside += 1
         self.on_piece("backward", n)
+
+    def _backward(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        self.arrivals.pass_begins(0, last=self.last)
+        y.backward(gradient)
+        self.arrivals.pass_ends(0)
+
+    def _add(self, number: int, weights: torch.Tensor) -> None:
+        """Called by autograd when the gradient of a matrix is there."""
+        assert weights.grad is not None
+        self.accumulators[number] += (weights.grad * GRID).round().flatten() / GRID
+        weights.grad = None
+        if self.layer_s:
+            if self.last:
+                print(f"step {self.step}: matrix {number} of the last pass", file=sys.stderr, flush=True)
+            time.sleep(self.layer_s)
+        self.arrivals.arrived(number)
 
     def _input(self, step: int, piece: int) -> torch.Tensor:
         if self.position:
@@ -87,8 +119,23 @@ class ToyEngine:
         generator = torch.Generator().manual_seed(step * 1_000_003 + piece)
         return torch.randn(SAMPLES, self.width, generator=generator)
 
+    def leaving(self) -> Sequence[torch.Tensor]:
+        return self.accumulators
+
+    def watch(self, outlet: Outlet) -> None:
+        def late(number: int) -> None:
+            outlet.spoil(f"matrix {number} came late")
+
+        self.arrivals.watch(outlet.ready, late)
+
+    def bucket_fault(self, tensor: int, stop: int) -> str:
+        return ""
+
     def local_sum(self) -> Sequence[torch.Tensor]:
-        return [self.accumulator]
+        self.arrivals.unwatch()
+        if self.layer_s:
+            print(f"step {self.step}: all is computed", file=sys.stderr, flush=True)
+        return self.accumulators
 
     def scalars(self) -> Mapping[str, float]:
         return {"loss": self.loss_sum, "pieces": float(self.inside)}
@@ -106,8 +153,9 @@ class ToyEngine:
         total = self.num_groups * self.pieces_per_shard
         assert scalars["pieces"] == total, f"{scalars['pieces']} pieces were summed, {total} are a batch"
         with torch.no_grad():
-            self.momentum.mul_(0.9).add_(reduced[0].view_as(self.weights) / total)
-            self.weights.sub_(self.momentum, alpha=LEARNING_RATE)
+            for weights, momentum, gradient in zip(self.weights, self.momenta, reversed(reduced), strict=True):
+                momentum.mul_(0.9).add_(gradient.view_as(weights) / total)
+                weights.sub_(momentum, alpha=LEARNING_RATE)
         if self.position != self.size - 1:
             return {}
         norm = reduced[0].norm().item() / total
@@ -116,14 +164,18 @@ class ToyEngine:
     def digest(self) -> str:
         """Of weights and momentum, bit for bit."""
         with torch.no_grad():
-            data = torch.cat([self.weights.flatten(), self.momentum.flatten()]).numpy().tobytes()
+            data = torch.cat([one.flatten() for one in (*self.weights, *self.momenta)]).numpy().tobytes()
         return hashlib.sha256(data).hexdigest()[:16]
 
     def save(self, directory: Path) -> None:
         """This rank's state; every rank of the group calls it."""
-        torch.save({"weights": self.weights.detach(), "momentum": self.momentum}, directory / f"rank{self.position}.pt")
+        weights = [one.detach() for one in self.weights]
+        torch.save({"weights": weights, "momenta": self.momenta}, directory / f"rank{self.position}.pt")
 
     def load(self, directory: Path) -> None:
         """The state that :meth:`save` wrote."""
         state = torch.load(directory / f"rank{self.position}.pt")
-        self.weights, self.momentum = state["weights"], state["momentum"]
+        with torch.no_grad():
+            for mine, loaded in zip(self.weights, state["weights"], strict=True):
+                mine.copy_(loaded)
+        self.momenta = state["momenta"]

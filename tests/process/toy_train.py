@@ -36,11 +36,19 @@ def main() -> int:
     place = place_of(os.environ, groups, size, None)
     dist.init_process_group("gloo", store=group_store(place, 60), rank=place.position, world_size=place.group_size)
     engine = ToyEngine(
-        place.position, place.group_size, place.num_groups, options.pieces, options.piece_s, options.width
+        place.position,
+        place.group_size,
+        place.num_groups,
+        options.pieces,
+        options.piece_s,
+        options.width,
+        options.layers,
+        options.layer_s,
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options) if options.save else None
-    rank = RankJob(place, _spec(place, options, first_step), _job(place, options), "gloo", torch.device("cpu"))
+    spec, description = _spec(place, options, first_step), _job(place, options)
+    rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
     code = train_rank(rank, engine, saver, Injector.from_environment(os.environ, place))
     if code == ExitCode.FINISHED:
         _leave_digest(engine, place)
@@ -53,6 +61,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pieces", type=int, default=2)
     parser.add_argument("--piece-s", type=float, default=0.0)
     parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--layer-s", type=float, default=0.0)
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--redundancy", type=int, default=2)
     parser.add_argument("--granularity", default="microbatch")
     parser.add_argument("--heartbeat-s", type=float, default=8.0)

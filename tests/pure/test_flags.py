@@ -75,9 +75,9 @@ def test_every_refused_flag_is_refused_by_its_reason() -> None:
 
 def test_all_refused_flags_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        parser.parse(["--overlap-grad-reduce", "--sft", "--num-layers", "4", "--overlap-param-gather", "--sft"])
+        parser.parse(["--ddp-num-buckets", "--sft", "--num-layers", "4", "--overlap-param-gather", "--sft"])
     first, second = str(error.value).splitlines()
-    assert first.startswith("--overlap-grad-reduce and --overlap-param-gather are not supported: ")
+    assert first.startswith("--ddp-num-buckets and --overlap-param-gather are not supported: ")
     assert second.startswith("--sft is not supported: ")
     with pytest.raises(ConfigError) as error:
         parser.parse(list(refusals.refused_names()))

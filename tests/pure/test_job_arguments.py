@@ -98,7 +98,7 @@ BAD = [
     ("--spare-audit-rate 2", "--spare-audit-rate is not supported"),
     ("--num-distributed-optimizer-instances 3", "means 3 groups, but the job has 4"),
     ("--use-distributed-optimizer", "--use-distributed-optimizer is not supported"),
-    ("--overlap-grad-reduce", "--overlap-grad-reduce is not supported"),
+    ("--overlap-param-gather", "--overlap-param-gather is not supported"),
     ("--rampup-batch-size 1 1 10", "--rampup-batch-size is not supported"),
     ("--transformer-impl transformer_engine", "needs transformer-engine, which is not on this machine"),
     ("--window-size 5", "--window-size is '5', but takes two numbers"),

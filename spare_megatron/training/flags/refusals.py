@@ -106,7 +106,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "a step's gradients are kept until every group has voted, and are summed over groups by us",
         "leave it out, the sum over groups is chosen by --spare-reduce",
         (
-            "overlap-grad-reduce",
             "no-align-grad-reduce",
             "ddp-num-buckets",
             "ddp-bucket-size",

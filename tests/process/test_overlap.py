@@ -1,0 +1,96 @@
+"""Deaths while the reduction overlaps the backward pass: the weights are those of the run without overlap or failure.
+
+The toy model has four matrices on each rank, and each takes a while in the backward pass, so buckets travel meanwhile;
+one matrix gets no gradient from every third piece (tests/process/toy_engine.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import Job, launch, toy_digests
+
+GROUPS, STEPS = 5, 20
+WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--layers", "4", "--layer-s", "0.004")
+OVERLAP = (*WORDS, "--overlap")
+
+
+def by_position(job: Job, survivors: int) -> dict[str, set[str]]:
+    """Position -> digests of the weights that the survivors hold."""
+    digests = toy_digests(job.run_dir)
+    assert len(digests) == 2 * survivors, digests
+    found: dict[str, set[str]] = {}
+    for name, digest in digests.items():
+        found.setdefault(name.rpartition("-")[2], set()).add(digest)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Of the run without overlap and without failures."""
+    job = launch(tmp_path_factory.mktemp("plain"), *WORDS, groups=GROUPS)
+    lines = job.finish()
+    assert {line["buckets_early"] for line in lines} == {0}
+    return by_position(job, GROUPS)
+
+
+def test_buckets_leave_early_and_the_weights_are_the_same(tmp_path: Path, plain: dict[str, set[str]]) -> None:
+    job = launch(tmp_path, *OVERLAP, groups=GROUPS)
+    lines = job.finish()
+    assert by_position(job, GROUPS) == plain
+    assert max(line["buckets_early"] for line in lines) > 0, "nothing was ever summed while the backward pass ran"
+
+
+@pytest.mark.parametrize("position", [None, 1], ids=["group", "rank1"])
+def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[str]], position: int | None) -> None:
+    where = "" if position is None else f",position={position}"
+    inject = [
+        f"sigkill:group={group}{where},step={step},at={point}"
+        for group, step, point in ((0, 4, "forward"), (1, 8, "backward"), (2, 12, "reduce,n=1"), (3, 16, "vote"))
+    ]
+    job = launch(tmp_path, *OVERLAP, groups=GROUPS, inject=inject)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert by_position(job, 1) == plain
+
+
+def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
+    tmp_path: Path, plain: dict[str, set[str]]
+) -> None:
+    """The first is late in step 12, so the others' buckets wait for its own, and it dies between two of them; the
+    second dies in the patch of that step, the third when it reduces for the third time."""
+    inject = [
+        "slow=0.5:group=1,position=1,step=12,at=forward,n=1",
+        "sigkill:group=1,position=1,step=12,at=reduce,n=0",
+        "sigkill:group=2,position=1,step=12,at=patch",
+        "sigkill:group=3,position=0,step=12,at=rebuild,n=1",
+    ]
+    words = (*OVERLAP, "--layer-s", "0.1")
+    job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
+    lines = job.finish()
+    log = (tmp_path / "logs" / "group-1" / "rank-1.log").read_text().splitlines()
+    assert [line for line in log if line.startswith("step 12")][-1] != "step 12: all is computed", "it died too late"
+    gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
+    assert set(gone) >= {1, 2}
+    assert by_position(job, GROUPS - len(gone)) == plain
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_kills_from_outside_at_random_moments(tmp_path: Path, plain: dict[str, set[str]], seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    job = launch(tmp_path, *OVERLAP, groups=GROUPS)
+    victims = draw.sample(range(GROUPS), GROUPS - 1)
+    for number, group in enumerate(victims):
+        job.wait_for_step(3 + 4 * number)
+        time.sleep(draw.uniform(0, 0.06))
+        job.kill(*(job.pids(group) if draw.random() < 0.5 else [draw.choice(job.pids(group))]))
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
+    assert sorted(gone) == sorted(victims)
+    assert by_position(job, 1) == plain

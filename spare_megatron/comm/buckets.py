@@ -24,6 +24,10 @@ from spare_megatron.comm.reduce import GradientReduction
 
 BUCKET_BYTES = 16 << 20
 """Above some MiB the ring's start and end do not show any more; a bucket is what a failure can interrupt."""
+OVERLAPPED_BUCKETS = 8
+"""Into so many at least an overlapped reduction is cut, while that leaves them LEAST_BYTES: what is one bucket is
+whole only when everything is computed."""
+LEAST_BYTES = 16 << 10
 ALIGNMENT = 64
 """Buckets start at multiples of this many elements."""
 HEADER_STEP = 128
@@ -130,6 +134,12 @@ class Header:
         if values[0] != float(groups * self._sent):
             return None
         return dict(zip(self._names, values[1:], strict=False))
+
+
+def overlapped_bytes(tensors: Sequence[torch.Tensor], bucket_bytes: int) -> int:
+    """Size of the buckets of an overlapped reduction; the same on every member, whose tensors have the same sizes."""
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return min(bucket_bytes, max(LEAST_BYTES, total // OVERLAPPED_BUCKETS))
 
 
 class User(Protocol):

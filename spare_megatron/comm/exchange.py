@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spare_megatron.comm.buckets import BufferPool, Buffers, Header, Layout
+from spare_megatron.comm.buckets import BufferPool, Buffers, Header, Layout, overlapped_bytes
 from spare_megatron.comm.communicator import Communicator
 from spare_megatron.comm.reduce import ReduceOutcome, Reduction
 
@@ -34,6 +34,9 @@ QUIET_GRACE_S = 0.2
 
 class StaleError(Exception):
     """The epoch of this reduction is over."""
+
+    def __init__(self) -> None:
+        super().__init__("broken off when the epoch was over")
 
 
 class FailedError(Exception):
@@ -62,7 +65,7 @@ class OpenReduction:
         self._request, self._stale, self._find = request, stale, find
         self._pool, self._changed = pool, changed
         self._tensors = request.tensors
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = overlapped_bytes(request.tensors, bucket_bytes) if request.overlapped else bucket_bytes
         self._layout = self._layout_of(request.tensors, request.scalars)
         self._final = (0, 0)
         """Tensors before this one, and elements of this one before that one, are final."""
@@ -78,7 +81,9 @@ class OpenReduction:
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
-        self._end: Exception | None = None
+        self._over = ""
+        """Why nothing can come of it any more. No exception is kept: its traceback would keep the buffers."""
+        self._is_stale = False
         self._fault = ""
 
     def ready(self, tensor: int, stop: int) -> None:
@@ -91,18 +96,12 @@ class OpenReduction:
 
     def spoil(self, reason: str) -> None:
         """What was told to be final was not: this attempt is void, and says so when it is finished."""
-        self._end = self._end or FailedError(reason)
+        self._leave(FailedError(reason))
 
     def advance(self) -> None:
         """Do what can be done without waiting; raises as :meth:`ready`."""
-        if self._end is None:
-            try:
-                self._advance()
-            except _HookError as hook:
-                self._leave(hook)
-                raise hook.raised from None
-            except Exception as error:
-                self._leave(error)
+        if not self._over:
+            self._try(self._advance)
 
     def finish(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> ReduceOutcome:
         """Everything is final: wait for the sums.
@@ -112,60 +111,49 @@ class OpenReduction:
         """
         started_s = time.monotonic()
         self._early = self._received
-        try:
-            if self._end is not None:
-                raise self._end
+        if not self._over:
             assert self._layout_of(tensors, self._request.scalars) == self._layout, "the tensors changed their layout"
             self._tensors, self._final = tensors, (len(tensors), 0)
             self._scalars = scalars
-            self._wait_for_sums()
-            assert self._buffers is not None
-            return self._outcome(started_s, ok=True, tensors=self._buffers.results, scalars=self._sums or {})
+            self._try(self._wait_for_sums)
+        communicator, ok = self._communicator, not self._over
+        failed = not ok and not self._is_stale
+        outcome = ReduceOutcome(
+            ok=ok,
+            stale=self._is_stale,
+            tensors=self._buffers.results if ok and self._buffers is not None else (),
+            scalars=self._sums or {} if ok else {},
+            error=self._over if failed else "",
+            fault=self._fault,
+            blamed=communicator.blamed if failed and communicator else (),
+            formation_s=communicator.formation_s if communicator and not self._is_stale else 0.0,
+            reduce_s=time.monotonic() - started_s,
+            early=self._early,
+        )
+        self._over = self._over or "finished"
+        self._buffers, self._tensors = None, ()
+        return outcome
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
         except _HookError as hook:
             self._leave(hook)
             raise hook.raised from None
-        except StaleError as stale:
-            self._leave(stale)
-            return self._outcome(started_s, stale=True)
-        except Exception as failure:
-            self._leave(failure)
-            blamed = self._communicator.blamed if self._communicator else ()
-            return self._outcome(started_s, error=_words(failure), fault=self._fault, blamed=blamed)
+        except Exception as error:
+            self._leave(error)
 
     def _layout_of(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Layout:
         known = {} if self._request.overlapped else scalars
         return Layout.of(tensors, known, self._request.method, self._bucket_bytes)
 
-    def _outcome(
-        self,
-        started_s: float,
-        *,
-        ok: bool = False,
-        stale: bool = False,
-        tensors: tuple[torch.Tensor, ...] = (),
-        scalars: Mapping[str, float] | None = None,
-        error: str = "",
-        fault: str = "",
-        blamed: tuple[int, ...] = (),
-    ) -> ReduceOutcome:
-        return ReduceOutcome(
-            ok=ok,
-            stale=stale,
-            tensors=tensors,
-            scalars=scalars or {},
-            error=error,
-            fault=fault,
-            blamed=blamed,
-            formation_s=self._communicator.formation_s if self._communicator and not stale else 0.0,
-            reduce_s=time.monotonic() - started_s,
-            early=self._early,
-        )
-
     def _leave(self, error: Exception) -> None:
         """This rank is out of step with the other members for the rest of the epoch."""
-        self._end = self._end or error
+        if not self._over:
+            self._is_stale = isinstance(error, StaleError)
+            self._over = str(error) or type(error).__name__
         if self._communicator is not None:
-            self._communicator.spoil("broken off when the epoch was over" if _is_stale(error) else _words(error))
+            self._communicator.spoil(self._over)
 
     # --------------------------------------------------------------------------------------------- how it goes on
 
@@ -173,7 +161,7 @@ class OpenReduction:
         while True:
             before = self._seen()
             self._advance()
-            if self._over:
+            if self._received == len(self._layout.buckets) and self._sums is not None:
                 return
             with self._changed:
                 if self._seen() == before:
@@ -187,10 +175,6 @@ class OpenReduction:
             if communicator is None:
                 return (None, free)
             return (communicator.ready, communicator.done, communicator.error, communicator.given_up, free)
-
-    @property
-    def _over(self) -> bool:
-        return self._received == len(self._layout.buckets) and self._sums is not None
 
     def _advance(self) -> None:
         if self._stale():
@@ -301,11 +285,3 @@ def _call(hook: Callable[[int, int], None], done: int, total: int) -> None:
         hook(done, total)
     except Exception as error:
         raise _HookError(error) from error
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _is_stale(error: Exception) -> bool:
-    return isinstance(error, StaleError)

@@ -20,10 +20,10 @@ class FlagMeta:
     """Flag names; empty: one name made from the field's."""
     kind: str = ""
     """Overrides the kind that the annotation gives ('int', 'float', 'str', 'on', 'off', 'int-or-auto', ...)."""
-    nargs: str = ""
-    """'+' or '*' for tuples; empty: '+'."""
+    nargs: str | int = ""
+    """'+', '*' or a number of words for tuples; empty: '+'."""
 
 
-def flag(default: Any, *names: str, kind: str = "", nargs: str = "") -> Any:
+def flag(default: Any, *names: str, kind: str = "", nargs: str | int = "") -> Any:
     """A dataclass field with ``default`` whose flag differs from what the annotation says."""
     return field(default=default, metadata={"flag": FlagMeta(names, kind, nargs)})

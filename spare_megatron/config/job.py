@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.timeouts import Timeouts
 
 Plain = str | int | float | bool | None
@@ -30,6 +31,12 @@ class JobDescription:
     seq_length: int = 0
     consumed_samples: int = 0
     """Samples consumed before the first step of this life."""
+    batch_phases: tuple[tuple[int, int, int], ...] = ()
+    """Batch sizes that change (:class:`spare_megatron.config.batches.BatchSchedule`); empty: one size for all."""
+    pieces_per_shard: int = 0
+    """K of the full batch; only read where batch sizes change."""
+    exit_duration_s: float = 0.0
+    """Time from the start of a life after which the job saves and leaves; 0: no end."""
     world_size: int = 0
     flops_per_step: float = 0.0
     """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
@@ -37,9 +44,17 @@ class JobDescription:
     """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
     tensorboard_dir: str = ""
     tensorboard_log_interval: int = 1
+    tensorboard_queue_size: int = 1000
+    board_extras: tuple[str, ...] = ("loss-scale",)
+    """What else is written to the boards: 'loss-scale', 'validation-ppl', 'timers', 'memory', 'world-size'."""
     wandb_project: str = ""
     wandb_exp_name: str = ""
     wandb_save_dir: str = ""
+    wandb_entity: str = ""
+
+    def batch_schedule(self, first_step: int) -> BatchSchedule:
+        """The batch size of each step of a life that starts from the state after ``first_step``."""
+        return BatchSchedule(self.batch_phases or ((first_step + 1, self.consumed_samples, self.global_batch_size),))
 
     @property
     def fingerprint(self) -> str:

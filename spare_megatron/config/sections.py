@@ -45,6 +45,8 @@ class ModelConfig:
     """Sliding attention window as 'left,right'."""
     window_attn_skip_freq: str | None = None
     """Layers with full attention in a model with a window: every n-th, or a list expression."""
+    linear_attention_freq: str | None = None
+    """Layers with linear attention (gated delta net): all but every n-th, or a list expression."""
     group_query_attention: bool = False
     """Share keys and values between query heads; --num-query-groups says how many groups of them there are."""
     untie_embeddings_and_output_weights: bool = False
@@ -149,6 +151,22 @@ class TrainingConfig:
     """Megatron's word for N: the groups between which the optimizer state is replicated."""
     check_for_nan_in_loss_and_grad: bool = flag(True, "--no-check-for-nan-in-loss-and-grad")
     """Refuse to train on when the loss or the gradient is not finite."""
+    rampup_batch_size: tuple[int, ...] | None = flag(None, nargs=3)
+    """First batch size, its increment, and the samples over which it grows to --global-batch-size."""
+    decrease_batch_size_if_needed: bool = False
+    """Round each batch size of --rampup-batch-size down to what the groups can share out evenly."""
+    manual_gc: bool = False
+    """Collect Python's garbage at fixed steps only, so that all ranks pause together."""
+    manual_gc_interval: int = 0
+    """Steps between collections with --manual-gc; 0: none while training."""
+    manual_gc_eval: bool = flag(True, "--no-manual-gc-eval", "--disable-manual-gc-eval")
+    """With --manual-gc, collect before and after an evaluation."""
+    empty_unused_memory_level: Literal[0, 1, 2] = 0
+    """Give unused CUDA memory back after the backward pass (1), and after the update too (2)."""
+    use_tp_pp_dp_mapping: bool = False
+    """Order of a group's ranks: tensor, pipeline, inner data, instead of tensor, inner data, pipeline."""
+    yaml_cfg: str | None = None
+    """File with these settings in Megatron's YAML form; flags beside it win."""
     rerun_mode: Literal["disabled", "validate_results", "report_stats"] = "disabled"
     """Megatron's re-run of suspicious steps; replaced here by votes with digests."""
 
@@ -329,6 +347,17 @@ class CheckpointConfig:
     """Write checkpoints beside the training."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
     """Format of checkpoints."""
+    dist_ckpt_strictness: Literal[
+        "assume_ok_unexpected",
+        "log_unexpected",
+        "log_all",
+        "raise_unexpected",
+        "raise_all",
+        "return_unexpected",
+        "return_all",
+        "ignore_all",
+    ] = "assume_ok_unexpected"
+    """What to do about tensors that only the checkpoint or only the model has."""
 
 
 @dataclass(frozen=True)
@@ -363,5 +392,33 @@ class LoggingConfig:
     """Directory of the local files of Weights & Biases."""
     wandb_entity: str | None = None
     """Account in Weights & Biases."""
+    log_params_norm: bool = False
+    """Log the norm of all parameters."""
+    log_progress: bool = False
+    """Append tokens and floating-point operations of the run to progress.txt in --save, at start and at each save."""
+    log_timers_to_tensorboard: bool = False
+    """Write the times of a step's parts to TensorBoard."""
+    log_memory_to_tensorboard: bool = False
+    """Write each step's memory figures to TensorBoard."""
+    log_memory_interval: int | None = None
+    """Steps between memory figures in the ranks' logs; without it they are logged once, after the first interval."""
+    log_device_memory_used: bool = False
+    """Add the memory that the device has in use to those figures."""
+    log_world_size_to_tensorboard: bool = False
+    """Write the number of ranks to TensorBoard."""
+    profile: bool = False
+    """Profile some steps on some ranks: nsys's range with CUDA, torch's profiler with --use-pytorch-profiler."""
+    profile_step_start: int = 10
+    """First step that is profiled."""
+    profile_step_end: int = 12
+    """First step that is profiled no more."""
+    use_pytorch_profiler: bool = False
+    """Profile with torch's profiler; traces go to --tensorboard-dir, or beside the logs without it."""
+    profile_ranks: tuple[int, ...] = (0,)
+    """Ranks of the job that are profiled."""
+    record_memory_history: bool = False
+    """Record CUDA allocations on the last rank of each group and write --memory-snapshot-path at each log line."""
+    memory_snapshot_path: str = "snapshot.pickle"
+    """File for --record-memory-history."""
     logging_level: int | None = None
     """Level of Python's logging: 10 debug, 20 info, 30 warning."""

@@ -105,8 +105,12 @@ def save(
     )
 
 
-def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> Loaded:
+def load(
+    directory: str | Path, replica: Replica, *, optimizer: bool = True, strictness: str = "assume_ok_unexpected"
+) -> Loaded:
     """Put the state in ``directory`` into the replica; with ``optimizer`` False the weights only. Collective.
+
+    ``strictness`` is one of megatron-core's words for what to do about tensors that only one side has.
 
     ConfigError when there is no such checkpoint, or it is of another model.
     """
@@ -120,7 +124,7 @@ def load(directory: str | Path, replica: Replica, *, optimizer: bool = True) -> 
         mine = _rank_object(None)
         if optimizer and mine.unique_key in load_sharded_metadata(str(directory)):
             state[_RANK_STATE] = mine
-        state = dist_checkpointing.load(state, str(directory))
+        state = dist_checkpointing.load(state, str(directory), strict=strictness)
     except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         reason = " ".join(str(first).split())[:_REASON_CHARS]

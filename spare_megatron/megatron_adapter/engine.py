@@ -25,6 +25,7 @@ install_cpu_shims()
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
+from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.group_sum import GroupSum
 from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
@@ -61,9 +62,11 @@ class MegatronEngine:
         on_piece: PieceHook | None = None,
         method: str = "fp32",
         flips: Flips | None = None,
+        batches: BatchSchedule | None = None,
     ) -> None:
         """
         Args:
+            batches: batch sizes where they change; pieces beyond a step's own number are empty.
             source: gives training microbatches.
             probe_piece: a piece that this group may read: a group that has never run a piece learns from it what the
                 loss function reports.
@@ -88,6 +91,8 @@ class MegatronEngine:
         self.exact: ExactGradients | None = None
         if method in FORMATS:
             self.exact = ExactGradients(replica, world, method, lambda point: self._flips(point, self._step))
+        shape = world.shape
+        self._batches = batches or BatchSchedule(((1, 0, shape.global_batch_size),))
 
     # ------------------------------------------------------------------------------------------ step engine
 
@@ -108,11 +113,14 @@ class MegatronEngine:
         """Forward and backward of ``pieces`` in order, as one pipeline; adds to the accumulators."""
         if step != self._step:
             raise AssertionError(f"run of step {step}, but the accumulators belong to step {self._step}")
-        if not pieces:
-            return
-        for chunk in self.replica.chunks:
-            chunk.train()
-        self._piece_run(step, pieces, self._sums, forward_only=False).execute(self._source, self._seq_length)
+        real = [piece for piece in pieces if self._has_samples(piece)]
+        if real:
+            for chunk in self.replica.chunks:
+                chunk.train()
+            self._piece_run(step, real, self._sums, forward_only=False).execute(self._source, self._seq_length)
+        for n in range(len(real), len(pieces)):
+            if self.on_piece is not None:
+                self.on_piece("backward", n)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """As :meth:`local_sum`, where no inner rank of the group shares a gradient buffer; else None."""
@@ -166,14 +174,14 @@ class MegatronEngine:
             for counts, total in zip(self._routing, gradients.pop().view(len(self._routing), -1), strict=True):
                 counts.copy_(total)
         loss_scale = float(replica.optimizer.get_loss_scale().item())
-        updated, grad_norm = False, None
+        updated, grad_norm, zeros = False, None, None
         if self._take_gradients(step, gradients, scalars):
             finalize_model_grads(list(replica.chunks), None)
-            updated, grad_norm, _ = replica.optimizer.step()
+            updated, grad_norm, zeros = replica.optimizer.step()
         if self._flips("weights", step):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if updated:
-            replica.scheduler.step(increment=self.world.shape.global_batch_size)
+            replica.scheduler.step(increment=self._batches.size(step))
         values = averages(scalars)
         return {
             "loss": values.get("lm loss", next(iter(values.values()), 0.0)),
@@ -182,6 +190,7 @@ class MegatronEngine:
             "tokens": int(scalars[TOKENS]),
             "skipped": int(not updated),
             "loss_scale": loss_scale,
+            **({} if zeros is None else {"num_zeros": int(zeros)}),
             **values,
         }
 
@@ -231,6 +240,12 @@ class MegatronEngine:
     @property
     def _seq_length(self) -> int:
         return self.replica.settings.seq_length
+
+    def _has_samples(self, piece: int) -> bool:
+        """False for a piece that the batch of this step, smaller than the full one, does not reach."""
+        shape = self.world.shape
+        number = self._batches.size(self._step) // (shape.num_groups * shape.piece_samples)
+        return piece % shape.pieces_per_shard < number
 
     def _new_sums(self) -> LossSums:
         shape = self.world.shape
@@ -291,10 +306,10 @@ class MegatronEngine:
 
     def _divisor(self, scalars: Mapping[str, float]) -> float:
         """Megatron's mean of means over microbatches and data-parallel ranks, or the tokens of the batch."""
-        shape = self.world.shape
         if self.replica.config.calculate_per_token_loss:
             return max(scalars[TOKENS], 1.0)
-        return float(shape.pieces * shape.inner_data * shape.context)
+        shape = self.world.shape
+        return float(self._batches.size(self._step) // shape.micro_batch_size * shape.context)
 
     def _check_finite(self, step: int) -> None:
         """Megatron's ``check_for_nan_in_grad``, on the sums: every group sees the same and stops at the same step.

@@ -128,9 +128,14 @@ def default_model_provider(settings: MegatronSettings, config: TransformerConfig
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 
         engine = not uses_local_layers(settings)
-        block = get_gpt_decoder_block_spec(
-            config, engine, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
-        )
+        if config.experimental_attention_variant is not None:
+            from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+
+            block = variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
+        else:
+            block = get_gpt_decoder_block_spec(
+                config, engine, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
+            )
         mtp = get_gpt_mtp_block_spec(config, block, engine, vp_stage) if config.mtp_num_layers else None
         return GPTModel(
             config=config,

@@ -96,19 +96,7 @@ def uses_local_layers(settings: MegatronSettings) -> bool:
 
 def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
     """Refuse, with the reason, what this adapter cannot train correctly; ConfigError."""
-    transformer, optimizer, ddp = settings.transformer, settings.optimizer, settings.ddp
-    if optimizer.get("use_distributed_optimizer") or ddp.get("use_distributed_optimizer"):
-        raise ConfigError(
-            "--use-distributed-optimizer is not supported: it splits a group's optimizer state over its inner data "
-            "ranks, and megatron-core 0.16.1 restores that state wrongly with torch's Adam (shared step counter, "
-            "missing step); leave the flag out"
-        )
-    for name in ("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp", "use_custom_fsdp"):
-        if ddp.get(name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is not supported: gradients are reduced over groups after the backward "
-                "pass, outside megatron-core's DDP; leave the flag out"
-            )
+    transformer = settings.transformer
     if shape.context > 1 and uses_local_layers(settings):
         raise ConfigError(
             f"--context-parallel-size {shape.context} needs transformer-engine's attention: megatron-core's local "

@@ -9,6 +9,7 @@ May assume: one group per process, set up once at a time. Promises: ``destroy`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -43,7 +44,7 @@ class GroupWorld:
 
     @property
     def last_stage_position(self) -> int:
-        """A rank of the last pipeline stage: the pipeline is the outermost dimension of Megatron's rank order."""
+        """A rank of the last pipeline stage: the last rank is the last one in every dimension of the rank order."""
         return self.shape.group_size - 1
 
 
@@ -58,11 +59,15 @@ def init_group_world(
     backend: str | None = None,
     device: int | None = None,
     timeout_s: float = 600.0,
+    pipeline_before_data: bool = False,
+    hierarchical_context: Sequence[int] | None = None,
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
     Collective over the group. ``backend`` is nccl with CUDA and gloo without, unless given.
     ``device`` is the CUDA device this rank computes on, where there is CUDA; None leaves the choice as it is.
+    ``pipeline_before_data`` orders a group's ranks tensor, context, pipeline, inner data (``--use-tp-pp-dp-mapping``),
+    else the pipeline comes last. ``hierarchical_context`` are the sizes of nested context-parallel groups.
     """
     install_cpu_shims()
     if device is not None and cuda_available():
@@ -86,6 +91,8 @@ def init_group_world(
         expert_tensor_parallel_size=expert_tensor,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
         create_gloo_process_groups=False,
+        order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
+        hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
     )
     return GroupWorld(
         shape=shape,

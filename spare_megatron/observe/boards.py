@@ -6,6 +6,7 @@ event file and resumes the W&B run whose id it finds in the run directory.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,13 +16,15 @@ from typing import Any
 from spare_megatron.config.job import JobDescription
 from spare_megatron.observe.iteration_line import EVALUATIONS, throughput
 
-_NAMES = {"grad_norm": "grad-norm", "loss_scale": "loss-scale", "num_zeros": "num-zeros", "params_norm": "params-norm"}
+_NAMES = {"grad_norm": "grad-norm", "num_zeros": "num-zeros", "params_norm": "params-norm"}
+_PERPLEXITY_EXPONENT_MAX = 20.0
+"""Megatron caps the exponent of a perplexity here."""
 _SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discarded")
 
 
-def scalars(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
-    """One metrics line as named scalars."""
-    values: dict[str, float] = {"batch-size": float(job.global_batch_size), "world-size": float(job.world_size)}
+def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None = None) -> dict[str, float]:
+    """One metrics line as named scalars; ``batch_size`` where it is not that of the job."""
+    values: dict[str, float] = {"batch-size": float(batch_size or job.global_batch_size)}
     if line.get("lr") is not None:
         values["learning-rate"] = float(line["lr"])
     for index, name in enumerate(job.loss_names):
@@ -31,9 +34,6 @@ def scalars(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
     for key, name in _NAMES.items():
         if line.get(key) is not None:
             values[name] = float(line[key])
-    for evaluation in EVALUATIONS:
-        for name, value in line.get(evaluation, {}).items():
-            values[f"{name} {evaluation}"] = float(value)
     step_time_s = float(line["step_time_s"])
     values["iteration-time"] = step_time_s
     if job.flops_per_step and step_time_s:
@@ -43,6 +43,26 @@ def scalars(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
     for key, value in (line.get("recovery") or {}).items():
         if key.endswith("_s"):
             values[f"spare/recovery/{key}"] = float(value)
+    return values | _extras(line, job)
+
+
+def _extras(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
+    """What flags add to the boards, or take away."""
+    values: dict[str, float] = {}
+    extras = frozenset(job.board_extras)
+    if "world-size" in extras:
+        values["world-size"] = float(job.world_size)
+    if "loss-scale" in extras and line.get("loss_scale") is not None:
+        values["loss-scale"] = float(line["loss_scale"])
+    for evaluation in EVALUATIONS:
+        for name, value in line.get(evaluation, {}).items():
+            values[f"{name} {evaluation}"] = float(value)
+            if "validation-ppl" in extras:
+                values[f"{name} {evaluation} ppl"] = math.exp(min(_PERPLEXITY_EXPONENT_MAX, float(value)))
+    if "timers" in extras:
+        values |= {f"{name}-time": float(value) for name, value in (line.get("timers") or {}).items()}
+    if "memory" in extras:
+        values |= {name: float(value) for name, value in (line.get("memory") or {}).items()}
     return values
 
 
@@ -56,16 +76,16 @@ class Boards:
         if job.tensorboard_dir:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-            self._events = EventFileWriter(job.tensorboard_dir)
+            self._events = EventFileWriter(job.tensorboard_dir, max_queue_size=job.tensorboard_queue_size)
         if job.wandb_project:
             self._run = _wandb_run(job, run_dir)
 
-    def write(self, line: Mapping[str, Any], consumed_samples: int) -> None:
+    def write(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int | None = None) -> None:
         """The scalars of one committed step."""
         job, step = self._job, int(line["step"])
         if (self._events is None and self._run is None) or step % max(1, job.tensorboard_log_interval):
             return
-        values = scalars(line, job)
+        values = scalars(line, job, batch_size)
         if self._events is not None:
             self._event(values, step)
             by_samples = {f"{name} vs samples": v for name, v in values.items() if name in _by_samples(job)}
@@ -101,6 +121,7 @@ def _wandb_run(job: JobDescription, run_dir: Path) -> Any:
     kept.write_text(identity)
     return wandb.init(
         project=job.wandb_project,
+        entity=job.wandb_entity or None,
         name=job.wandb_exp_name or None,
         dir=job.wandb_save_dir or str(run_dir),
         id=identity,

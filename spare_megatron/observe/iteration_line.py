@@ -36,7 +36,7 @@ class IterationLines:
     """Collects committed steps; a line every ``log_interval`` steps."""
 
     def __init__(self, job: JobDescription, first_step: int) -> None:
-        self._job, self._first_step = job, first_step
+        self._job, self._batches = job, job.batch_schedule(first_step)
         self._reset()
 
     def _reset(self) -> None:
@@ -67,7 +67,11 @@ class IterationLines:
 
     def consumed_samples(self, step: int) -> int:
         """Samples of all steps up to ``step``."""
-        return self._job.consumed_samples + (step - self._first_step) * self._job.global_batch_size
+        return self._batches.consumed_before(step + 1)
+
+    def batch_size(self, step: int) -> int:
+        """Samples of ``step``."""
+        return self._batches.size(step)
 
     def _text(self, line: Mapping[str, Any]) -> str:
         job, step = self._job, line["step"]
@@ -81,7 +85,7 @@ class IterationLines:
             fields.append(f" throughput per GPU (TFLOP/s/GPU): {throughput(job, per_step_s):.1f}")
         if line.get("lr") is not None:
             fields.append(f" learning rate: {line['lr']:.6E}")
-        fields.append(f" global batch size: {job.global_batch_size:5d}")
+        fields.append(f" global batch size: {self.batch_size(step):5d}")
         for name in job.loss_names:
             if self._counts.get(name):
                 fields.append(f" {name}: {self._sums[name] / self._counts[name]:.6E}")

@@ -8,10 +8,11 @@ group's report after applying it. A line is ready when that report is there, or 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit
 
@@ -47,12 +48,33 @@ class Totals:
     recoveries: int = 0
 
 
+@dataclass(frozen=True)
+class RealPieces:
+    """Which pieces of a step have samples, where batch sizes change."""
+
+    batches: BatchSchedule
+    pieces_per_shard: int
+    """K of the full batch."""
+
+    def __call__(self, step: int, pieces: Iterable[int]) -> int:
+        """How many of ``pieces`` have samples in ``step``."""
+        full = self.batches.phases[-1][2]
+        number = self.pieces_per_shard * self.batches.size(step) // full
+        return sum(piece % self.pieces_per_shard < number for piece in pieces)
+
+
+def all_real(_step: int, pieces: Iterable[int]) -> int:
+    """Every piece has samples: one batch size for all steps."""
+    return sum(1 for _ in pieces)
+
+
 class MetricsBook:
     """Collects until lines are ready; ``written`` is the (life, step) of the last line that exists already."""
 
     def __init__(self, loss_name: str = "lm loss", written: tuple[int, int] = (0, -1)) -> None:
         self.loss_name = loss_name
         self.totals = Totals()
+        self.real_pieces: Callable[[int, Iterable[int]], int] = all_real
         self._written = written
         self._pending: dict[int, dict[str, Any]] = {}
         self._reports: dict[int, Mapping[str, Any]] = {}
@@ -113,11 +135,18 @@ class MetricsBook:
             self.totals.recoveries += 1
         recovery, progress = self._recovery, dict(event.progress)
         recovery.lost |= dead
-        recovery.computed_by_dead += sum(progress.get(group, 0) for group in dead)
+        recovery.computed_by_dead += sum(self._done(before, group, progress.get(group, 0)) for group in dead)
         recovery.decided_s, recovery.missing = time_s, set(after.live)
 
+    def _done(self, before: State, group: int, done: int) -> int:
+        """Of ``done`` pieces of the step in flight, those with samples: a group runs them before the empty ones."""
+        if self.real_pieces is all_real:
+            return done
+        return min(done, sum(self.real_pieces(before.step_in_flight, part) for part in before.segments_of(group)))
+
     def _commit(self, time_s: float, before: State, commit: SendCommit) -> None:
-        loads = [sum(map(len, before.segments_of(group))) for group in before.live]
+        real = self.real_pieces
+        loads = [sum(real(commit.step, part) for part in before.segments_of(group)) for group in before.live]
         times = self._figures if self._figures_at == (commit.step, commit.epoch) else {}
         discarded = int(sum(f.get("pieces_discarded", 0.0) for f in times.values()))
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
@@ -127,7 +156,7 @@ class MetricsBook:
             "life": self._life,
             "live_groups": len(before.live),
             "load_max": max(loads, default=0),
-            "pieces": before.job.num_groups * before.job.pieces_per_shard,
+            "pieces": real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard)),
             "step_time_s": round(step_time_s, 6),
             "pieces_computed": sum(loads) + discarded + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,

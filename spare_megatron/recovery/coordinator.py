@@ -169,6 +169,7 @@ class Coordinator:
         self._job = job
         self._detector.adopt(job.timeouts)
         self._records.begin(job, self._state)
+        self._watch_duration(self._records.life_began_unix_s)
 
     def _expect_all(self) -> None:
         """A job that forms waits for its groups only so long."""
@@ -180,6 +181,17 @@ class Coordinator:
 
         if self._state.phase == "forming":
             asyncio.get_running_loop().call_later(waited_s, over)
+
+    def _watch_duration(self, started_unix_s: float) -> None:
+        """``--exit-duration-in-mins``: one decider, and the decision is in the journal like any other."""
+        duration_s, life = self._job.exit_duration_s, self._state.life
+
+        def over() -> None:
+            if self._state.life == life and self._state.phase in ("forming", "running"):
+                self._apply(StopRequested(f"the job has run for {duration_s / 60:g} minutes"))
+
+        if duration_s:
+            asyncio.get_running_loop().call_later(max(0.0, started_unix_s + duration_s - time.time()), over)
 
     def _publish(self, address: str) -> None:
         self._dir.publish_coordinator(

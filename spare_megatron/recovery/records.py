@@ -21,7 +21,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Lost
 from spare_megatron.observe.boards import Boards
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
-from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.observe.metrics import MetricsBook, RealPieces
 from spare_megatron.recovery.journal import Record, cut_torn_line
 
 LOSSES_SHOWN = 5
@@ -42,6 +42,7 @@ class Records:
         self._boards: Boards | None = None
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
+        self.life_began_unix_s = time.time()
 
     def begin(self, job: JobDescription, state: State) -> None:
         """The job is known: a new life, or the same one after a restart of the coordinator."""
@@ -49,6 +50,8 @@ class Records:
         self.book.loss_name = job.loss_names[0]
         first_step = state.job.first_step
         self._lines = IterationLines(job, first_step)
+        if job.batch_phases:
+            self.book.real_pieces = RealPieces(job.batch_schedule(first_step), job.pieces_per_shard)
         for line in metrics_lines(self._run_dir.metrics):
             if line.get("life") == state.life:
                 self._lines.add(line)
@@ -59,6 +62,8 @@ class Records:
     ) -> None:
         """One transition; ``live``: it has just happened, as opposed to a replay."""
         self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
+        if after.life != before.life:
+            self.life_began_unix_s = record.time_unix_s
         changed = after.epoch != before.epoch or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
@@ -147,7 +152,8 @@ class Records:
         sys.stdout.flush()
         if closes:
             return
-        self._worker.submit(self._write_boards, line, self._lines.consumed_samples(int(line["step"])))
+        step = int(line["step"])
+        self._worker.submit(self._write_boards, line, self._lines.consumed_samples(step), self._lines.batch_size(step))
 
     def _open_boards(self) -> None:
         try:
@@ -155,9 +161,9 @@ class Records:
         except Exception as error:
             say(f"no boards are written: {error!r}")
 
-    def _write_boards(self, line: Mapping[str, Any], consumed_samples: int) -> None:
+    def _write_boards(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int) -> None:
         if self._boards is not None:
-            self._boards.write(line, consumed_samples)
+            self._boards.write(line, consumed_samples, batch_size)
 
     def _close_boards(self) -> None:
         if self._boards is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spare_megatron.config import sections
+from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
@@ -27,6 +28,7 @@ MIXED_FIELDS = (
     "no_rope_freq",
     "window_size",
     "window_attn_skip_freq",
+    "linear_attention_freq",
     "moe_layer_freq",
     "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
@@ -59,10 +61,13 @@ class JobArguments:
     """Arguments of megatron-core's OptimizerParamScheduler; lengths in samples."""
     train_iters: int
     """Steps of the job, also when it was told in samples."""
+    batches: BatchPlan
     max_position_embeddings: int
     seq_length: int
     words: tuple[str, ...]
     """The command line as it was given."""
+    notes: tuple[str, ...] = ()
+    """Sentences about flags that were given and change nothing here, to be said once."""
 
     @property
     def redundancy(self) -> int:
@@ -114,12 +119,12 @@ def parse_job(
     if "--help" in words or "-h" in words:
         sys.stdout.write(parser.help_text(extra_args_provider))
         raise SystemExit(0)
-    namespace = parser.parse(words, extra_args_provider, args_defaults)
+    namespace = parser.parse(words, extra_args_provider, args_defaults, environ)
     hint = world_hint(environ)
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
-    resolve.resolve_training(namespace)
+    resolve.resolve_training(namespace, shape)
     resolve.resolve_data(namespace)
     validate.check_all(namespace, shape)
     place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
@@ -158,6 +163,8 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
         ddp=ddp_fields(namespace),
         scheduler=resolve.scheduler_fields(namespace),
         train_iters=namespace.train_iters,
+        batches=resolve.batch_plan(namespace, shape),
+        notes=namespace.spare_notes,
         max_position_embeddings=namespace.max_position_embeddings,
         seq_length=namespace.seq_length,
         words=words,
@@ -198,6 +205,7 @@ def transformer_fields(ns: Namespace) -> dict[str, Any]:
         "bias_activation_fusion": not ns.squared_relu and (ns.bias_swiglu_fusion if ns.swiglu else ns.bias_gelu_fusion),
         "gradient_accumulation_fusion": False,
         "cuda_graph_scope": [],
+        "fp8_param": ns.fp8_param_gather,
         "cp_comm_type": ns.cp_comm_type[0] if len(ns.cp_comm_type) == 1 else ns.cp_comm_type,
     }
     words = {"swiglu": "silu", "squared_relu": "squared_relu", "quick_geglu": "quick_gelu"}

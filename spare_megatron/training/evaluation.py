@@ -8,22 +8,13 @@ depend on who computed what. After the last step one more round, ``train_iters +
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from spare_megatron.training.engine import Outlet, StepEngine
-
-Source = Callable[[int, Sequence[int]], Iterator[Any]]
-
-
-class EvaluatesPieces(StepEngine, Protocol):
-    """A step engine that can also run pieces forward only."""
-
-    def evaluate(self, step: int, pieces: Sequence[int], source: Source) -> Mapping[str, float]:
-        """Sums of the loss function's values over ``pieces`` of ``source``; collective in the group."""
+from spare_megatron.training.pass_through import PassThrough, Source
 
 
 @dataclass(frozen=True)
@@ -38,10 +29,9 @@ class Evaluation:
 
 
 @dataclass
-class EvaluatingEngine:
+class EvaluatingEngine(PassThrough):
     """A step engine whose pieces may have evaluation before them. Same calls, same promises as the engine inside."""
 
-    engine: EvaluatesPieces
     train_iters: int
     interval: int | None
     during: Sequence[Evaluation]
@@ -56,15 +46,6 @@ class EvaluatingEngine:
     def last_round(self) -> int:
         """The last step that is to be committed: one more than the training steps where the end is evaluated."""
         return self.train_iters + (1 if self.at_end else 0)
-
-    @property
-    def on_piece(self) -> Any:
-        """The engine's hook."""
-        return self.engine.on_piece
-
-    @on_piece.setter
-    def on_piece(self, hook: Any) -> None:
-        self.engine.on_piece = hook
 
     def passes_before(self, step: int) -> Sequence[Evaluation]:
         """What is evaluated in the pieces of ``step``, on the state before it."""
@@ -97,37 +78,9 @@ class EvaluatingEngine:
         if self.engine.on_piece is not None:
             self.engine.on_piece(phase, n)
 
-    def leaving(self) -> Sequence[torch.Tensor] | None:
-        """As the engine's."""
-        return self.engine.leaving()
-
-    def watch(self, outlet: Outlet) -> None:
-        """As the engine's."""
-        self.engine.watch(outlet)
-
-    def bucket_fault(self, tensor: int, stop: int) -> str:
-        """As the engine's."""
-        return self.engine.bucket_fault(tensor, stop)
-
-    def local_sum(self) -> Sequence[torch.Tensor]:
-        """As the engine's."""
-        return self.engine.local_sum()
-
     def scalars(self) -> Mapping[str, float]:
         """The engine's sums and those of the evaluation."""
         return {**self.engine.scalars(), **self._sums}
-
-    def accumulators_fault(self) -> str:
-        """As the engine's."""
-        return self.engine.accumulators_fault()
-
-    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """As the engine's."""
-        return self.engine.result_fault(reduced)
-
-    def weights_digest(self) -> str:
-        """As the engine's."""
-        return self.engine.weights_digest()
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The engine's update and report, with the committed values of the evaluation."""

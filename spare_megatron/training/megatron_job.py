@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
+from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
@@ -38,14 +39,16 @@ from spare_megatron.training.data import (
     check_enough,
     evaluation_consumed,
     evaluation_source,
-    train_consumed,
     validation_batch,
 )
 from spare_megatron.training.data_files import check_data
 from spare_megatron.training.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.training.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.training.flops import flops_per_step
+from spare_megatron.training.hooks import hooks_of
+from spare_megatron.training.progress import append_progress, saved_text
 from spare_megatron.training.rendezvous import group_store
+from spare_megatron.training.reporting import ReportingEngine
 from spare_megatron.training.sampling import SampleOrder
 from spare_megatron.training.saving import GroupSaver
 from spare_megatron.training.tokenizer import build_tokenizer
@@ -66,6 +69,10 @@ class Start:
     consumed_samples: int = 0
     rank_state: Any = None
     """What this rank position's engine needs beside model and optimizer."""
+
+    def batches(self, job: JobArguments) -> BatchSchedule:
+        """The batch size of each step from here on."""
+        return job.batches.schedule(self.step + 1, self.consumed_samples)
 
 
 def run_megatron_job(
@@ -93,6 +100,8 @@ def run_megatron_job(
         expert_tensor=settings.expert_tensor,
         backend=job.training.distributed_backend,
         timeout_s=job.training.distributed_timeout_minutes * 60.0,
+        pipeline_before_data=job.training.use_tp_pp_dp_mapping,
+        hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
     )
     user_state.begin(job, args, tokenizer, world)
     replica = build_replica(settings, world, model_provider)
@@ -100,7 +109,9 @@ def run_megatron_job(
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
     placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.group == 0 and place.is_leader:
-        log.info("%s", placement.reason)
+        for sentence in (placement.reason, *job.notes):
+            log.info("%s", sentence)
+        append_progress(job, "Starting job")
     datasets = build_datasets(
         datasets_provider,
         sample_counts(job.train_iters, args),
@@ -111,7 +122,7 @@ def run_megatron_job(
         tensor_rank=world.tensor_rank,
     )
     loaders = _Loaders(job, args, world, placement, start)
-    train = loaders.make("training", datasets.train, job.train_iters * job.shape.global_batch_size)
+    train = loaders.make("training", datasets.train, start.batches(job).consumed_before(job.train_iters + 1))
     engine = MegatronEngine(
         replica,
         world,
@@ -120,10 +131,13 @@ def run_megatron_job(
         probe_piece=place.group * job.shape.pieces_per_shard,
         method=job.spare.reduce,
         flips=injector.flips,
+        batches=start.batches(job),
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state)
-    evaluating = _evaluating(job, engine, loaders, datasets, start)
+    hooks, end_hooks = hooks_of(job, replica)
+    reporting = ReportingEngine(engine, hooks, job.logging.log_timers_to_tensorboard)
+    evaluating = _evaluating(job, reporting, loaders, datasets, start)
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
     overlap = job.training.overlap_grad_reduce
@@ -131,6 +145,7 @@ def run_megatron_job(
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
     finally:
+        end_hooks()
         loaders.close()
 
 
@@ -151,7 +166,10 @@ def _load(job: JobArguments, replica: Replica) -> Start:
     restart = job.place.life > 1
     fresh = job.checkpoint.finetune and not restart
     loaded = checkpointing.load(
-        directory, replica, optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim)
+        directory,
+        replica,
+        optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
+        strictness=job.checkpoint.dist_ckpt_strictness,
     )
     if job.place.is_leader:
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
@@ -206,14 +224,14 @@ class _Loaders:
         job, batch = self._job, self._job.shape.global_batch_size
         kind = self._args.dataloader_type or "single"
         check_enough(name, dataset, needed, kind)
-        first = self._start.consumed_samples - self._start.step * batch
+        batches = self._start.batches(job)
         size = needed if dataset is None else len(dataset)
         loader = PieceLoader(
             dataset,
             SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
             inner=self._world.data_rank,
             hosted=self._hosted,
-            consumed=train_consumed(first, batch) if name == "training" else evaluation_consumed(batch),
+            consumed=batches.consumed_before if name == "training" else evaluation_consumed(batch),
             vocab_size=self._args.padded_vocab_size,
             threads=job.data.num_workers,
         )
@@ -227,7 +245,7 @@ class _Loaders:
 
 
 def _evaluating(
-    job: JobArguments, engine: MegatronEngine, loaders: _Loaders, datasets: Datasets, start: Start
+    job: JobArguments, engine: ReportingEngine, loaders: _Loaders, datasets: Datasets, start: Start
 ) -> EvaluatingEngine:
     """The engine with the evaluations that the flags ask for and the data allow; collective in the group."""
     iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
@@ -307,11 +325,30 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         world_size=job.shape.world_size,
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
+        batch_phases=start.batches(job).phases if job.training.rampup_batch_size is not None else (),
+        pieces_per_shard=job.shape.pieces_per_shard,
+        exit_duration_s=60.0 * (job.training.exit_duration_in_mins or 0),
         tensorboard_log_interval=logs.tensorboard_log_interval,
+        tensorboard_queue_size=logs.tensorboard_queue_size,
+        board_extras=_board_extras(job),
         wandb_project=logs.wandb_project or "",
         wandb_exp_name=logs.wandb_exp_name or "",
         wandb_save_dir=logs.wandb_save_dir or "",
+        wandb_entity=logs.wandb_entity or "",
     )
+
+
+def _board_extras(job: JobArguments) -> tuple[str, ...]:
+    """What the boards have beside what every job writes."""
+    logs = job.logging
+    wanted = {
+        "loss-scale": logs.log_loss_scale_to_tensorboard,
+        "validation-ppl": logs.log_validation_ppl_to_tensorboard,
+        "timers": logs.log_timers_to_tensorboard,
+        "memory": logs.log_memory_to_tensorboard,
+        "world-size": logs.log_world_size_to_tensorboard,
+    }
+    return tuple(name for name, there in wanted.items() if there)
 
 
 def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start) -> GroupSaver | None:
@@ -319,15 +356,17 @@ def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: St
     if config.save is None:
         return None
     plain = {name: value for name, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
-    batch = job.shape.global_batch_size
+    batches = start.batches(job)
 
     def write(step: int, directory: Path) -> None:
-        consumed = start.consumed_samples + (step - start.step) * batch
+        consumed = batches.consumed_before(step + 1)
         exact = engine.exact.state if engine.exact is not None else None
         checkpointing.save(
             directory, engine.replica, step=step, consumed_samples=consumed, args=plain, rank_state=exact
         )
         barrier()
+        if job.place.is_leader:
+            append_progress(job, saved_text(job, step, consumed, flops_per_step(args)))
 
     def agree(value: bool) -> bool:
         told: list[Any] = [value]

@@ -11,7 +11,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.training.arguments import parse_job
-from spare_megatron.training.flags import parser, refusals
+from spare_megatron.training.flags import no_effect, parser, refusals
 from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
 from tests.pure.flags_of_a_job import SMALL, job_of
 
@@ -45,7 +45,7 @@ def test_the_list_of_flags_is_frozen() -> None:
 
 def test_every_flag_of_megatron_has_exactly_one_fate() -> None:
     honoured = {name for spec in all_specs() for name in spec.names}
-    refused, always = refusals.refused_names(), refusals.ALWAYS_SO
+    refused, always = refusals.refused_names(), no_effect.taken()
     known = {name for row in megatron_table().values() for name in row["names"]}
     for name in known:
         assert (name in honoured) + (name in refused) + (name in always) == 1, name
@@ -75,9 +75,9 @@ def test_every_refused_flag_is_refused_by_its_reason() -> None:
 
 def test_all_refused_flags_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        parser.parse(["--ddp-num-buckets", "--sft", "--num-layers", "4", "--overlap-param-gather", "--sft"])
+        parser.parse(["--qk-clip", "--sft", "--num-layers", "4", "--log-max-attention-logit", "--sft"])
     first, second = str(error.value).splitlines()
-    assert first.startswith("--ddp-num-buckets and --overlap-param-gather are not supported: ")
+    assert first.startswith("--qk-clip and --log-max-attention-logit are not supported: ")
     assert second.startswith("--sft is not supported: ")
     with pytest.raises(ConfigError) as error:
         parser.parse(list(refusals.refused_names()))
@@ -95,6 +95,7 @@ def test_refused_values_belong_to_honoured_flags() -> None:
 # honoured flags that no module of ours names -> who reads them
 READ_ELSEWHERE = {
     **dict.fromkeys(("rerun_mode", "ckpt_format"), "refusals.VALUES leaves one value"),
+    "yaml_cfg": "replaced by what the file says before flags are read",
     "add_position_embedding": "validate: only with rope, which has no other embedding",
     "spare_max_group_restarts": "at most so many restarts: none is allowed",
     **dict.fromkeys(("rotary_scaling_factor", "mscale", "mscale_all_dim"), "MLATransformerConfig, by its table"),
@@ -143,11 +144,17 @@ def test_flags_whose_default_holds_are_refused_with_other_values() -> None:
             parser.parse(words)
 
 
-def test_flags_that_are_always_so_are_taken_with_their_values() -> None:
-    words = [*SMALL.split(), *refusals.ALWAYS_SO, "--local-rank", "3"]
-    words.insert(words.index("--local-rank") + 1, "7")
-    assert parse_job(words)[0].shape == job_of()[0].shape
+def test_flags_without_effect_are_taken_with_their_values_and_said_once() -> None:
+    switches = [name for row in megatron_table().values() if row["kind"] in ("on", "off") for name in row["names"]]
+    words = [*SMALL.split(), *(name for name in no_effect.taken() if name in switches), "--local-rank", "3"]
+    job, namespace = parse_job([*words, "--ddp-bucket-size", "7"])
+    assert job.shape == job_of()[0].shape
+    assert (namespace.overlap_param_gather, namespace.local_rank, namespace.ddp_bucket_size) == (True, 3, 7)
+    said = " ".join(job.notes)
+    assert all(name in said for name in words[len(SMALL.split()) :] if name.startswith("--"))
+    assert len(job.notes) == len(set(job.notes))
     assert parse_job([*SMALL.split(), "--local-rank=3", "--num-workers", "1"])[0].data.num_workers == 1
+    assert job_of()[0].notes == ()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,7 @@ def test_flags_that_are_always_so_are_taken_with_their_values() -> None:
         ("--spare-redundancy two", "--spare-redundancy: takes 'auto' or a whole number, but got 'two'"),
         ("--sft", "--sft is not supported: supervised fine-tuning"),
         ("--optimizer muon", "--optimizer muon is not supported: .*; use --optimizer adam"),
-        ("--fp8-format=hybrid", "--fp8-format is not supported: .*; use --bf16"),
+        ("--fp4-format=e2m1", "--fp4-format is not supported: .*; use --fp8-format or --bf16"),
     ],
 )
 def test_a_bad_word_is_one_sentence(words: str, sentence: str) -> None:

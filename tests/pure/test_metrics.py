@@ -187,7 +187,6 @@ def test_scalars_have_megatrons_names() -> None:
         "grad-norm": 0.25,
         "loss-scale": 1.0,
         "batch-size": 6.0,
-        "world-size": 3.0,
         "iteration-time": 0.5,
         "throughput": 4.0,
         "spare/live_groups": 3.0,

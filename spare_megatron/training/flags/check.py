@@ -55,6 +55,13 @@ def needs(ns: Namespace) -> Iterable[Need]:
     if ns.attention_backend in ("flash", "fused"):
         why = f"--attention-backend {ns.attention_backend}"
         yield Need(engine, why, has_package("transformer_engine"), "use --attention-backend auto, or " + install)
+    if ns.fp8 is not None:
+        yield Need(engine, f"--fp8-format {ns.fp8}", has_package("transformer_engine"), "use --bf16, or " + install)
+        yield Need("CUDA of compute capability 8.9 or more", f"--fp8-format {ns.fp8}", has_cuda, "use --bf16")
+    if ns.experimental_attention_variant is not None:
+        why = f"--experimental-attention-variant {ns.experimental_attention_variant}"
+        yield Need(engine, why, has_package("transformer_engine"), "leave it out, or " + install)
+        yield Need("flash-linear-attention", why, has_package("fla"), "leave it out, or pip install it")
     if ns.moe_grouped_gemm:
         yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
@@ -129,6 +136,8 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
+    if ns.spare_notes:
+        lines += ["taken, and without effect here:", *(f"  {note}" for note in ns.spare_notes)]
     titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
     shown = ""
     for spec in all_specs():

@@ -1,6 +1,6 @@
 """From words of a command line to a namespace with Megatron's names, or to one sentence that says what is wrong.
 
-:func:`parse` honours every flag of :func:`specs.all_specs`, drops those of ``ALWAYS_SO``, refuses those of
+:func:`parse` honours every flag of :func:`specs.all_specs`, notes those of :mod:`no_effect`, refuses those of
 :mod:`refusals` and finds the nearest known name of a flag that nobody knows. The namespace also has the defaults of
 refused flags, because users' own code reads them. Imports neither torch nor megatron.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.flags import refusals
+from spare_megatron.training.flags import no_effect, refusals
 from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, FlagSpec, all_specs, megatron_table
+from spare_megatron.training.flags.yaml_config import with_yaml
 
 ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 """Megatron's ``extra_args_provider``: adds the user's own flags."""
@@ -132,35 +134,56 @@ def megatron_defaults() -> dict[str, Any]:
     return {row["dest"]: list(row["default"]) if isinstance(row["default"], list) else row["default"] for row in rows}
 
 
-def drop_or_refuse(words: Sequence[str], own: frozenset[str]) -> list[str]:
-    """The words without ALWAYS_SO flags; ConfigError names every refused flag. ``own`` are the user's own flags."""
-    refused, kinds = refusals.refused_names(), {}
-    for row in megatron_table().values():
-        kinds |= dict.fromkeys(row["names"], row["kind"])
-    kept: list[str] = []
+@dataclass
+class Sorted:
+    """The words of a command line, by what becomes of them."""
+
+    kept: list[str] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+    """Flags of :mod:`no_effect` that were given, and their values."""
+    noted_words: list[str] = field(default_factory=list)
+
+
+def sort_or_refuse(words: Sequence[str], own: frozenset[str]) -> Sorted:
+    """Flags that change nothing apart from the others; ConfigError names every refused flag. ``own`` are the user's."""
+    refused, noted, result = refusals.refused_names(), no_effect.taken(), Sorted()
     given: list[tuple[str, refusals.Refusal]] = []
-    skip = 0
+    into = result.kept
     for word in words:
-        name, _, value = word.partition("=")
-        if skip:
-            skip -= 1
-        elif name in own or not name.startswith("--"):
-            kept.append(word)
-        elif name in refused:
-            given.append((name, refused[name]))
-        elif name in refusals.ALWAYS_SO:
-            skip = int(kinds[name] not in ("on", "off") and not value)
-        else:
-            kept.append(word)
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            into = result.kept
+            if name in refused and name not in own:
+                given.append((name, refused[name]))
+            elif name in noted and name not in own:
+                into = result.noted_words
+                result.noted.append(name)
+        into.append(word)
     if given:
         raise ConfigError(refusals.all_sentences(given))
-    return kept
+    return result
+
+
+def flags_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The flags among the words, without their values: what a user said outright is not changed."""
+    return tuple(word.partition("=")[0] for word in words if word.startswith("--"))
+
+
+def read_noted(words: Sequence[str]) -> dict[str, Any]:
+    """Values of flags of :mod:`no_effect`, which users' code may read."""
+    parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for row in megatron_table().values():
+        names = [name for name in row["names"] if name in no_effect.taken()]
+        if names:
+            spec = FlagSpec(tuple(names), row["dest"], row["kind"], argparse.SUPPRESS, "", nargs=row.get("nargs") or "")
+            add_flag(parser, spec, "")
+    return vars(parser.parse_args(list(words)))
 
 
 def nearest(name: str, own: frozenset[str]) -> str:
     """'; did you mean --x?' for an unknown flag, or nothing."""
     honoured = [name for spec in all_specs() for name in spec.names]
-    return nearest_of(name, [*own, *honoured, *refusals.refused_names(), *refusals.ALWAYS_SO])
+    return nearest_of(name, [*own, *honoured, *refusals.refused_names(), *no_effect.taken()])
 
 
 def nearest_of(name: str, known: Sequence[str]) -> str:
@@ -182,17 +205,22 @@ def refuse_values(namespace: argparse.Namespace) -> None:
 
 
 def parse(
-    words: Sequence[str], extra: ExtraArguments | None = None, defaults: Mapping[str, Any] | None = None
+    words: Sequence[str],
+    extra: ExtraArguments | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> argparse.Namespace:
     """The namespace of ``words`` (without the program's name), or ConfigError.
 
-    ``defaults`` are Megatron's ``args_defaults``: values for flags that are not given and have no default.
+    ``defaults`` are Megatron's ``args_defaults``: values for flags that are not given and have no default. ``environ``
+    fills in what a ``--yaml-cfg`` takes from it.
     """
     parser = make_parser(extra)
     honoured = {name for spec in all_specs() for name in spec.names}
     own = frozenset(parser._option_string_actions) - honoured
-    kept = drop_or_refuse(words, own)
-    namespace, unknown = parser.parse_known_args(kept, argparse.Namespace(**megatron_start(parser)))
+    given = sort_or_refuse(with_yaml(words, environ or {}), own)
+    start = argparse.Namespace(**megatron_start(parser), spare_notes=(), spare_given=flags_of(given.kept))
+    namespace, unknown = parser.parse_known_args(given.kept, start)
     if unknown:
         name = unknown[0].partition("=")[0]
         if name.startswith("-"):
@@ -202,6 +230,9 @@ def parse(
         if getattr(namespace, key, None) is None:
             setattr(namespace, key, value)
     refuse_values(namespace)
+    for key, value in read_noted(given.noted_words).items():
+        setattr(namespace, key, value)
+    namespace.spare_notes = tuple(no_effect.notes(given.noted, namespace))
     return namespace
 
 

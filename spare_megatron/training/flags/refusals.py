@@ -1,7 +1,7 @@
 """Flags of Megatron-LM that this framework does not honour, each with the reason and the nearest choice.
 
-A flag is never ignored: it is honoured, refused here, or listed in ``ALWAYS_SO`` because what it asks for holds here
-whether it is given or not. A test checks that every flag of ``megatron_lm.json`` is exactly one of the three.
+A flag is never ignored: it is honoured, refused here, or listed in :mod:`no_effect` with the reason why it changes
+nothing. A test checks that every flag of ``megatron_lm.json`` is exactly one of the three.
 Longer than other modules because it is one table.
 """
 
@@ -14,10 +14,6 @@ from dataclasses import dataclass
 GROUPS: dict[str, tuple[str, str]] = {
     # group of Megatron-LM's --help -> (reason, nearest choice)
     "rl": ("reinforcement learning is not part of this framework", ""),
-    "profiling": (
-        "profiling of single steps is not part of this framework",
-        "metrics.jsonl has the time of every step",
-    ),
     "autoresume": ("ADLR's autoresume is not part of this framework", "SIGTERM saves and leaves with exit code 4"),
     "biencoder": ("only decoder-only language models are trained here", ""),
     "vision": ("only decoder-only language models are trained here", ""),
@@ -32,7 +28,6 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "ft_package": ("NVIDIA's ft_package is replaced by our own detection", "--spare-heartbeat-timeout-s"),
     "sft": ("supervised fine-tuning data is not supported", "make ordinary data files with tools/preprocess_data.py"),
-    "experimental_attention_variant": ("experimental attention is not supported", "leave it out"),
     "rerun engine": ("a suspicious step is not computed again in this version", "spare-launch --inject makes faults"),
 }
 
@@ -50,36 +45,13 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "sharp-enabled-group",
             "create-all-gather-group",
             "nccl-communicator-config-path",
-            "use-tp-pp-dp-mapping",
             "fake-process-group",
         ),
     ),
     (
         "packed or hierarchical context parallelism is not supported",
         "use --context-parallel-size alone",
-        ("hierarchical-context-parallel-sizes", "max-seqlen-per-dp-cp-rank", "hybrid-context-parallel"),
-    ),
-    (
-        "overlapping tensor-parallel communication needs transformer-engine's user buffers, which need one world",
-        "leave it out",
-        (
-            "tp-comm-overlap",
-            "no-tp-comm-bulk-wgrad",
-            "disable-tp-comm-bulk-wgrad",
-            "no-tp-comm-bulk-dgrad",
-            "disable-tp-comm-bulk-dgrad",
-            "no-tp-comm-overlap-ag",
-            "disable-tp-comm-overlap-ag",
-            "no-tp-comm-overlap-rs",
-            "disable-tp-comm-overlap-rs",
-            "tp-comm-overlap-rs-dgrad",
-            "no-tp-comm-split-ag",
-            "disable-tp-comm-split-ag",
-            "no-tp-comm-split-rs",
-            "disable-tp-comm-split-rs",
-            "tp-comm-bootstrap-backend",
-            "tp-comm-overlap-cfg",
-        ),
+        ("max-seqlen-per-dp-cp-rank", "hybrid-context-parallel"),
     ),
     (
         "each piece's backward must be complete before the next piece's gradient is counted",
@@ -88,80 +60,22 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "overlap-moe-expert-parallel-comm",
             "delay-wgrad-compute",
             "ep-overlap-early-attn-memory-release",
-            "defer-embedding-wgrad-compute",
-            "wgrad-deferral-limit",
         ),
     ),
     (
-        "the pipeline's length changes with the number of live groups, so its transport and grouping are set by us",
-        "leave it out",
+        "weights are built on their device and are not sharded over groups",
+        "use --use-distributed-optimizer or --recompute-activations to save memory",
         (
-            "use-ring-exchange-p2p",
-            "overlap-p2p-communication-warmup-flush",
-            "microbatch-group-size-per-virtual-pipeline-stage",
-            "no-scatter-gather-tensors-in-pipeline",
-        ),
-    ),
-    (
-        "a step's gradients are kept until every group has voted, and are summed over groups by us",
-        "leave it out, the sum over groups is chosen by --spare-reduce",
-        (
-            "no-align-grad-reduce",
-            "ddp-num-buckets",
-            "ddp-bucket-size",
-            "ddp-pad-buckets-for-high-nccl-busbw",
-            "ddp-reduce-scatter-with-fp32-accumulation",
-            "ddp-average-in-collective",
-            "overlap-param-gather",
-            "overlap-param-gather-with-optimizer-step",
-            "no-align-param-gather",
-            "no-gradient-reduce-div-fusion",
-            "check-for-large-grads",
-            "use-nccl-ub",
-            "disable-symmetric-registration",
-        ),
-    ),
-    (
-        "gradients are summed in at least fp32 inside a group",
-        "use --spare-reduce for the sum over groups",
-        ("grad-reduce-in-bf16",),
-    ),
-    (
-        "FSDP shards the weights, and a lost group would take its shards with it",
-        "use --recompute-activations to save memory",
-        (
-            "use-megatron-fsdp",
-            "data-parallel-sharding-strategy",
-            "outer-dp-sharding-strategy",
-            "fsdp-double-buffer",
-            "suggested-communication-unit-size",
             "keep-fp8-transpose-cache",
             "enable-full-sharding-in-hsdp",
-            "use-torch-fsdp2",
-            "torch-fsdp2-no-reshard-after-forward",
-            "fsdp-manual-registration",
-            "no-strict-fsdp-dtensor-load",
-            "disable-strict-fsdp-dtensor-load",
             "init-model-with-meta-device",
         ),
     ),
     (
-        "fp8 and fp4 scales depend on which microbatches a group ran, so groups would drift apart",
-        "use --bf16",
+        "quantization recipes beyond megatron-core's own fp8 are not supported",
+        "use --fp8-format or --bf16",
         (
-            "fp8-format",
-            "fp8-recipe",
             "fp8-quantizer-factory",
-            "fp8-margin",
-            "fp8-interval",
-            "fp8-amax-history-len",
-            "fp8-amax-compute-algo",
-            "no-fp8-wgrad",
-            "disable-fp8-wgrad",
-            "fp8-param-gather",
-            "first-last-layers-bf16",
-            "num-layers-at-start-in-bf16",
-            "num-layers-at-end-in-bf16",
             "fp4-format",
             "fp4-recipe",
             "fp4-param-gather",
@@ -170,8 +84,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "te-precision-config-file",
             "use-kitchen-attention",
             "kitchen-attention-backend",
-            "moe-router-padding-for-fp8",
-            "moe-router-padding-for-quantization",
         ),
     ),
     (
@@ -213,21 +125,14 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("qk-clip", "qk-clip-alpha", "qk-clip-threshold", "log-max-attention-logit"),
     ),
     (
-        "experimental attention is not supported",
-        "leave it out",
+        "sparse attention and other experiments of megatron-core are not supported",
+        "use --experimental-attention-variant gated_delta_net or leave it out",
         (
-            "experimental-attention-variant",
             "dsa-indexer-n-heads",
             "dsa-indexer-head-dim",
             "dsa-indexer-topk",
             "dsa-indexer-loss-coeff",
             "dsa-indexer-use-sparse-loss",
-            "linear-conv-kernel-dim",
-            "linear-key-head-dim",
-            "linear-value-head-dim",
-            "linear-num-key-heads",
-            "linear-num-value-heads",
-            "linear-attention-freq",
             "enable-experimental",
         ),
     ),
@@ -317,16 +222,14 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "dump-param-to-param-group-map",
         ),
     ),
+    ("pipeline stages send to one another directly", "leave it out", ("use-ring-exchange-p2p",)),
+    ("training in phases is not supported", "start a job for each phase", ("phase-transition-iterations",)),
     (
-        "batch sizes that change while training are not supported",
-        "use a constant --global-batch-size",
-        ("rampup-batch-size", "decrease-batch-size-if-needed", "phase-transition-iterations"),
+        "a gradient is judged by whether it is finite, not by its size",
+        "use --clip-grad",
+        ("check-for-large-grads",),
     ),
-    (
-        "weights are not compared between groups in this version",
-        "leave it out",
-        ("check-weight-hash-across-dp-replicas-interval",),
-    ),
+    ("energy meters are not read", "leave it out", ("log-energy",)),
     (
         "steps that were found bad are not skipped by number",
         "leave it out",
@@ -336,12 +239,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "the training loop of this framework has its own order of steps and collections",
         "leave it out",
         (
-            "empty-unused-memory-level",
             "train-sync-interval",
-            "manual-gc",
-            "manual-gc-interval",
-            "no-manual-gc-eval",
-            "disable-manual-gc-eval",
             "disable-jit-fuser",
             "spec",
         ),
@@ -359,7 +257,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "leave it out",
         ("data-parallel-random-init",),
     ),
-    ("training cannot be skipped", "use --train-iters", ("skip-train", "test-mode")),
+    ("training cannot be skipped", "use --train-iters", ("skip-train",)),
     (
         "each evaluation takes --eval-iters batches of one validation set",
         "use --eval-iters",
@@ -382,15 +280,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "ckpt-convert-format",
             "ckpt-convert-save",
             "ckpt-convert-update-legacy-dist-opt-format",
-            "no-ckpt-fully-parallel-save",
-            "disable-ckpt-fully-parallel-save",
-            "use-persistent-ckpt-worker",
-            "ckpt-fully-parallel-load",
-            "ckpt-assume-constant-structure",
-            "dist-ckpt-strictness",
             "dist-ckpt-save-pre-mcore-014",
-            "dist-ckpt-optim-fully-reshardable",
-            "distrib-optim-fully-reshardable-mem-efficient",
             "dist-ckpt-format",
             "replication",
             "replication-jump",
@@ -434,45 +324,8 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "fim-eod-token",
         ),
     ),
-    ("Megatron-LM's older tokenizers are not part of megatron-core", "use --tokenizer-type", ("legacy-tokenizer",)),
-    ("flags are read from the command line only", "write them there", ("yaml-cfg", "config-logger-dir")),
-    (
-        "this figure is not computed here",
-        "metrics.jsonl has loss, gradient norm, learning rate and times of every step",
-        (
-            "log-params-norm",
-            "log-progress",
-            "log-timers-to-tensorboard",
-            "log-memory-to-tensorboard",
-            "log-memory-interval",
-            "log-device-memory-used",
-            "log-num-zeros-in-grad",
-            "log-world-size-to-tensorboard",
-            "log-energy",
-        ),
-    ),
+    ("configurations are written with the checkpoint, not by themselves", "use --save", ("config-logger-dir",)),
 )
-
-# What these ask for holds here in any case.
-ALWAYS_SO: dict[str, str] = {
-    "--use-mcore-models": "models are megatron-core's",
-    "--use-dist-ckpt": "checkpoints have megatron-core's distributed format",
-    "--auto-detect-ckpt-format": "there is one format of checkpoints",
-    "--ckpt-fully-parallel-save": "the ranks of a group write in parallel",
-    "--accumulate-allreduce-grads-in-fp32": "gradients are accumulated in fp32 or better",
-    "--no-gradient-accumulation-fusion": "the fused accumulation is off: pieces are counted one by one",
-    "--disable-gloo-process-groups": "megatron-core's extra gloo groups are not made",
-    "--no-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
-    "--disable-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
-    "--exit-signal-handler": "SIGTERM always saves and leaves",
-    "--exit-signal-handler-for-dataloader": "data is read by threads, which leave with their rank",
-    "--no-barrier-with-level-1-timing": "timers never wait for other ranks",
-    "--no-one-logger": "one-logger is not used",
-    "--disable-msc": "the multi-storage client is not used",
-    "--no-save-rng": "random numbers follow from seed, step and piece, so their state is not saved",
-    "--no-load-rng": "random numbers follow from seed, step and piece, so their state is not loaded",
-    "--local-rank": "the place of a rank comes from its environment",
-}
 
 # (destination, value) -> (reason, nearest choice)
 VALUES: dict[tuple[str, object], tuple[str, str]] = {
@@ -484,12 +337,9 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ),
     ("transformer_impl", "inference_optimized"): ("inference is not part of this framework", "use local"),
     ("moe_token_dispatcher_type", "flex"): ("DeepEP is not supported", "use alltoall or allgather"),
+    ("experimental_attention_variant", "dsa"): ("sparse attention is not supported", "use gated_delta_net"),
     ("position_embedding_type", "mrope"): ("only language models are trained here", "use rope"),
     ("position_embedding_type", "relative"): ("only decoder-only language models are trained here", "use rope"),
-    ("rerun_mode", "validate_results"): (
-        "a suspicious step is not computed again in this version",
-        "leave it out or use disabled",
-    ),
     ("rerun_mode", "report_stats"): (
         "a suspicious step is not computed again in this version",
         "leave it out or use disabled",
@@ -497,6 +347,8 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ("ckpt_format", "torch"): ("only megatron-core's distributed format is written and read", "use torch_dist"),
     ("ckpt_format", "torch_dcp"): ("it is for FSDP", "use torch_dist"),
     ("ckpt_format", "fsdp_dtensor"): ("it is for FSDP", "use torch_dist"),
+    ("dist_ckpt_strictness", "return_unexpected"): ("nobody would read what is returned", "use log_unexpected"),
+    ("dist_ckpt_strictness", "return_all"): ("nobody would read what is returned", "use log_all"),
     ("tokenizer_type", "BertWordPieceLowerCase"): ("only decoder-only language models are trained here", "use another"),
     ("tokenizer_type", "BertWordPieceCase"): ("only decoder-only language models are trained here", "use another"),
     ("tokenizer_type", "MultimodalTokenizer"): ("only language models are trained here", "use HuggingFaceTokenizer"),
@@ -516,13 +368,8 @@ DEFAULT_ONLY: dict[str, tuple[str, str]] = {
         "nothing is computed from it in this version",
         "give --spare-redundancy and --save-interval",
     ),
-    "exit_duration_in_mins": ("a job's time is not watched in this version", "use --exit-interval or send SIGTERM"),
     "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
     "async_save": ("checkpoints are written while training waits in this version", "leave it out"),
-    "tensorboard_queue_size": ("the queue has the size that TensorBoard gives it", "leave it out"),
-    "log_loss_scale_to_tensorboard": ("the loss scale is always written", "leave it out"),
-    "log_validation_ppl_to_tensorboard": ("the validation loss is written, whose exponential it is", "leave it out"),
-    "wandb_entity": ("the account is taken from the environment", "set WANDB_ENTITY"),
 }
 
 
@@ -557,12 +404,13 @@ def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
 @functools.cache
 def refused_names() -> dict[str, Refusal]:
     """Flag name -> why it is refused."""
+    from spare_megatron.training.flags.no_effect import taken
     from spare_megatron.training.flags.specs import SECTIONS, megatron_table, specs_of
 
     ours = {name for section, (_, cls) in SECTIONS.items() for spec in specs_of(section, cls) for name in spec.names}
     refused = {f"--{name}": Refusal(reason, instead) for reason, instead, names in FLAGS for name in names}
     for row in megatron_table().values():
         for name in row["names"]:
-            if row["group"] in GROUPS and name not in ours and name not in ALWAYS_SO:
+            if row["group"] in GROUPS and name not in ours and name not in taken():
                 refused.setdefault(name, Refusal(*GROUPS[row["group"]]))
     return refused

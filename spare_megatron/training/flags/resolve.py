@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import WorldHint
 from spare_megatron.config.shape import JobShape
@@ -86,7 +87,14 @@ def resolve_model(ns: Namespace) -> None:
     ns.moe_layer_freq = pattern("--moe-layer-freq", ns.moe_layer_freq)
     ns.no_rope_freq = pattern("--no-rope-freq", ns.no_rope_freq)
     ns.window_attn_skip_freq = pattern("--window-attn-skip-freq", ns.window_attn_skip_freq)
+    ns.linear_attention_freq = pattern("--linear-attention-freq", ns.linear_attention_freq)
     ns.window_size = window(ns.window_size)
+    if ns.fp8 is not None and ns.spare_reduce == "exact" and "--spare-reduce" not in ns.spare_given:
+        ns.spare_reduce = "fp32"
+        ns.spare_notes += (
+            f"--fp8-format {ns.fp8}: gradients are summed over groups in fp32, not exactly: fp8 scales "
+            "depend on which microbatches a group ran",
+        )
     for dest in ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "cp_comm_type"):
         values = getattr(ns, dest)
         if isinstance(values, list) and len(values) == 1 and dest != "cp_comm_type":
@@ -267,7 +275,7 @@ def expert_unit(ns: Namespace) -> int:
     return expert // math.gcd(expert, ns.tensor_model_parallel_size * ns.context_parallel_size)
 
 
-def resolve_training(ns: Namespace) -> None:
+def resolve_training(ns: Namespace, shape: JobShape) -> None:
     """Steps or samples to train, and the schedule's lengths in samples (Megatron's ``OptimizerParamScheduler``)."""
     if ns.train_iters is not None and ns.train_samples is not None:
         raise ConfigError(
@@ -286,8 +294,9 @@ def resolve_training(ns: Namespace) -> None:
     if ns.lr_warmup_fraction is not None and (ns.lr_warmup_iters or ns.lr_warmup_samples):
         raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters (or -samples) say the same thing; give one")
     ns.consumed_train_samples = ns.consumed_valid_samples = ns.skipped_train_samples = ns.iteration = 0
+    batches = batch_plan(ns, shape)  # refuses a ramp that the groups cannot share out
     if ns.train_samples is not None:
-        ns.train_iters = ns.train_samples // ns.global_batch_size
+        ns.train_iters = batches.steps_for(ns.train_samples)
         if ns.train_iters == 0:
             raise ConfigError(
                 f"--train-samples {ns.train_samples} is less than one --global-batch-size {ns.global_batch_size}; "
@@ -303,6 +312,12 @@ def resolve_training(ns: Namespace) -> None:
         raise ConfigError(
             f"--weight-decay-incr-style {ns.weight_decay_incr_style} needs --start-weight-decay and --end-weight-decay"
         )
+
+
+def batch_plan(ns: Namespace, shape: JobShape) -> BatchPlan:
+    """The batch size of each step."""
+    unit = shape.num_groups * shape.piece_samples
+    return BatchPlan(ns.global_batch_size, unit, ns.rampup_batch_size, ns.decrease_batch_size_if_needed)
 
 
 def scheduler_fields(ns: Namespace) -> dict[str, Any]:

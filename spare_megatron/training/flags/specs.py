@@ -57,7 +57,7 @@ class FlagSpec:
     section: str
     """A key of SECTIONS or of CORE_SECTIONS."""
     choices: tuple[Any, ...] = ()
-    nargs: str = ""
+    nargs: str | int = ""
     help: str = ""
 
 
@@ -79,7 +79,9 @@ def specs_of(section: str, cls: type) -> list[FlagSpec]:
     specs = []
     for field in dataclasses.fields(cls):
         meta: FlagMeta = field.metadata.get("flag", FlagMeta())
-        kind, nargs, choices = unwrapped(hints[field.name]), "", ()
+        kind: Any = unwrapped(hints[field.name])
+        nargs: str | int = ""
+        choices: tuple[Any, ...] = ()
         if typing.get_origin(kind) is tuple:
             kind, nargs = typing.get_args(kind)[0], meta.nargs or "+"
         if typing.get_origin(kind) is typing.Literal:
@@ -142,10 +144,11 @@ def core_specs(taken: set[str]) -> list[FlagSpec]:
 @functools.cache
 def all_specs() -> tuple[FlagSpec, ...]:
     """Every flag that may be given, refused ones left out."""
-    from spare_megatron.training.flags.refusals import ALWAYS_SO, refused_names
+    from spare_megatron.training.flags.no_effect import taken
+    from spare_megatron.training.flags.refusals import refused_names
 
     own = own_specs()
-    other = refused_names().keys() | ALWAYS_SO.keys()
+    other = refused_names().keys() | taken().keys()
     core = [spec for spec in core_specs({spec.dest for spec in own}) if not other & set(spec.names)]
     return (*own, *core)
 

@@ -249,6 +249,16 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         ns.spare_min_groups is not None and not 1 <= ns.spare_min_groups <= groups,
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
+    refuse(
+        ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
+        f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
+        "microbatches a group ran, so sums are not those of another placement; use --spare-reduce fp32",
+    )
+    refuse(
+        (ns.use_megatron_fsdp or ns.use_torch_fsdp2) and shape.inner_data > 1,
+        f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
+        "use --use-distributed-optimizer",
+    )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
 
 

@@ -1,0 +1,134 @@
+"""The global batch size of each step: constant, or growing as Megatron's ``--rampup-batch-size`` makes it grow.
+
+Megatron's rule (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the size
+grows by ``increment`` in equal shares of ``samples``, as a function of the samples consumed so far. So it follows from
+the step alone once a life's first step and its consumed samples are known, and no failure can change it.
+
+A step whose batch is smaller has fewer pieces of each shard: pieces keep their numbers ``i * K + j`` with the K of the
+full batch, and those with j beyond the step's own number are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+
+Phase = tuple[int, int, int]
+"""(step, samples consumed before that step, global batch size from that step on)."""
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Batch sizes from a first step on; steps before it are not asked for."""
+
+    phases: tuple[Phase, ...]
+    """In order; at least one."""
+
+    def size(self, step: int) -> int:
+        """Samples of ``step``."""
+        return self._phase(step)[2]
+
+    def consumed_before(self, step: int) -> int:
+        """Samples consumed by all steps before ``step``."""
+        first, consumed, size = self._phase(step)
+        return consumed + (step - first) * size
+
+    def steps_to(self, samples: int) -> int:
+        """The first step before which more than ``samples`` were consumed."""
+        for (first, consumed, size), following in zip(self.phases, [*self.phases[1:], None], strict=True):
+            if following is None or following[1] > samples:
+                return first + max(0, (samples - consumed) // size + 1)
+        raise AssertionError("the last phase has no end")
+
+    def _phase(self, step: int) -> Phase:
+        found = self.phases[0]
+        for phase in self.phases:
+            if phase[0] > step:
+                break
+            found = phase
+        return found
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What the flags say of batch sizes; :meth:`schedule` starts it at a step of a checkpoint."""
+
+    full: int
+    """``--global-batch-size``."""
+    unit: int
+    """Samples of one microbatch on every data-parallel rank of the job, N x D x micro batch size."""
+    ramp: Sequence[int] | None = None
+    """(first size, increment, samples of the ramp)."""
+    round_down: bool = False
+    """``--decrease-batch-size-if-needed``: a size that is no multiple of the unit becomes the next smaller one."""
+
+    def __post_init__(self) -> None:
+        if self.ramp is None:
+            return
+        first, increment, samples = self.ramp
+        said = f"--rampup-batch-size {first} {increment} {samples}"
+        if first < 1 or increment < 1 or samples < 1 or first > self.full:
+            raise ConfigError(
+                f"{said} does not begin between 1 and --global-batch-size {self.full} and grow from there; "
+                f"use for example --rampup-batch-size {self.unit} {self.unit} {max(samples, 1)}"
+            )
+        if (self.full - first) % increment:
+            raise ConfigError(
+                f"{said}: from {first} to --global-batch-size {self.full} are {self.full - first} samples, not a "
+                f"multiple of the increment {increment}; use an increment that divides {self.full - first}"
+            )
+        for size in range(first, self.full, increment):
+            self._running(size, said)
+
+    def _running(self, size: int, said: str) -> int:
+        """The batch size that runs where the ramp says ``size``."""
+        if size % self.unit == 0:
+            return size
+        if self.round_down and size >= self.unit:
+            return size // self.unit * self.unit
+        advice = "add --decrease-batch-size-if-needed" if size >= self.unit else f"begin at {self.unit}"
+        raise ConfigError(
+            f"{said}: the batch size {size} is not a multiple of {self.unit}, the data-parallel ranks x "
+            f"--micro-batch-size; use multiples of {self.unit}, or {advice}"
+        )
+
+    def schedule(self, first_step: int = 1, consumed: int = 0) -> BatchSchedule:
+        """The sizes from ``first_step`` on, before which ``consumed`` samples were consumed."""
+        if self.ramp is None or self.full == self.ramp[0]:
+            return BatchSchedule(((first_step, consumed, self.full),))
+        first, increment, samples = self.ramp
+        stages = (self.full - first) // increment
+        share = samples / stages
+        phases: list[Phase] = []
+        step = first_step
+        for stage in range(stages + 1):
+            if consumed > samples:
+                stage = stages
+            elif stage < stages and consumed >= (stage + 1) * share:
+                continue
+            size = self._running(first + stage * increment, "--rampup-batch-size")
+            phases.append((step, consumed, size))
+            if stage == stages:
+                break
+            steps = _steps_until(consumed, size, (stage + 1) * share)
+            step, consumed = step + steps, consumed + steps * size
+        return BatchSchedule(tuple(phases))
+
+    def steps_for(self, samples: int) -> int:
+        """Steps of a job of ``samples`` samples, as Megatron counts them: the ramp, then whole full batches."""
+        if self.ramp is None:
+            return samples // self.full
+        schedule = self.schedule()
+        ramped = schedule.steps_to(min(self.ramp[2], samples)) - 1
+        consumed = schedule.consumed_before(ramped + 1)
+        return ramped + max(0, samples - consumed) // self.full
+
+
+def _steps_until(consumed: int, size: int, threshold: float) -> int:
+    """Steps of ``size`` after which at least ``threshold`` samples are consumed."""
+    steps = max(0, int((threshold - consumed) // size))
+    while consumed + steps * size < threshold:
+        steps += 1
+    return steps

@@ -1,0 +1,144 @@
+"""Flags of Megatron-LM that are taken and change nothing here, each with the reason that makes this safe.
+
+Two kinds. ``ALWAYS_SO``: what the flag asks for holds whether it is given or not. ``TIME_ONLY``: the flag asks for
+another way to the same result (a schedule of communication, a cache, a writer); this framework goes its own way, so
+time or memory may differ from Megatron's and results do not. A job says each of them once, ``--spare-check`` lists
+them: nothing is ignored in silence. The namespace carries their values, because users' own code reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from argparse import Namespace
+from collections.abc import Iterator
+
+ALWAYS_SO: dict[str, str] = {
+    "--use-mcore-models": "models are megatron-core's",
+    "--use-dist-ckpt": "checkpoints have megatron-core's distributed format",
+    "--auto-detect-ckpt-format": "there is one format of checkpoints",
+    "--ckpt-fully-parallel-save": "the ranks of a group write in parallel",
+    "--dist-ckpt-optim-fully-reshardable": "optimizer state is always written so that any layout can read it",
+    "--accumulate-allreduce-grads-in-fp32": "gradients are accumulated in fp32 or better",
+    "--no-gradient-accumulation-fusion": "the fused accumulation is off: pieces are counted one by one",
+    "--disable-gloo-process-groups": "megatron-core's extra gloo groups are not made",
+    "--no-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
+    "--disable-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
+    "--exit-signal-handler": "SIGTERM always saves and leaves",
+    "--exit-signal-handler-for-dataloader": "data is read by threads, which leave with their rank",
+    "--no-barrier-with-level-1-timing": "timers never wait for other ranks",
+    "--legacy-tokenizer": "megatron-core's tokenizer of the same name gives the same token ids",
+    "--check-weight-hash-across-dp-replicas-interval": "the groups' weights are compared with every vote",
+    "--no-one-logger": "one-logger is not used",
+    "--disable-msc": "the multi-storage client is not used",
+    "--no-save-rng": "random numbers follow from seed, step and piece, so their state is not saved",
+    "--no-load-rng": "random numbers follow from seed, step and piece, so their state is not loaded",
+    "--local-rank": "the place of a rank comes from its environment",
+}
+
+# (reason, flags without their dashes)
+_TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "gradients are summed over groups by our own replica communicators, in their own buckets",
+        (
+            "no-align-grad-reduce",
+            "ddp-num-buckets",
+            "ddp-bucket-size",
+            "ddp-pad-buckets-for-high-nccl-busbw",
+            "ddp-reduce-scatter-with-fp32-accumulation",
+            "ddp-average-in-collective",
+            "no-gradient-reduce-div-fusion",
+            "use-nccl-ub",
+            "disable-symmetric-registration",
+        ),
+    ),
+    (
+        "parameters are gathered inside a group when the update is applied, before the next step's forward pass",
+        ("overlap-param-gather", "overlap-param-gather-with-optimizer-step", "no-align-param-gather"),
+    ),
+    (
+        "FSDP shards weights over a group's inner data ranks, of which this job has one: nothing is sharded",
+        (
+            "use-megatron-fsdp",
+            "data-parallel-sharding-strategy",
+            "outer-dp-sharding-strategy",
+            "fsdp-double-buffer",
+            "suggested-communication-unit-size",
+            "use-torch-fsdp2",
+            "torch-fsdp2-no-reshard-after-forward",
+            "fsdp-manual-registration",
+            "no-strict-fsdp-dtensor-load",
+            "disable-strict-fsdp-dtensor-load",
+        ),
+    ),
+    ("gradients are summed in fp32 or better, not in bf16", ("grad-reduce-in-bf16",)),
+    (
+        "tensor-parallel communication is not overlapped by transformer-engine's user buffers",
+        (
+            "tp-comm-overlap",
+            "no-tp-comm-bulk-wgrad",
+            "disable-tp-comm-bulk-wgrad",
+            "no-tp-comm-bulk-dgrad",
+            "disable-tp-comm-bulk-dgrad",
+            "no-tp-comm-overlap-ag",
+            "disable-tp-comm-overlap-ag",
+            "no-tp-comm-overlap-rs",
+            "disable-tp-comm-overlap-rs",
+            "tp-comm-overlap-rs-dgrad",
+            "no-tp-comm-split-ag",
+            "disable-tp-comm-split-ag",
+            "no-tp-comm-split-rs",
+            "disable-tp-comm-split-rs",
+            "tp-comm-bootstrap-backend",
+            "tp-comm-overlap-cfg",
+        ),
+    ),
+    (
+        "the embedding's weight gradients are computed with their microbatch, not after the pipeline's flush",
+        ("defer-embedding-wgrad-compute", "wgrad-deferral-limit"),
+    ),
+    (
+        "the grouping of microbatches and the overlap of sends follow from a step's load, which changes with the live "
+        "groups",
+        (
+            "microbatch-group-size-per-virtual-pipeline-stage",
+            "overlap-p2p-communication-warmup-flush",
+            "no-scatter-gather-tensors-in-pipeline",
+        ),
+    ),
+    (
+        "each rank of a group reads and writes its own part of a checkpoint",
+        (
+            "no-ckpt-fully-parallel-save",
+            "disable-ckpt-fully-parallel-save",
+            "ckpt-fully-parallel-load",
+            "ckpt-assume-constant-structure",
+            "use-persistent-ckpt-worker",
+            "distrib-optim-fully-reshardable-mem-efficient",
+        ),
+    ),
+)
+TIME_ONLY: dict[str, str] = {f"--{name}": reason for reason, names in _TIME_ONLY for name in names}
+
+# (destination, value) -> reason
+VALUES: dict[tuple[str, object], str] = {
+    ("rerun_mode", "validate_results"): "results that are not finite end the job as they do in Megatron, without the "
+    "second computation; faults are found by the votes' digests and the sums' checksums",
+}
+
+
+@functools.cache
+def taken() -> dict[str, str]:
+    """Flag -> why it changes nothing here."""
+    return {**ALWAYS_SO, **TIME_ONLY}
+
+
+def notes(names: list[str], ns: Namespace) -> Iterator[str]:
+    """One sentence for each reason, with the flags given (``names``) that it concerns."""
+    by_reason: dict[str, list[str]] = {}
+    for name in names:
+        by_reason.setdefault(taken()[name], []).append(name)
+    for (dest, value), reason in VALUES.items():
+        if getattr(ns, dest) == value:
+            by_reason.setdefault(reason, []).append(f"--{dest.replace('_', '-')} {value}")
+    for reason, said in by_reason.items():
+        yield f"{' and '.join(dict.fromkeys(said))}: {reason}"

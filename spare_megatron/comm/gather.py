@@ -7,10 +7,10 @@ failed. A group has applied a step, holds a state, or has seen an epoch when its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from spare_megatron.comm.reports import Reduced
+from spare_megatron.comm.reports import Reduced, checksum_of
 from spare_megatron.controller.messages import Vote
 
 Figures = tuple[tuple[str, float], ...]
@@ -49,7 +49,7 @@ class Ballots:
             return self._vote(False, detail, reduced.blamed, reduced.corrupt)
         if len(self._reduced) < self._size:
             return None
-        if len({one.pieces for one in self._reduced.values()}) > 1:
+        if len({_pieces_of(one) for one in self._reduced.values()}) > 1:
             counts = ", ".join(str(len(self._reduced[p].pieces)) for p in sorted(self._reduced))
             return self._vote(False, f"the ranks of the group reduced different pieces ({counts})", ())
         return self._vote(True, "", ())
@@ -74,6 +74,9 @@ class Ballots:
             blamed=blamed,
             corrupt=corrupt,
             detail=detail,
+            checksums=_joined_checksums([one.checksums for one in ranks]) if ok else (),
+            audits=_joined_checksums([one.audits for one in ranks]) if ok else (),
+            parts=tuple(part for one in ranks for part in one.parts) if ok else (),
         )
         figures = greatest(one.figures for one in ranks)
         self.last = (vote, figures)
@@ -86,6 +89,20 @@ def _joined(digests: Iterable[str]) -> str:
     if not any(parts):
         return ""
     return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _pieces_of(reduced: Reduced) -> tuple[tuple[int, ...], ...]:
+    """Everything that must be the same on all ranks of a group."""
+    return (reduced.pieces, *(tuple(piece for piece, _ in pairs) for pairs in (reduced.checksums, reduced.audits)))
+
+
+def _joined_checksums(ranks: Sequence[tuple[tuple[int, int], ...]]) -> tuple[tuple[int, int], ...]:
+    """One checksum (64 bits, signed) of each piece from those of the ranks, in order of position."""
+    joined = []
+    for pairs in zip(*ranks, strict=True):
+        text = ",".join(str(checksum) for _, checksum in pairs)
+        joined.append((pairs[0][0], checksum_of(text)))
+    return tuple(joined)
 
 
 def greatest(figures: Iterable[Figures]) -> Figures:

@@ -22,7 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.messages import JobSpec, Part
 
 OnView = Callable[[Orders], None]
 
@@ -113,6 +113,9 @@ class Session:
         corrupt: bool = False,
         detail: str = "",
         figures: Mapping[str, float] | None = None,
+        checksums: Sequence[tuple[int, int]] = (),
+        audits: Sequence[tuple[int, int]] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
         """The reduction of (step, epoch) ended on this rank: goes to the leader, which votes for the group.
 
@@ -124,6 +127,9 @@ class Session:
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
                 ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded``
                 (the greatest over ranks, summed over groups).
+            checksums, audits: (piece, checksum of this rank's gradient of it) of the selected pieces inside, and of
+                those that were audited, in order.
+            parts: of disputed pieces.
         """
         self._control.post(
             Reduced(
@@ -137,6 +143,9 @@ class Session:
                 corrupt=corrupt,
                 detail=detail,
                 figures=tuple(sorted((figures or {}).items())),
+                checksums=tuple(checksums),
+                audits=tuple(audits),
+                parts=tuple(parts),
             )
         )
 

@@ -88,7 +88,8 @@ class Agent:
             return self._adopt(*take_view(self.orders, view, order.view.store, order.view.store_prefix))
         elif kind == "commit":
             commit = order.commit
-            return self._adopt(*take_commit(self.orders, commit.step, commit.epoch, commit.leave))
+            audits = tuple(commit.audits)
+            return self._adopt(*take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits))
         elif kind == "fenced" and order.fenced.fencing >= self.orders.fencing:
             return self.end(fenced=order.fenced.reason)
         elif kind == "stop":

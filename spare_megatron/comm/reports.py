@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
+
+from spare_megatron.controller.messages import Part
 
 PHASES = (
     "start",
@@ -26,6 +29,11 @@ COMPLETE = frozenset({"reduce", "vote"})
 """Phases in which all pieces of a segment are done."""
 
 
+def checksum_of(text: str) -> int:
+    """64 bits, signed as the wire has them: equal for equal texts, and else different but by a chance of 2^-64."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
 @dataclass(frozen=True)
 class Reduced:
     """The reduction of (step, epoch) ended on this rank, well or badly."""
@@ -40,6 +48,9 @@ class Reduced:
     detail: str = ""
     figures: tuple[tuple[str, float], ...] = ()
     corrupt: bool = False
+    checksums: tuple[tuple[int, int], ...] = ()
+    audits: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from spare_megatron.controller import messages
 
 T = TypeVar("T")
 
-_NESTED: dict[str, type] = {"Hello": messages.Hello, "Vote": messages.Vote, "View": messages.View}
+_NESTED: dict[str, type] = {cls.__name__: cls for cls in (messages.Hello, messages.Part, messages.View, messages.Vote)}
 
 
 def fill(message: Message, value: object) -> Message:

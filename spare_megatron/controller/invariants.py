@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spare_megatron.controller.messages import Decision, Event, Opened, SendCommit, SendView
+from spare_megatron.controller.audits import padded
+from spare_megatron.controller.messages import Decision, Event, Opened, SendCommit, SendView, Vote
 from spare_megatron.controller.state import State
 
 
@@ -30,6 +31,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _plans(after)
         _votes(after)
         _growth(before, after)
+        _audits(before, after)
     _views(after, decision)
 
 
@@ -76,6 +78,22 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
     if not before.live.keys() <= before.holders:
         raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
+    _agreement(before, event)
+
+
+def _agreement(before: State, event: Event) -> None:
+    """No step is committed while two of its groups have different gradients of one piece (rule 15)."""
+    votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+    found: dict[int, dict[int, int]] = {}
+    for group, vote in votes.items():
+        for piece, checksum in (*vote.checksums, *vote.audits):
+            known = found.setdefault(piece, {})
+            known[group] = checksum
+            if len(set(known.values())) > 1:
+                raise InvariantError(
+                    f"step {before.step_in_flight} was committed although groups {sorted(known)} found different "
+                    f"gradients of piece {piece}"
+                )
 
 
 def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -145,6 +163,24 @@ def _growth(before: State, after: State) -> None:
             hosts = _hosts(after) if added else {}
             if any(hosts[shard] & after.holders for shard in added):
                 raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
+
+
+def _audits(before: State, after: State) -> None:
+    """Audits are done by live hosts of the shards, and inside a step they only grow, as plans do."""
+    hosts = _hosts(after) if after.audits else {}
+    for group, audits in after.audits.items():
+        if group not in after.live or len(audits) > len(after.segments_of(group)):
+            raise InvariantError(f"group {group} is to audit in {len(audits)} segments of a plan that it does not have")
+        strange = sorted(s for s in _shards(after, [p for part in audits for p in part]) if group not in hosts[s])
+        if strange:
+            raise InvariantError(f"group {group} is to audit shards {strange} which it does not host")
+    if before.phase != "running" or before.committed != after.committed:
+        return
+    for group in before.live.keys() & after.live.keys():
+        told = len(before.segments_of(group))
+        old, new = padded(before.audits.get(group, ()), told), padded(after.audits.get(group, ()), told)
+        if old != new[:told]:
+            raise InvariantError(f"group {group} was told of other audits in a segment that it may have run")
 
 
 def _views(after: State, decision: Decision) -> None:

@@ -42,6 +42,10 @@ class Orders:
     store_prefix: str = ""
     leave: bool = False
     """The run ends with t*: apply it, save, say that it is held, leave."""
+    audits: Segments = ()
+    """What this group audits in ``step``: entry k in the pipeline of segment k, after its pieces."""
+    disputed: tuple[int, ...] = ()
+    """Pieces of ``step`` whose gradients the next vote gives for each parameter."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
@@ -51,6 +55,10 @@ class Orders:
     def live_groups(self) -> tuple[int, ...]:
         """Ids of the members, sorted: the index in it is the rank in a replica communicator."""
         return tuple(group for group, _ in self.live)
+
+    def audits_of(self, segment: int) -> tuple[int, ...]:
+        """The pieces that are audited in the pipeline of a segment."""
+        return self.audits[segment] if segment < len(self.audits) else ()
 
     @property
     def over(self) -> bool:
@@ -89,6 +97,8 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
         store=store,
         store_prefix=store_prefix,
         leave=view.leave,
+        audits=view.audits,
+        disputed=view.disputed,
     )
     if view.epoch > orders.epoch:
         return told, Change.EPOCH
@@ -97,8 +107,11 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
     return told, Change.SAME
 
 
-def take_commit(orders: Orders, step: int, epoch: int, leave: bool) -> tuple[Orders, Change]:
-    """Commit(t, e): the plan of t + 1 is the standing assignment. Repeated or of another epoch: nothing."""
+def take_commit(
+    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = ()
+) -> tuple[Orders, Change]:
+    """Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. Repeated or of
+    another epoch: nothing."""
     if orders.over or (step, epoch) != (orders.step, orders.epoch):
         return orders, Change.NONE
     segments: Segments = () if leave else (orders.standing,)
@@ -110,6 +123,8 @@ def take_commit(orders: Orders, step: int, epoch: int, leave: bool) -> tuple[Ord
         segments=segments,
         donors=(),
         leave=leave,
+        audits=(audits,) if audits else (),
+        disputed=(),
     )
     return told, Change.COMMIT
 

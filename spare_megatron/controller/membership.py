@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from spare_megatron.controller import audits
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import (
     Action,
@@ -73,6 +74,7 @@ def begin(state: State, why: str) -> Outcome:
         holders=frozenset(live),
         plan=standing.plan,
         standing=standing,
+        audits=audits.draw(spec, state.where, drawn, live, state.step_in_flight),
     )
     return decide(begun, views(begun), f"{why}; step {begun.step_in_flight} begins, {drawn.reason}")
 
@@ -192,6 +194,7 @@ def _shrink(
         holders=holders,
         retries=Retries(),
         plan=NO_PLAN,
+        audits={group: kept for group, kept in before.audits.items() if group in after.live},
         applied_last=frozenset(),
     )
     if not live:
@@ -249,6 +252,40 @@ def retry(state: State, retries: Retries, why: str) -> Outcome:
     delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (retries.failures - 3))
     reason = f"{why}; epoch {again.epoch}, same {len(again.live)} groups, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
+
+
+def ask(state: State, verdict: audits.Verdict) -> Outcome:
+    """Groups disagree over pieces: further hosts compute them in a new epoch of the same members, who reduce again. No
+    such host: nobody can say which weights the step would give."""
+    asked = audits.deciders(state, verdict)
+    if isinstance(asked, str):
+        return stop(state, "failed", with_checkpoint(state, asked))
+    segments = {group: state.plan.alone(group) for group in asked}
+    told = {
+        group: (*audits.padded(state.audits.get(group, ()), len(segments[group])), pieces)
+        for group, pieces in asked.items()
+    }
+    again = replace(
+        state,
+        epoch=state.epoch + 1,
+        votes={},
+        plan=state.plan.changed(tuple(sorted(state.live)), {g: (*own, ()) for g, own in segments.items()}),
+        audits={**state.audits, **told},
+        disputes=verdict.opinions,
+    )
+    disputes = "; ".join(
+        f"{audits.name_groups(sorted(verdict.opinions[piece]))} found different gradients of piece {piece} in step "
+        f"{state.step_in_flight}, group {group} computes it too"
+        for group, pieces in asked.items()
+        for piece in pieces
+    )
+    return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {len(again.live)} groups")
+
+
+def with_checkpoint(state: State, reason: str) -> str:
+    """The reason of a stop after which only a checkpoint is known to be good."""
+    good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
+    return f"{reason}; {good}"
 
 
 def admit(state: State, why: str) -> Outcome:

@@ -42,6 +42,9 @@ class JobSpec:
     """Least time between the first failed vote of a step and the fencing of a group on the word of its peers."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job stops."""
+    audit_rate: float = 0.0
+    """Share of the pieces that a second host of their shard computes as well (controller.audits)."""
+    audit_seed: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -87,6 +90,16 @@ class StartupOver:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The checksum of one parameter's gradient of one piece on one rank: what names the place of wrong arithmetic."""
+
+    piece: int
+    position: int
+    name: str
+    checksum: int
+
+
+@dataclass(frozen=True)
 class Vote:
     """A group finished (or failed) the reduction of (step, epoch)."""
 
@@ -106,6 +119,12 @@ class Vote:
     """When the coordinator received it, on its own monotonic clock; decides only over failed votes."""
     corrupt: bool = False
     """The group's own accumulators are not the sum of its pieces: it cannot take part any more."""
+    checksums: tuple[tuple[int, int], ...] = ()
+    """(piece, checksum of its gradient) of those of ``pieces`` that are selected for an audit, in order."""
+    audits: tuple[tuple[int, int], ...] = ()
+    """(piece, checksum of its gradient) of every piece that the group audited, in order."""
+    parts: tuple[Part, ...] = ()
+    """Of the pieces that the view called disputed."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +213,11 @@ class View:
     """For a joiner: groups that hold state t*; empty for a member that holds it itself."""
     leave: bool = False
     """The run ends with t*: save, send Applied(t*), leave."""
+    audits: Segments = ()
+    """Pieces that this group audits in ``step``: entry k is computed in the pipeline of segment k, after its pieces,
+    and added to nothing. Segments beyond the last entry have none."""
+    disputed: tuple[int, ...] = ()
+    """Pieces over whose gradient groups disagree: votes for them carry parts."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +236,8 @@ class SendCommit:
     epoch: int
     leave: bool = False
     """The run ends with this step: save, send Applied, leave."""
+    audits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(group, what it audits in step + 1) of every group that audits anything; each is told its own."""
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,11 @@ class State:
     votes: Mapping[int, Vote] = field(default_factory=dict)
     """Ok votes of the step in flight in this epoch."""
     retries: Retries = field(default_factory=Retries)
+    audits: Mapping[int, Segments] = field(default_factory=dict)
+    """Group -> what it audits of the step in flight, segment by segment (``View.audits``); groups without are not in
+    it."""
+    disputes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Piece of the step in flight over which groups disagreed -> group -> checksum that it found, dead groups too."""
     leave: str = ""
     """Why the run ends before its last step, empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -207,6 +212,8 @@ class State:
             standing=self.standing_of(group),
             donors=() if group in self.holders else donors,
             leave=self.phase == "ending",
+            audits=self.audits.get(group, ()),
+            disputed=tuple(sorted(self.disputes)),
         )
 
 

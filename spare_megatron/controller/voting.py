@@ -1,4 +1,5 @@
-"""Votes and commits: protocol rules 2 (commit), 7 (apply once), 11 (failed votes), 12 (divergence), 14 (end).
+"""Votes and commits: protocol rules 2 (commit), 7 (apply once), 11 (failed votes), 12 (divergence), 14 (end) and 15
+(audits).
 
 A step is committed when every live group voted ok in the present epoch with exactly the pieces of its plan, and the
 voted sets together are the whole batch. The decision is final.
@@ -10,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spare_megatron.controller import membership
-from spare_megatron.controller.membership import Outcome, decide, ignore, lose, retry
+from spare_megatron.controller import audits, membership
+from spare_megatron.controller.membership import Outcome, decide, ignore, lose, retry, with_checkpoint
 from spare_megatron.controller.messages import (
     AllVoted,
     Applied,
@@ -50,6 +51,9 @@ def vote(state: State, event: Vote) -> Outcome:
     if list(event.pieces) != planned:
         detail = f"voted {len(event.pieces)} pieces for step {event.step} which are not the {len(planned)} of its plan"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+    unlike = audits.unlike_the_plan(state, event)
+    if unlike:
+        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=unlike),)))
     counted = replace(state, votes={**state.votes, group: replace(event, at_s=0.0)})
     if len(counted.votes) < len(counted.live):
         return ignore(counted, f"group {group} voted ok, {len(counted.votes)} of {len(counted.live)}")
@@ -134,9 +138,14 @@ def _all_ok(state: State, at_s: float) -> Outcome:
     suspects = _minority({g: v.weights_digest for g, v in state.votes.items()})
     if suspects is None:
         reason = f"the weights after step {state.committed[0]} differ between groups and no majority agrees"
-        return membership.stop(state, "failed", _with_checkpoint(state, reason))
+        return membership.stop(state, "failed", with_checkpoint(state, reason))
     if suspects:
         return _fence_diverged(state, suspects, f"weights after step {state.committed[0]}")
+    verdict = audits.judge(state)
+    if verdict.wrong:
+        return _fence_wrong(state, verdict)
+    if verdict.open:
+        return membership.ask(state, verdict)
     suspects = _minority({g: v.result_digest for g, v in state.votes.items()})
     if suspects == frozenset():
         _check_partition(state)
@@ -146,7 +155,7 @@ def _all_ok(state: State, at_s: float) -> Outcome:
         return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups")
     if suspects is None:
         reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
-        return membership.stop(state, "failed", _with_checkpoint(state, reason))
+        return membership.stop(state, "failed", with_checkpoint(state, reason))
     return _fence_diverged(state, suspects, f"reduced result of step {state.step_in_flight}")
 
 
@@ -170,9 +179,13 @@ def _fence_diverged(state: State, suspects: Iterable[int], what: str) -> Outcome
     return lose(state, Lost(tuple(Loss(g, state.live[g], "diverged", detail=detail) for g in sorted(suspects))))
 
 
-def _with_checkpoint(state: State, reason: str) -> str:
-    good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
-    return f"{reason}; {good}"
+def _fence_wrong(state: State, verdict: audits.Verdict) -> Outcome:
+    """Lose the groups whose arithmetic is wrong; what is known of the disputed pieces stays known for this step."""
+    losses = (
+        Loss(group, state.live[group], "corrupt", position, detail)
+        for group, (position, detail) in sorted(verdict.wrong.items())
+    )
+    return lose(replace(state, disputes=verdict.opinions), Lost(tuple(losses)))
 
 
 def _check_partition(state: State) -> None:
@@ -199,9 +212,12 @@ def _commit(state: State) -> Outcome:
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,
+        audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
+        disputes={},
     )
     groups = tuple(sorted(after.live))
-    actions = [SendCommit(groups, step, state.epoch, ends)]
+    told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
+    actions = [SendCommit(groups, step, state.epoch, ends, told)]
     reason = f"step {step} is committed in epoch {state.epoch} by {len(groups)} groups"
     if ends or not after.waiting:
         return decide(after, actions, reason)

@@ -49,8 +49,7 @@ class Speaker:
         if isinstance(action, SendView):
             self._view(action)
         elif isinstance(action, SendCommit):
-            commit = pb.Commit(step=action.step, epoch=action.epoch, leave=action.leave)
-            self._streams.send_all(action.groups, pb.Order(commit=commit))
+            self._commit(action)
         elif isinstance(action, SendFenced):
             fenced = pb.Fenced(fencing=self._fencing, reason=action.reason)
             self._streams.send(action.group, action.incarnation, pb.Order(fenced=fenced))
@@ -61,6 +60,15 @@ class Speaker:
         elif isinstance(action, AcceptSave):
             accepted = pb.SaveAccepted(step=action.step, directory=action.directory)
             self._streams.send(action.group, action.incarnation, pb.Order(save_accepted=accepted))
+
+    def _commit(self, action: SendCommit) -> None:
+        """One order for all groups that audit nothing, one of its own for each that does."""
+
+        def order(audits: tuple[int, ...]) -> pb.Order:
+            return pb.Order(commit=pb.Commit(step=action.step, epoch=action.epoch, leave=action.leave, audits=audits))
+
+        plain, own = order(()), {group: order(pieces) for group, pieces in action.audits}
+        self._streams.send_each({group: own.get(group, plain) for group in action.groups})
 
     def _view(self, send: SendView) -> None:
         """Now, when the store is there, or after its back-off."""

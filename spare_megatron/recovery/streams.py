@@ -7,7 +7,7 @@ next Hello asks for all of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc.aio
 
@@ -71,10 +71,13 @@ class Streams:
 
     def send_all(self, groups: Iterable[int], order: pb.Order) -> None:
         """To every connected incarnation of some groups."""
-        wanted = set(groups)
+        self.send_each(dict.fromkeys(groups, order))
+
+    def send_each(self, orders: Mapping[int, pb.Order]) -> None:
+        """To every connected incarnation of some groups, each its own."""
         for (group, _), stream in self._streams.items():
-            if group in wanted:
-                stream.send(order)
+            if group in orders:
+                stream.send(orders[group])
 
     def end(self, group: int, incarnation: int) -> None:
         """Close one stream after what is queued."""

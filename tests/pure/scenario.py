@@ -7,10 +7,12 @@ commit it). Every transition is checked against the invariants on the way.
 Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
+         [audit=0.5] [seed=7]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
     hello G[,G...] [inc=0] [applied=0] [held=t,e] [fencing=1] [fingerprint=job]
     vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [blame=G] [at=seconds] [result=d] [weights=d]
+         [wrong=piece,piece] [at-rank=position]   checksums are the pieces' numbers, of the wrong ones below 0
     vote all                        every live group, ok, with its plan
     allvoted
     applied G[,G...] [step=t]
@@ -26,6 +28,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
@@ -101,10 +104,11 @@ class Player:
         assert verb == "vote", f"unknown command {verb}"
         planned = tuple(p for segment in self.state.segments_of(group) for p in segment)
         pieces = tuple(int(p) for p in options["pieces"].split(",")) if "pieces" in options else planned
+        step = int(options.get("step", self.state.step_in_flight))
         return m.Vote(
             group,
             incarnation,
-            int(options.get("step", self.state.step_in_flight)),
+            step,
             int(options.get("epoch", self.state.epoch)),
             ok="no" not in plain,
             pieces=pieces,
@@ -112,7 +116,26 @@ class Player:
             weights_digest=options.get("weights", ""),
             blamed=tuple(int(g) for g in options.get("blame", "").split(",") if g),
             at_s=float(options.get("at", 0.0)),
+            **self._checked(group, step, pieces, options),  # type: ignore[arg-type]
         )
+
+    def _checked(self, group: int, step: int, pieces: tuple[int, ...], options: dict[str, str]) -> dict[str, object]:
+        """What a vote says of the selected pieces: its own and those that it audited."""
+        wrong = [int(p) for p in options.get("wrong", "").split(",") if p]
+        found = {p: -1 - p - 1000 * group if p in wrong else p for p in range(self.state.job.num_groups * 100)}
+        told = [p for part in self.state.audits.get(group, ()) for p in part]
+        inside = audits.selected(self.state.job, step, pieces)
+        wrong_rank = int(options.get("at-rank", 0))
+        return {
+            "checksums": tuple((p, found[p]) for p in inside),
+            "audits": tuple((p, found[p]) for p in told),
+            "parts": tuple(
+                m.Part(p, rank, "weight", found[p] if rank == wrong_rank else p)
+                for p in sorted(self.state.disputes)
+                if p in (*inside, *told)
+                for rank in (0, 1)
+            ),
+        }
 
 
 def _spec(options: dict[str, str]) -> m.JobSpec:
@@ -129,28 +152,40 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         fingerprint="job",
         heartbeat_timeout_s=float(options.get("heartbeat", 5.0)),
         retry_limit=int(options.get("retries", 8)),
+        audit_rate=float(options.get("audit", 0.0)),
+        audit_seed=int(options.get("seed", 0)),
     )
 
 
 def _describe(action: m.Action) -> list[str]:
     if isinstance(action, m.SendView):
         v = action.view
-        segments = " + ".join("[" + " ".join(map(str, s)) + "]" for s in v.segments)
+        audited = [v.audits[k] if k < len(v.audits) else () for k in range(len(v.segments))]
+        segments = " + ".join(map(_segment, v.segments, audited))
         donors = f" donors {list(v.donors)}" if v.donors else ""
         delay = f" after {action.delay_s:g} s" if action.delay_s else ""
         leave = " leave" if v.leave else ""
+        leave += f" disputed {list(v.disputed)}" if v.disputed else ""
         standing = " ".join(map(str, v.standing))
         return [
             f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
             f"then [{standing}]{donors}{leave}{delay}"
         ]
     if isinstance(action, m.SendCommit):
-        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}" + (" leave" if action.leave else "")]
+        told = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
+        leave = " leave" if action.leave else ""
+        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}"]
     if isinstance(action, m.SendFenced):
         return [f"-> {action.group} (incarnation {action.incarnation}): fenced"]
     if isinstance(action, m.SendStop):
         return [f"-> {list(action.groups)}: stop, {action.outcome}"]
     return [f"-> {action.group}: the checkpoint of step {action.step} counts"]
+
+
+def _segment(pieces: tuple[int, ...], audited: tuple[int, ...]) -> str:
+    """'[0 1]', or '[0 1 audits 5]'."""
+    words = [*map(str, pieces), *(["audits", *map(str, audited)] if audited else [])]
+    return f"[{' '.join(words)}]"
 
 
 def run(text: str) -> str:

@@ -45,6 +45,28 @@ def test_ranks_with_different_pieces_cannot_vote_ok() -> None:
     assert "different pieces (2, 1)" in ballot[0].detail
 
 
+def test_checksums_of_a_piece_are_joined_in_order_of_position() -> None:
+    def vote(*ranks: int) -> tuple[tuple[int, int], ...]:
+        ballots = Ballots(0, 0, 2)
+        ballots.add(1, replace(OK, audits=((7, ranks[1]),)))
+        ballot = ballots.add(0, replace(OK, audits=((7, ranks[0]),)))
+        assert ballot is not None
+        assert ballot[0].ok
+        return ballot[0].audits
+
+    assert vote(1, 2)[0][0] == 7
+    assert vote(1, 2) == vote(1, 2)
+    assert len({vote(1, 2), vote(2, 1), vote(1, 3)}) == 3
+
+
+def test_ranks_that_audited_different_pieces_cannot_vote_ok() -> None:
+    ballots = Ballots(0, 0, 2)
+    ballots.add(0, replace(OK, audits=((7, 1),)))
+    ballot = ballots.add(1, OK)
+    assert ballot is not None
+    assert not ballot[0].ok
+
+
 def test_results_of_an_older_epoch_or_step_are_dropped() -> None:
     ballots = Ballots(0, 0, 2)
     ballots.add(0, replace(OK, epoch=3))

@@ -15,12 +15,15 @@ from tests.pure.world import World
 WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
 
 
-@settings(
+SETTINGS = settings(
     max_examples=300,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@SETTINGS
 @given(
     num_groups=st.integers(2, 5),
     pieces=st.integers(1, 3),
@@ -36,6 +39,28 @@ def test_any_interleaving_is_safe_and_ends(
     world = World(num_groups, pieces, min(redundancy, num_groups), granularity, steps=5, faults=faults)
     if formed:
         world.form()
+    _walk(world, walk)
+
+
+@SETTINGS
+@given(
+    num_groups=st.integers(2, 5),
+    pieces=st.integers(1, 3),
+    redundancy=st.integers(2, 5),
+    granularity=st.sampled_from(["microbatch", "shard"]),
+    faults=st.integers(1, 12),
+    audit_rate=st.sampled_from([0.3, 1.0]),
+    walk=WALK,
+)
+def test_wrong_arithmetic_in_an_audited_piece_is_never_committed(
+    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, audit_rate: float, walk: list[int]
+) -> None:
+    world = World(num_groups, pieces, min(redundancy, num_groups), granularity, 5, faults, audit_rate)
+    world.form()
+    _walk(world, walk)
+
+
+def _walk(world: World, walk: list[int]) -> None:
     for number in walk:
         choice = world.pick(number)
         if choice is None:

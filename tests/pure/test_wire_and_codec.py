@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from spare_megatron.controller.messages import (
     Loss,
     Lost,
     Opened,
+    Part,
     Saved,
     SendCommit,
     SendFenced,
@@ -32,7 +34,7 @@ from spare_megatron.controller.messages import (
     Vote,
 )
 
-SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0)
+SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
 small = st.integers(0, 1000)
 numbers = st.lists(small, max_size=5).map(tuple)
 pairs = st.tuples(small, small)
@@ -49,7 +51,12 @@ views = st.builds(
     standing=numbers,
     donors=numbers,
     leave=st.booleans(),
+    audits=st.lists(numbers, max_size=3).map(tuple),
+    disputed=numbers,
 )
+signed = st.integers(-(2**63), 2**63 - 1)
+checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
+parts = st.lists(st.builds(Part, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
 votes = st.builds(
     Vote,
     group=small,
@@ -62,10 +69,13 @@ votes = st.builds(
     blamed=numbers,
     detail=st.text(max_size=5),
     at_s=st.floats(0, 1e6),
+    checksums=checksums,
+    audits=checksums,
+    parts=parts,
 )
 actions = st.one_of(
     st.builds(SendView, views, st.sampled_from([0.0, 0.2])),
-    st.builds(SendCommit, numbers, small, small, st.booleans()),
+    st.builds(SendCommit, numbers, small, small, st.booleans(), st.lists(st.tuples(small, numbers)).map(tuple)),
     st.builds(SendFenced, small, small, st.text(max_size=5)),
     st.builds(SendStop, numbers, st.just("failed"), st.text(max_size=5)),
     st.builds(AcceptSave, small, small, small, st.text(max_size=5)),
@@ -85,14 +95,14 @@ def test_views_cross_the_wire(view: View) -> None:
 @given(votes)
 def test_votes_cross_the_wire_without_the_coordinators_time(vote: Vote) -> None:
     read = wire.read(wire.fill(pb.Vote(), vote), Vote)
-    assert (read.pieces, read.ok, read.detail, read.at_s) == (vote.pieces, vote.ok, vote.detail, 0.0)
+    assert read == replace(vote, at_s=0.0)
 
 
 def test_optional_and_named_figures_cross_the_wire() -> None:
     for held in (None, (3, 4)):
         hello = Hello(1, 2, "f", 3, held, 5)
         assert wire.read(wire.fill(pb.Hello(), hello), Hello) == hello
-    reduced = Reduced(1, 2, True, (3,), "r", "w", (4,), "d", (("patch_s", 0.5),))
+    reduced = Reduced(1, 2, True, (3,), "r", "w", (4,), "d", (("patch_s", 0.5),), False, ((3, -4),), ((5, 6),))
     assert wire.read(wire.fill(pb.Reduced(), reduced), Reduced) == reduced
 
 

@@ -7,6 +7,8 @@ the invariants are checked, and with them what only an observer of the whole job
 
 * no two groups ever apply different results for one step, and every applied result holds each piece exactly once;
 * a group applies steps in order, without gap or repeat;
+* a piece that its owner computed wrongly is never applied when another group of that epoch audited it rightly, and
+  only groups that computed something wrongly are ever fenced for it;
 * the journal, replayed, gives the same state and the same actions.
 """
 
@@ -16,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
@@ -39,6 +42,11 @@ class Group:
     applied: int = 0
     ran: list[int] = field(default_factory=list)
     segments_run: int = 0
+    found: dict[int, int] = field(default_factory=dict)
+    """Piece inside -> checksum of its gradient."""
+    audited: dict[int, int] = field(default_factory=dict)
+    wrong: int = 0
+    """Pieces that it will compute wrongly from now on."""
     held: Result | None = None
     last_vote: m.Vote | None = None
     inbox: deque[m.Action] = field(default_factory=deque)
@@ -52,7 +60,14 @@ class World:
     """N groups, one coordinator, and everything that can go wrong between them."""
 
     def __init__(
-        self, num_groups: int, pieces: int, redundancy: int, granularity: str, steps: int, faults: int
+        self,
+        num_groups: int,
+        pieces: int,
+        redundancy: int,
+        granularity: str,
+        steps: int,
+        faults: int,
+        audit_rate: float = 0.0,
     ) -> None:
         placement = build_placement(num_groups, redundancy)
         self.spec = m.JobSpec(
@@ -66,6 +81,8 @@ class World:
             "job",
             heartbeat_timeout_s=0.0,
             retry_limit=99,
+            audit_rate=audit_rate,
+            audit_seed=7,
         )
         self.faults_left = faults
         self.clock_s = 0.0
@@ -73,6 +90,10 @@ class World:
         self.journal: list[tuple[m.Event, m.Decision]] = []
         self.applied_result: dict[int, Result] = {}
         self.contributions: dict[Result, dict[int, tuple[int, ...]]] = {}
+        self.found: dict[Result, dict[int, tuple[dict[int, int], dict[int, int]]]] = {}
+        """What each group of a reduction found, of its pieces and of those that it audited."""
+        self.ever_wrong: set[tuple[int, int]] = set()
+        """(group, incarnation) that computed something wrongly."""
         self.trace: list[str] = []
         self.feed(m.Opened(self.spec, 1, 1))
         self.groups = [Group(g, 0) for g in range(num_groups)]
@@ -89,7 +110,11 @@ class World:
         self.journal.append((event, decision))
         self.trace.append(f"{event} => {decision.reason}")
         for action in decision.actions:
+            if isinstance(action, m.SendFenced) and "gradient" in action.reason:
+                assert (action.group, action.incarnation) in self.ever_wrong, f"a false alarm: {decision.reason}"
             self._send(action)
+        if self.state.stopped == "failed":
+            assert self.ever_wrong, f"a false alarm: {decision.reason}"
 
     def _send(self, action: m.Action) -> None:
         if isinstance(action, m.SendView):
@@ -162,6 +187,8 @@ class World:
                 choices.append((f"cut {group.id}", lambda g=group: self._cut(g)))
             if group.last_vote is not None:
                 choices.append((f"repeat {group.id}", lambda g=group: self._repeat(g)))
+            if self.spec.audit_rate:
+                choices += [(f"err {group.id} {n}", lambda g=group, n=n: self._err(g, n)) for n in (1, 3)]
             if self._reducing(group):
                 choices.append((f"fail {group.id}", lambda g=group: self._fail(g)))
         return choices
@@ -205,7 +232,8 @@ class World:
         if isinstance(action, m.SendView):
             self._told(group, *take_view(group.orders, action.view))
         elif isinstance(action, m.SendCommit):
-            self._told(group, *take_commit(group.orders, action.step, action.epoch, action.leave))
+            mine = dict(action.audits).get(group.id, ())
+            self._told(group, *take_commit(group.orders, action.step, action.epoch, action.leave, mine))
         elif isinstance(action, m.SendFenced):
             self._told(group, *take_end(group.orders, fenced=action.reason))
         elif isinstance(action, m.SendStop):
@@ -229,6 +257,7 @@ class World:
         assert self.applied_result.setdefault(done, key) == key, f"two results for step {done}"
         pieces = sorted(p for part in self.contributions[key].values() for p in part)
         assert pieces == list(range(self.spec.num_groups * self.spec.pieces_per_shard)), "no partition was applied"
+        self._check_audits(key)
         group.applied = done
         self._fresh(group)
         if group.orders.leave:
@@ -236,14 +265,39 @@ class World:
 
     def _fresh(self, group: Group) -> None:
         group.ran, group.segments_run, group.held, group.last_vote = [], 0, None, None
+        group.found, group.audited = {}, {}
+
+    def _check_audits(self, key: Result) -> None:
+        inside = {piece: (g, c) for g, (found, _) in self.found[key].items() for piece, c in found.items()}
+        for auditor, (_, audited) in self.found[key].items():
+            for piece, checksum in audited.items():
+                owner, other = inside[piece]
+                assert checksum == other, f"{key}: group {auditor} found {checksum}, group {owner} applied {other}"
+                assert owner == auditor or checksum == piece, f"{key}: a wrong piece {piece} was applied"
 
     def _run(self, group: Group) -> None:
-        group.ran += group.orders.segments[group.segments_run]
+        orders, segment = group.orders, group.segments_run
+        group.ran += orders.segments[segment]
+        group.found.update({piece: self._compute(group, piece) for piece in orders.segments[segment]})
+        group.audited.update({piece: self._compute(group, piece) for piece in orders.audits_of(segment)})
         group.segments_run += 1
+
+    def _compute(self, group: Group, piece: int) -> int:
+        """The gradient's checksum: the piece's number, or where the arithmetic is wrong a figure of the group's own."""
+        if not group.wrong:
+            return piece
+        group.wrong -= 1
+        self.ever_wrong.add((group.id, group.incarnation))
+        return -1 - piece - 1000 * group.id
+
+    def _err(self, group: Group, pieces: int) -> None:
+        self.faults_left -= 1
+        group.wrong = pieces
 
     def _contribute(self, group: Group) -> None:
         key = (group.orders.step, group.orders.epoch)
         self.contributions.setdefault(key, {})[group.id] = tuple(group.ran)
+        self.found.setdefault(key, {})[group.id] = dict(group.found), dict(group.audited)
 
     def _reduced(self, group: Group) -> None:
         orders = group.orders
@@ -267,6 +321,8 @@ class World:
             tuple(group.ran),
             blamed=blamed,
             at_s=self.clock_s,
+            checksums=tuple((p, group.found[p]) for p in audits.selected(self.spec, orders.step, group.ran)),
+            audits=tuple(group.audited.items()),
         )
         group.last_vote = vote
         group.outbox.append(vote)
@@ -284,7 +340,19 @@ class World:
     @staticmethod
     def _without_donors(group: Group) -> m.View:
         o = group.orders
-        return m.View(o.group, o.incarnation, o.epoch, o.fencing, o.live, o.committed, o.step, o.segments, o.standing)
+        return m.View(
+            o.group,
+            o.incarnation,
+            o.epoch,
+            o.fencing,
+            o.live,
+            o.committed,
+            o.step,
+            o.segments,
+            o.standing,
+            audits=o.audits,
+            disputed=o.disputed,
+        )
 
     # --------------------------------------------------------------------------------------------------------- faults
 

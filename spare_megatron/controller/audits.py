@@ -1,0 +1,210 @@
+"""Audits: some pieces are computed by a second host of their shard too, and the two gradients are compared.
+
+Wrong arithmetic in a forward or backward pass leaves no trace that a checksum of sums could show: the piece itself is
+wrong. A keyed hash of (seed, step, piece) selects a share F of the pieces; everybody can compute it. The least loaded
+live host beside the owner computes a selected piece as well, adds nothing to its accumulators, and votes the checksum
+of the piece's rounded gradient; so does the owner. :func:`judge` compares them before the step is committed.
+
+Two different checksums do not say who is wrong, so a third host computes the piece in a new epoch. Every checksum that
+was ever voted for a disputed piece of this step is an opinion, also that of a group that has died since; one group has
+one opinion, however often it computed the piece. More than half of the opinions are right; without such a majority a
+further host is asked; when there is none, nobody can say which weights the step would give.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spare_megatron.controller.assign import Assignment
+from spare_megatron.controller.messages import JobSpec, Segments, Vote
+from spare_megatron.controller.state import State
+from spare_megatron.placement import Placement
+
+Opinions = Mapping[int, Mapping[int, int]]
+"""Piece -> group -> checksum."""
+
+NAMED_MAX = 3
+"""A reason names at most this many parameters."""
+
+
+def selected(spec: JobSpec, step: int, pieces: Iterable[int]) -> tuple[int, ...]:
+    """Those of ``pieces`` that are audited in ``step``, in the given order."""
+    if not spec.audit_rate:
+        return ()
+    numbers = np.fromiter(pieces, dtype=np.uint64)
+    key = _mix(_mix(np.array([spec.audit_seed], dtype=np.uint64)) ^ np.uint64(step))
+    share = (_mix(_mix(numbers) ^ key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return tuple(numbers[share < spec.audit_rate].tolist())
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64 (Steele, Lea, Flood 2014); arrays of unsigned integers wrap."""
+    z = x + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def draw(
+    spec: JobSpec, placement: Placement, assignment: Assignment, able: Iterable[int], step: int
+) -> dict[int, Segments]:
+    """Who audits what in ``step`` under ``assignment``: group -> its audits, all in its first segment.
+
+    Each selected piece goes to that host of its shard, among the groups ``able`` and other than the owner, which has
+    the least to compute; a piece without one is not audited. The choices are gone over again until no piece has a host
+    with less to do: hosts differ from shard to shard, and the first round alone leaves some groups with more.
+    """
+    if not spec.audit_rate:
+        return {}
+    hosts, owners = placement.hosts(), assignment.owner.ravel()
+    loads, may = assignment.loads.tolist(), frozenset(able)
+    others = {
+        piece: [g for g in hosts[piece // spec.pieces_per_shard].tolist() if g in may and g != owners[piece]]
+        for piece in selected(spec, step, range(len(owners)))
+    }
+    auditors: dict[int, int] = {}
+    moved = True
+    while moved:
+        moved = False
+        for piece in filter(others.__getitem__, others):
+            best, present = min(others[piece], key=loads.__getitem__), auditors.get(piece)
+            if present is None or loads[best] + 1 < loads[present]:
+                moved = True
+                auditors[piece] = best
+                loads[best] += 1
+                if present is not None:
+                    loads[present] -= 1
+    drawn: dict[int, list[int]] = {}
+    for piece, group in auditors.items():
+        drawn.setdefault(group, []).append(piece)
+    return {group: (_in_order(spec, drawn[group]),) for group in sorted(drawn)}
+
+
+def _in_order(spec: JobSpec, pieces: Iterable[int]) -> tuple[int, ...]:
+    """Execution order: ascending global microbatch index j * N + i."""
+    per_shard = spec.pieces_per_shard
+    return tuple(sorted(pieces, key=lambda p: p % per_shard * spec.num_groups + p // per_shard))
+
+
+def padded(audits: Segments, segments: int) -> Segments:
+    """The same audits with an entry for each of the first ``segments`` segments."""
+    return audits + ((),) * (segments - len(audits))
+
+
+def unlike_the_plan(state: State, vote: Vote) -> str:
+    """How the pieces that a vote has checksums of differ from those that its plan asks for; empty when they do not."""
+    inside = selected(state.job, vote.step, vote.pieces)
+    if tuple(piece for piece, _ in vote.checksums) != inside:
+        return f"gave {len(vote.checksums)} checksums for step {vote.step}, {len(inside)} of its pieces are selected"
+    planned = tuple(piece for audits in state.audits.get(vote.group, ()) for piece in audits)
+    if tuple(piece for piece, _ in vote.audits) != planned:
+        return f"audited {len(vote.audits)} pieces in step {vote.step} which are not the {len(planned)} of its plan"
+    return ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the votes of a step say about the selected pieces."""
+
+    opinions: Opinions = field(default_factory=dict)
+    """Of disputed pieces, all that were voted in this step."""
+    wrong: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Live group -> (rank position or -1, what is wrong in words)."""
+    open: tuple[int, ...] = ()
+    """Pieces without a majority."""
+
+
+def judge(state: State) -> Verdict:
+    """Compare all checksums that the votes give, and those that are known of disputed pieces from earlier epochs."""
+    opinions: dict[int, dict[int, int]] = {piece: dict(known) for piece, known in state.disputes.items()}
+    wrong: dict[int, tuple[int, str]] = {}
+    for group, vote in sorted(state.votes.items()):
+        for piece, checksum in (*vote.checksums, *vote.audits):
+            if opinions.setdefault(piece, {}).setdefault(group, checksum) != checksum:
+                wrong[group] = (-1, f"it found two different gradients of piece {piece} in step {vote.step}")
+    disputed = {piece: known for piece, known in opinions.items() if piece in state.disputes or _differ(known)}
+    undecided = []
+    for piece, known in sorted(disputed.items()):
+        for group in wrong:
+            known.pop(group, None)
+        right = majority(known.values())
+        if right is None:
+            undecided += [piece] if _differ(known) else []
+            continue
+        for group in sorted(known.keys() & state.live.keys()):
+            if known[group] != right:
+                wrong.setdefault(group, _accusation(state, piece, group, known, right))
+    return Verdict(disputed, wrong, tuple(undecided))
+
+
+def _differ(known: Mapping[int, int]) -> bool:
+    return len(set(known.values())) > 1
+
+
+def majority(checksums: Iterable[int]) -> int | None:
+    """What more than half say, or None."""
+    counts = Counter(checksums)
+    if not counts:
+        return None
+    checksum, number = counts.most_common(1)[0]
+    return checksum if 2 * number > counts.total() else None
+
+
+def _accusation(state: State, piece: int, group: int, known: Mapping[int, int], right: int) -> tuple[int, str]:
+    others = sorted(g for g, checksum in known.items() if checksum == right)
+    said = f"its gradient of piece {piece} in step {state.step_in_flight} differs from that of {name_groups(others)}"
+    position, names = _where(state, piece, group, others)
+    if not names:
+        return -1, said
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return position, f"{said}: in {', '.join(names[:NAMED_MAX])}{more}"
+
+
+def _where(state: State, piece: int, group: int, others: Sequence[int]) -> tuple[int, list[str]]:
+    """The first rank position whose gradient of the piece is wrong, and the parameters that are, if votes say it."""
+    mine = _parts(state, piece, group)
+    theirs = next((parts for other in others if (parts := _parts(state, piece, other))), {})
+    unlike = sorted(key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key])
+    if not unlike:
+        return -1, []
+    position = unlike[0][0]
+    return position, [name for where, name in unlike if where == position]
+
+
+def _parts(state: State, piece: int, group: int) -> dict[tuple[int, str], int]:
+    vote = state.votes.get(group)
+    if vote is None:
+        return {}
+    return {(part.position, part.name): part.checksum for part in vote.parts if part.piece == piece}
+
+
+def deciders(state: State, verdict: Verdict) -> dict[int, tuple[int, ...]] | str:
+    """Group -> the open pieces that it is to compute as well: of each the least loaded live host that has said nothing
+    about it yet. A sentence where a piece has none."""
+    hosts, per_shard = state.where.hosts(), state.job.pieces_per_shard
+    loads = state.plan.loads().tolist()
+    asked: dict[int, list[int]] = {}
+    for piece in verdict.open:
+        known = verdict.opinions[piece]
+        others = [g for g in hosts[piece // per_shard].tolist() if g in state.holders and g not in known]
+        if not others:
+            return (
+                f"{name_groups(sorted(known))} found different gradients of piece {piece} in step "
+                f"{state.step_in_flight}, no majority agrees and no further live group hosts shard {piece // per_shard}"
+            )
+        group = min(others, key=loads.__getitem__)
+        loads[group] += 1
+        asked.setdefault(group, []).append(piece)
+    return {group: _in_order(state.job, pieces) for group, pieces in sorted(asked.items())}
+
+
+def name_groups(groups: Sequence[int]) -> str:
+    """'group 1', 'groups 1 and 2', 'groups 0, 1 and 2'."""
+    if len(groups) == 1:
+        return f"group {groups[0]}"
+    return f"groups {', '.join(map(str, groups[:-1]))} and {groups[-1]}"

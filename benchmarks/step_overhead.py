@@ -1,15 +1,22 @@
 """What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 2] [--steps 16]
+    python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
 
 Both sides run in turn (ours, plain, ours, plain, ...), so that a machine whose speed drifts drifts for both. A step of
 ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall time on rank 0. The first
 steps of a run are left out. The result is the median step of ours over that of the plain side, round by round.
+
+With --overlap both sides are ours, one of them with --overlap-grad-reduce; what is hidden is the share of the time
+between a step's last gradient and its sums that is gone. --link-mbit runs each pair again in a network namespace whose
+loopback carries no more than so many Mbit/s (needs root): between cores of one machine the network costs CPU time
+only, which overlapping cannot hide.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from _report import report
@@ -27,6 +35,11 @@ CASES = {
     "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
     "1 x 4 groups, K=8": (4, 1, (), 8),
 }
+OVERLAP_CASES = {
+    "1 x 2 groups, K=2": (2, 1, (), 2),
+    "PP2 x 2 groups, K=4": (2, 2, ("--pipeline-model-parallel-size", "2"), 4),
+}
+NAMESPACE = "spare-step-overhead"
 MODEL = (
     *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256"),
     *("--max-position-embeddings", "256", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
@@ -41,12 +54,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--overlap", action="store_true", help="with overlap against without it")
+    parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="0: the machine's own loopback")
     options = parser.parse_args()
+    if options.overlap:
+        _overlap(options)
+    else:
+        _against_plain(options)
+
+
+def _against_plain(options: argparse.Namespace) -> None:
     rows = []
     for name, (groups, size, layout, pieces) in CASES.items():
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
         flags = (*MODEL, *layout, *batch)
-        pairs = [(_ours(groups, flags), _plain(groups, size, flags)) for _ in range(options.rounds)]
+        pairs = [
+            (_median(_ours(groups, flags), "step_time_s"), _plain(groups, size, flags)) for _ in range(options.rounds)
+        ]
         ratios = [ours / plain for ours, plain in pairs]
         rows.append(
             {
@@ -61,17 +85,74 @@ def main() -> None:
     report("step_overhead", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
 
 
+def _overlap(options: argparse.Namespace) -> None:
+    rows = []
+    for mbit in options.link_mbit:
+        for name, (groups, _, layout, pieces) in OVERLAP_CASES.items():
+            batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
+            flags = (*MODEL, *layout, *batch)
+            with _link(mbit) as within:
+                pairs = [
+                    (_ours(groups, flags, within), _ours(groups, (*flags, "--overlap-grad-reduce"), within))
+                    for _ in range(options.rounds)
+                ]
+            rows.append({"case": name, "link_mbit": mbit or "", **_compared(pairs)})
+    config = {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}
+    report("step_overlap", config, rows)
+
+
+def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:
+    def middle(side: int, what: str) -> float:
+        return statistics.median(_median(pair[side], what) for pair in pairs)
+
+    ratios = [_median(overlapped, "step_time_s") / _median(without, "step_time_s") for without, overlapped in pairs]
+    hidden = [1 - _median(overlapped, "reduce_s") / _median(without, "reduce_s") for without, overlapped in pairs]
+    return {
+        "step_s": round(middle(0, "step_time_s"), 4),
+        "step_overlap_s": round(middle(1, "step_time_s"), 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "reduce_s": round(middle(0, "reduce_s"), 4),
+        "reduce_overlap_s": round(middle(1, "reduce_s"), 4),
+        "hidden_share": round(statistics.median(hidden), 3),
+        "hidden_min": round(min(hidden), 3),
+        "hidden_max": round(max(hidden), 3),
+        "buckets_early": middle(1, "buckets_early"),
+    }
+
+
+@contextlib.contextmanager
+def _link(mbit: int) -> Iterator[tuple[str, ...]]:
+    """The words that run a command in a namespace with such a loopback; none for the machine's own."""
+    if not mbit:
+        yield ()
+        return
+    within = ("ip", "netns", "exec", NAMESPACE)
+    subprocess.run(["ip", "netns", "add", NAMESPACE], check=True)
+    try:
+        subprocess.run([*within, "ip", "link", "set", "lo", "up"], check=True)
+        limit = ["rate", f"{mbit}mbit", "burst", "1mb", "latency", "50ms"]
+        subprocess.run([*within, "tc", "qdisc", "add", "dev", "lo", "root", "tbf", *limit], check=True)
+        yield within
+    finally:
+        subprocess.run(["ip", "netns", "del", NAMESPACE], check=True)
+
+
+def _median(lines: list[dict], what: str) -> float:
+    return statistics.median(line[what] for line in lines)
+
+
 def _environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
 
 
-def _ours(groups: int, flags: tuple[str, ...]) -> float:
+def _ours(groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> list[dict]:
+    """The lines of metrics.jsonl after the first steps."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
+        command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
         command += ["--run-dir", scratch, "pretrain_gpt.py", *flags]
         subprocess.run(command, cwd=ROOT, env=_environment(), check=True, stdout=subprocess.DEVNULL)
         lines = [json.loads(line) for line in (Path(scratch) / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(line["step_time_s"] for line in lines[WARM_UP_STEPS:])
+    return lines[WARM_UP_STEPS:]
 
 
 def _plain(groups: int, size: int, flags: tuple[str, ...]) -> float:

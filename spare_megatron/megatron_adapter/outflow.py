@@ -64,9 +64,11 @@ class Outflow:
 
 def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
     """(chunk, megatron-core's buffer, ranks of the group that share its parameters), in the order in which the last
-    backward passes of a run fill them."""
+    backward passes of a run fill them. Of one chunk's buffers, which fill at the same time, the largest is first:
+    where there are experts it has most of the bytes, and a small one delays less at the end."""
     result: list[tuple[int, Any, Any]] = []
     for number, chunk in reversed(list(enumerate(replica.chunks))):
-        result += [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
-        result += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
+        mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
+        mine += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
+        result += sorted(mine, key=lambda one: one[1].grad_data.numel(), reverse=True)
     return result

@@ -1,0 +1,118 @@
+"""How fast the groups' sums are: GB/s of the reduction over 4 groups on one machine, beside a copy of the same bytes.
+
+    python benchmarks/replica_sum.py [--groups 4] [--mib 8 64 256] [--rounds 9]
+
+Each group is a process with one thread for arithmetic. A sum of B bytes over N groups moves 2 (N-1)/N B bytes out of
+each of them and as many in; the figure is B over the time of the slowest group, and the bytes that all groups sent a
+second. The copy is of B bytes in one process, with nobody else at work; N processes that copy at once share the
+memory's bandwidth and the cores, and that is the second figure to compare with. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _report import report
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM_UP = 2
+
+
+def main() -> None:
+    """Print the table, write the JSON. With --rank: be one of the groups."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--mib", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rank", nargs=2, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        _one_group(options, *options.rank)
+        return
+    rows = [_row(options, mib) for mib in options.mib]
+    report("replica_sum", {"groups": options.groups, "rounds": options.rounds, "dtype": "int64"}, rows)
+
+
+def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
+    alone_s = statistics.median(_copies(mib, options.rounds))
+    sums, together = _all_groups(options, mib)
+    sum_s = statistics.median(max(of_round) for of_round in zip(*sums, strict=True))
+    together_s = statistics.median(max(of_round) for of_round in zip(*together, strict=True))
+    size = mib / 1024 * 1.073741824  # GB
+    wire = 2 * (options.groups - 1) * size
+    return {
+        "mib": mib,
+        "sum_ms": round(1000 * sum_s, 2),
+        "sum_gb_s": round(size / sum_s, 3),
+        "all_sent_gb_s": round(wire / sum_s, 3),
+        "copy_alone_gb_s": round(size / alone_s, 3),
+        "copies_together_gb_s": round(options.groups * size / together_s, 3),
+        "sent_to_copied": round(wire / sum_s / (options.groups * size / together_s), 3),
+    }
+
+
+def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]], list[list[float]]]:
+    from spare_megatron.comm.store import StoreServer
+
+    server = StoreServer("127.0.0.1")
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    base = [sys.executable, __file__, "--groups", str(options.groups), "--rounds", str(options.rounds)]
+    base += ["--mib", str(mib), "--rank"]
+    processes = [
+        subprocess.Popen([*base, str(group), str(server.port)], env=environment, stdout=subprocess.PIPE, text=True)
+        for group in range(options.groups)
+    ]
+    try:
+        said = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        server.close()
+    return [one["sums"] for one in said], [one["copies"] for one in said]
+
+
+def _one_group(options: argparse.Namespace, group: int, port: int) -> None:
+    import torch
+
+    from spare_megatron.comm.reduce import Reduction
+    from spare_megatron.comm.replica import Membership, ReplicaCommunicators
+
+    torch.set_num_threads(1)
+    replicas = ReplicaCommunicators(group, "gloo", timeout_s=120.0)
+    replicas.adopt(Membership(1, tuple(range(options.groups)), 0, "127.0.0.1", port, "benchmark"))
+    mine = torch.ones(options.mib[0] << 17, dtype=torch.int64)
+    sums, copies = [], []
+    for _ in range(options.rounds + WARM_UP):
+        replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # everybody starts together
+        outcome = replicas.reduce(1, Reduction((mine,)), lambda: False)
+        assert outcome.ok, outcome.error
+        sums.append(outcome.reduce_s)
+        copies += _copies(options.mib[0], 1, mine)
+    print(json.dumps({"sums": sums[WARM_UP:], "copies": copies[WARM_UP:]}))
+    replicas.close()
+
+
+def _copies(mib: int, rounds: int, source=None) -> list[float]:
+    import torch
+
+    torch.set_num_threads(1)
+    source = torch.ones(mib << 17, dtype=torch.int64) if source is None else source
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started_s)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.comm.buckets import BufferPool, Layout
+from spare_megatron.comm.buckets import (
+    LEAST_BYTES,
+    OVERLAPPED_BUCKETS,
+    BufferPool,
+    Header,
+    Layout,
+    overlapped_bytes,
+)
 from spare_megatron.comm.reduce import PlainReduction
 
 CPU = torch.device("cpu")
@@ -34,6 +41,26 @@ def test_buckets_cover_every_element_once(sizes: list[int], bucket_bytes: int) -
             covered[bucket.tensor][index] += 1
     assert all(count == 1 for tensor in covered for count in tensor)
     assert len(layout.buckets) >= min(2, sum(sizes)), "fault injection needs a moment between two buckets"
+
+
+@given(st.lists(st.integers(0, 300_000), min_size=1, max_size=4))
+def test_an_overlapped_reduction_has_several_buckets_where_there_is_something_to_send(sizes: list[int]) -> None:
+    size = overlapped_bytes([torch.empty(one) for one in sizes], 1 << 20)
+    layout = _layout(sizes, size)
+    assert LEAST_BYTES <= size <= 1 << 20
+    assert len(layout.buckets) >= min(OVERLAPPED_BUCKETS, 4 * sum(sizes) // LEAST_BYTES) - 1
+    order = [(bucket.tensor, bucket.start) for bucket in layout.buckets]
+    assert order == sorted(order), "buckets travel in the order of the layout"
+
+
+def test_a_header_tells_whether_the_members_mean_the_same() -> None:
+    mine, yours = Header.of({"a": 1.0, "b": 2.0}, torch.empty(0)), Header.of({"b": 3.0, "a": 4.0}, torch.empty(0))
+    other = Header.of({"a": 1.0, "c": 2.0}, torch.empty(0))
+    assert mine.values.shape == other.values.shape
+    for one, two in ((mine, yours), (other, mine)):
+        one.values += two.values
+    assert mine.read(2) == {"a": 5.0, "b": 5.0}
+    assert other.read(2) is None
 
 
 def test_groups_that_reduce_different_things_have_different_digests() -> None:

@@ -61,21 +61,18 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[
 def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     tmp_path: Path, plain: dict[str, set[str]]
 ) -> None:
-    """The first is late in step 12, so the others' buckets wait for its own, and it dies between two of them; the
-    second dies in the patch of that step, the third when it reduces for the third time."""
-    inject = [
-        "slow=0.5:group=1,position=1,step=12,at=forward,n=1",
-        "sigkill:group=1,position=1,step=12,at=reduce,n=0",
-        "sigkill:group=2,position=1,step=12,at=patch",
-        "sigkill:group=3,position=0,step=12,at=rebuild,n=1",
-    ]
+    """Group 1 is late in step 12, so the others' buckets wait for its own, and it dies between two of them; whichever
+    of the groups 0, 2 and 3 is to patch dies as it begins to."""
+    inject = ["slow=0.5:group=1,position=1,step=12,at=forward,n=1", "sigkill:group=1,position=1,step=12,at=reduce,n=0"]
+    inject += [f"sigkill:group={group},position=1,step=12,at=patch" for group in (0, 2, 3)]
     words = (*OVERLAP, "--layer-s", "0.1")
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
     lines = job.finish()
     log = (tmp_path / "logs" / "group-1" / "rank-1.log").read_text().splitlines()
     assert [line for line in log if line.startswith("step 12")][-1] != "step 12: all is computed", "it died too late"
     gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
-    assert set(gone) >= {1, 2}
+    assert gone[0] == 1
+    assert len(gone) > 1, "nobody died in a patch"
     assert by_position(job, GROUPS - len(gone)) == plain
 
 

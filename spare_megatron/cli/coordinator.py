@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.recovery.coordinator import Options, main_loop
+from spare_megatron.recovery.coordinator import Options
 from spare_megatron.recovery.journal import JournalError
+from spare_megatron.recovery.serve import serve_alone, serve_in_turn
 
+LEASE_S = 5.0
 EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"
 
 
@@ -22,6 +24,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run-dir", required=True, metavar="DIR", help="directory of the job's records")
     made.add_argument(
         "--life", type=int, default=0, metavar="N", help="a life above the journal's begins with the first group"
+    )
+    made.add_argument(
+        "--candidate", type=int, metavar="I", help="one of several, 0 the first: one decides, the next takes over"
+    )
+    made.add_argument(
+        "--lease-s", type=float, default=LEASE_S, metavar="S", help="silence after which a candidate takes over"
     )
     made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
     made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
@@ -38,8 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tls_dir=args.tls_dir,
         with_store=not args.no_store,
     )
+    return run(options, args.candidate, args.lease_s)
+
+
+def run(options: Options, candidate: int | None, lease_s: float) -> int:
+    """One coordinator process; a user's error is one sentence on standard error."""
     try:
-        return int(main_loop(options))
+        return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))
     except ConfigError as error:
         sys.stderr.write(f"spare-coordinator: {error}\n")
         return int(ExitCode.BAD_INPUT)

@@ -49,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def script_command(script: str, module: bool, flags: Sequence[str]) -> tuple[str, ...]:
+    """What a rank runs; raises ConfigError where there is no such script."""
+    if not module and not Path(script).is_file():
+        raise ConfigError(f"the script {script} does not exist; give its path, or a module with -m")
+    return (sys.executable, *(("-m", script) if module else (script,)), *flags)
+
+
 def launch_of(args: argparse.Namespace) -> Launch:
     """What to start; raises ConfigError where the flags do not fit."""
     if args.num_groups < 1:
@@ -56,17 +63,15 @@ def launch_of(args: argparse.Namespace) -> Launch:
     size = args.group_size if args.group_size is not None else group_size_of(args.flags)
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
-    if not args.module and not Path(args.script).is_file():
-        raise ConfigError(f"the script {args.script} does not exist; give its path, or a module with -m")
+    command = script_command(args.script, args.module, args.flags)
     check_injections([parse_injection(text) for text in args.inject], args.num_groups, size)
     run_dir = args.run_dir or flag_value(args.flags, "--spare-run-dir") or time.strftime("runs/%Y%m%d-%H%M%S")
     directories = [flag_value(args.flags, flag) for flag in ("--save", "--load")]
-    how = ["-m", args.script] if args.module else [args.script]
     return Launch(
         num_groups=args.num_groups,
         group_size=size,
         run_dir=RunDirectory(Path(run_dir).absolute()),
-        command=(sys.executable, *how, *args.flags),
+        command=command,
         injections=tuple(args.inject),
         checkpoint_dirs=tuple(directory for directory in directories if directory),
         listen=args.listen,

@@ -63,6 +63,7 @@ class Leader:
             take=self._take,
             done=lambda: self._agent.orders.over,
             patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
+            look_s=self._setup.job.timeouts.heartbeat_interval_s,
         )
 
     async def run(self) -> None:

@@ -32,12 +32,14 @@ class Uplink:
         take: Callable[[pb.Order], Awaitable[None]],
         done: Callable[[], bool],
         patience_s: float,
+        look_s: float = 0.0,
     ) -> None:
         """``find`` tells the address to try now; ``greet`` the first messages; ``take`` gets each order; ``done`` says
-        that a stream which ended is not needed again; ``patience_s`` is how long the other side may be silent."""
+        that a stream which ended is not needed again; ``patience_s`` is how long the other side may be silent;
+        ``look_s``: how often to ask whether another address is the right one by now, 0: only without a stream."""
         self._service, self._report, self._security = service, report, security
         self._find, self._greet, self._take, self._done = find, greet, take, done
-        self._patience_s = patience_s
+        self._patience_s, self._look_s = patience_s, look_s
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._closing = asyncio.Event()
         self._connected_once = False
@@ -56,7 +58,7 @@ class Uplink:
         backoff = Backoff()
         while not (self._closing.is_set() or self.refused or self._done()):
             address = self._find()
-            if address is not None and await self._attempt(address):
+            if address is not None and await self._attempt_or_move(address):
                 backoff.reset()
                 continue
             if backoff.waited_s > (again_s if self._connected_once else first_s):
@@ -68,15 +70,38 @@ class Uplink:
         self._closing.set()
         self.send(None)
 
+    async def _attempt_or_move(self, address: str) -> bool:
+        """One connection, given up as soon as another address is the right one. True if there is more to try at once:
+        it answered, or has moved."""
+        if not self._look_s:
+            return await self._attempt(address)
+        attempt, moved = asyncio.ensure_future(self._attempt(address)), asyncio.ensure_future(self._moved(address))
+        try:
+            await asyncio.wait({attempt, moved}, return_when=asyncio.FIRST_COMPLETED)
+            return await attempt if attempt.done() else True
+        finally:
+            for task in (attempt, moved):
+                task.cancel()
+            await asyncio.gather(attempt, moved, return_exceptions=True)
+
+    async def _moved(self, address: str) -> None:
+        while self._find() in (address, None):
+            await asyncio.sleep(self._look_s)
+
     async def _attempt(self, address: str) -> bool:
         """One connection, from greeting to end. True if it ever answered."""
         channel = open_channel(address, self._security, self._patience_s)
+        try:
+            return await self._converse(channel, address)
+        finally:
+            await channel.close()
+
+    async def _converse(self, channel: grpc.aio.Channel, address: str) -> bool:
         try:
             # A stopped process accepts connections, in its kernel, and never answers on them.
             await asyncio.wait_for(channel.channel_ready(), self._patience_s)
         except asyncio.TimeoutError:
             self.error = f"no answer within {self._patience_s:g} s ({address})"
-            await channel.close()
             return False
         call = call_stream(channel, self._service, self._security, self._report)
         self._queue = asyncio.Queue()
@@ -97,7 +122,6 @@ class Uplink:
             with contextlib.suppress(asyncio.CancelledError):
                 await writer
             call.cancel()
-            await channel.close()
         return answered
 
     async def _write(self, call: Any) -> None:

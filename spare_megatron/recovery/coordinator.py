@@ -23,7 +23,6 @@ from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
 from spare_megatron.comm.channel import COORDINATOR, Security, serve
 from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
-from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
@@ -44,7 +43,8 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.recovery.detector import Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, cut_torn_line, replay
-from spare_megatron.recovery.records import Records, say
+from spare_megatron.recovery.office import Office
+from spare_megatron.recovery.records import Records
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
 
@@ -65,6 +65,8 @@ class Options:
     """Number of the job's life: one above the journal's begins with the first Hello. 0: go on with the journal's life,
     or begin the next one where that has ended."""
     tls_dir: str = ""
+    office: Office | None = None
+    """Where several coordinators may serve the run directory: this one's term."""
     with_store: bool = True
     """False for control planes without communicators (simulated clients): torch is not loaded."""
 
@@ -82,9 +84,10 @@ class Coordinator:
             self._dir.journal,
             lambda record, before, decision, after: self._records.observe(record, before, decision, after, 0.0, False),
         )
-        self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time)
-        published = self._dir.coordinator()
-        self._fencing = 1 + max(self._state.fencing, published.fencing if published else 0)
+        office, published = options.office, self._dir.coordinator()
+        confirm = office.confirm if office else _nobody_else
+        self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time, confirm)
+        self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
         self._life = options.life or self._state.life + over
         self._unopened = self._life > self._state.life
@@ -118,6 +121,8 @@ class Coordinator:
         host = _advertised(self._options.listen)
         self._publish(f"{host}:{port}")
         tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._write_status())]
+        if self._options.office is not None:
+            tasks.append(asyncio.create_task(self._options.office.until_lost()))
         if self._options.with_store:
             tasks.append(asyncio.create_task(self._speaker.start_store(host)))
         try:
@@ -379,27 +384,5 @@ def _advertised(listen: str) -> str:
     return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
 
 
-def main_loop(options: Options) -> ExitCode:
-    """Run one coordinator to its end.
-
-    Raises:
-        ConfigError: a user's error: the address, the run directory, another coordinator on it.
-        JournalError: the run directory's journal is not this machine's.
-    """
-    host, _, port = options.listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
-    options.run_dir.create()
-    lock = options.run_dir.lock("coordinator", "spare-coordinator")
-    try:
-        code = asyncio.run(_run(options))
-    except PermissionError as error:
-        raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from None
-    finally:
-        lock.release()
-    say(f"the coordinator leaves with exit code {int(code)}")
-    return code
-
-
-async def _run(options: Options) -> ExitCode:
-    return await Coordinator(options).run()
+def _nobody_else() -> None:
+    """The run directory's lock lets no other coordinator in."""

@@ -42,16 +42,27 @@ class JournalError(ValueError):
 class Journal:
     """The writing side. One process at a time: the run directory's lock sees to it."""
 
-    def __init__(self, path: Path, records: int, epoch: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        records: int,
+        epoch: int,
+        clock: Callable[[], float],
+        confirm: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``confirm`` is called before a record that others act on is written; it raises where it must not be."""
         self._file = path.open("ab", buffering=0)
-        self._n, self._epoch, self._clock = records, epoch, clock
+        self._n, self._epoch, self._clock, self._confirm = records, epoch, clock, confirm
 
     def append(self, event: Event, decision: Decision) -> Record:
         """Write one record; see the module about when it is where."""
+        final = decision.epoch != self._epoch or _is_final(decision)
+        if final:
+            self._confirm()
         self._n += 1
         record = Record(self._n, self._clock(), decision.epoch, event, decision.actions, decision.reason)
         self._file.write(_line(record))
-        if decision.epoch != self._epoch or _is_final(decision):
+        if final:
             os.fdatasync(self._file.fileno())
         self._epoch = decision.epoch
         return record

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.channel import Backoff, Security, call_once, open_channel
+from spare_megatron.comm.channel import Security
 from spare_megatron.comm.rundir import RunDirectory, read_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.inject import VARIABLE
 from spare_megatron.recovery.processes import Child, Processes, publish_processes
+from spare_megatron.recovery.tell import tell
 
 GROUP_GRACE_S = 0.3
 """Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""
@@ -36,8 +35,6 @@ END_GRACE_S = 15.0
 """For ranks to leave in order when the job is over."""
 COORDINATOR_RESTARTS = 8
 """Of one life."""
-TELL_S = 1.0
-"""For one call of the coordinator; it is made again."""
 LINES_SHOWN = 12
 
 
@@ -304,18 +301,7 @@ class Life:
         task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, method: str, request: object) -> None:
-        """Tell the coordinator until it has heard it, also one that is being restarted."""
-        backoff = Backoff()
-        while not self._exit.done():
-            published = self._dir.coordinator()
-            if published is not None:
-                try:
-                    async with open_channel(published.address, self._security, TELL_S) as channel:
-                        await call_once(channel, method, self._security, request, TELL_S)
-                    return
-                except grpc.aio.AioRpcError:
-                    pass
-            await backoff.wait()
+        await tell(self._dir, self._security, method, request, self._exit.done)
 
 
 def tail(path: Path, lines: int) -> str:

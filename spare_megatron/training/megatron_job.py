@@ -141,7 +141,8 @@ def run_megatron_job(
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
     overlap = job.training.overlap_grad_reduce
-    rank = RankJob(place, spec, description, _backend(job), compute_device(), method, overlap)
+    backend, coordinator = _backend(job), job.spare.coordinator or ""
+    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
     finally:

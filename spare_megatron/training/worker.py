@@ -22,6 +22,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.recovery.inject import Injector
 from spare_megatron.training.engine import StepEngine
 from spare_megatron.training.loop import Saver, TrainingLoop
+from spare_megatron.training.signals import stop_on_signals
 from spare_megatron.training.step import StepRunner
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class RankJob:
     """How gradients travel between groups."""
     overlap: bool = False
     """The reduction over groups begins while the last backward passes run."""
+    coordinator: str = ""
+    """host:port; empty: read from the run directory."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -55,12 +58,20 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     def adopt(orders: Orders) -> None:
         replicas.adopt(_membership(orders, place.position))
 
-    session = Session.open(place, job.spec, job.job, last_applied=job.spec.first_step, on_view=(adopt,))
+    session = Session.open(
+        place,
+        job.spec,
+        job.job,
+        last_applied=job.spec.first_step,
+        coordinator=job.coordinator,
+        on_view=(adopt,),
+    )
     try:
         runner = StepRunner(engine, session, replicas, injector.fire, method=job.method, overlap=job.overlap)
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step)
-        orders = loop.run()
+        with stop_on_signals(place, session.request_stop):
+            orders = loop.run()
     finally:
         replicas.close()
         session.close()

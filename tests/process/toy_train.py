@@ -1,7 +1,7 @@
 """A rank of a toy job: the real worker, loop, session and communicators around :class:`ToyEngine`.
 
-Started by spare-launch like a user's script: ``spare-launch --num-groups 4 --group-size 2 tests/process/toy_train.py
---steps 20``. Prints nothing of its own; leaves the digest of its weights in ``RUN_DIR/toy/``.
+Started like a user's script: ``spare-launch --num-groups 4 --group-size 2 tests/process/toy_train.py --steps 20``, or
+by spare-slurm. Prints nothing of its own; leaves the digest of its weights in ``RUN_DIR/toy/``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import last_good, step_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.config.place import Place, place_of
+from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
@@ -32,7 +32,8 @@ def main() -> int:
     """Train, then say what the weights are."""
     options = _options()
     torch.set_num_threads(1)
-    groups, size = int(os.environ["SPARE_NUM_GROUPS"]), int(os.environ["SPARE_GROUP_SIZE"])
+    size = int(os.environ["SPARE_GROUP_SIZE"])
+    groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     place = place_of(os.environ, groups, size, None)
     dist.init_process_group("gloo", store=group_store(place, 60), rank=place.position, world_size=place.group_size)
     engine = ToyEngine(

@@ -1,0 +1,141 @@
+"""``spare-slurm``: the one command of a Slurm batch script. Starts coordinators and ranks as steps of the job.
+
+Output: the coordinator's lines (Megatron's iteration line, what was lost and masked). Every rank's own output is in
+RUN_DIR/logs/group-G/rank-M.log. On SIGTERM or SIGUSR1 the job saves, leaves and is queued again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spare_megatron.cli.coordinator import LEASE_S
+from spare_megatron.cli.coordinator import run as run_coordinator
+from spare_megatron.cli.launch import script_command
+from spare_megatron.cli.progress import Display
+from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.config.allocation import allocation_of
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.group_size import flag_value, group_size_of
+from spare_megatron.config.place import number
+from spare_megatron.recovery.coordinator import Options
+from spare_megatron.recovery.records import say
+from spare_megatron.recovery.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
+
+CANDIDATES = 3
+EXAMPLE = """example, in a batch script:
+  exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
+
+exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
+left on SIGTERM or SIGUSR1, or wiped out with a checkpoint: queued again; 1 anything else"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's own flags; everything from the script on is the script's."""
+    made = argparse.ArgumentParser(
+        "spare-slurm", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--run-dir", metavar="DIR", help="on a file system that all nodes share; default: runs/JOB")
+    made.add_argument(
+        "--group-size", type=int, metavar="M", help="ranks of a group; from the script's parallelism flags if not given"
+    )
+    made.add_argument(
+        "--candidates", type=int, default=CANDIDATES, metavar="K", help=f"coordinator processes; default {CANDIDATES}"
+    )
+    made.add_argument(
+        "--lease-s", type=float, default=LEASE_S, metavar="S", help="silence after which a coordinator is replaced"
+    )
+    made.add_argument("--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="address of a coordinator")
+    made.add_argument("--srun", default="", metavar="OPTIONS", help="further options of srun for the ranks, quoted")
+    made.add_argument("--no-requeue", action="store_true", help="leave with 4 only; somebody else queues the job again")
+    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    made.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
+    made.add_argument("script", help="what a rank runs")
+    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="its flags")
+    return made
+
+
+def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
+    """What to start; raises ConfigError where the flags do not fit. ``words`` is the command line, which the step of
+    the coordinators is given as well."""
+    allocation = allocation_of(os.environ)
+    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    for name, value in (("--group-size", size), ("--candidates", args.candidates)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, but must be at least 1")
+    if not args.lease_s > 0:
+        raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
+    run_dir = args.run_dir or flag_value(args.flags, "--spare-run-dir") or f"runs/{allocation.array or allocation.job}"
+    directories = [flag_value(args.flags, flag) for flag in ("--save", "--load")]
+    return SlurmLaunch(
+        allocation=allocation,
+        run_dir=RunDirectory(Path(run_dir).absolute()),
+        command=script_command(args.script, args.module, args.flags),
+        group_size=size,
+        candidates=args.candidates,
+        lease_s=args.lease_s,
+        coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),
+        words=tuple(words),
+        checkpoint_dirs=tuple(directory for directory in directories if directory),
+        srun_options=tuple(shlex.split(args.srun)),
+        requeue=not args.no_requeue,
+        tls_dir=args.tls_dir,
+    )
+
+
+def start(launch: SlurmLaunch) -> int:
+    """In the batch script: the whole job."""
+    launch.allocation.groups_of(launch.group_size)
+    display = Display(launch.run_dir)
+    fate = launch.allocation.shared_fate(launch.group_size)
+    if fate:
+        display.notice(f"spare-slurm: {fate}")
+
+    async def main() -> ExitCode:
+        showing = asyncio.create_task(display.run())
+        try:
+            return await SlurmJob(launch, display.notice).run()
+        finally:
+            showing.cancel()
+
+    try:
+        return int(asyncio.run(main()))
+    finally:
+        display.close()
+
+
+def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
+    """In the step of the coordinators: one candidate."""
+    log, errors = launch.run_dir.coordinator_log, launch.run_dir.coordinator_errors
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for path, stream in ((log, sys.stdout), (errors, sys.stderr)):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    index = number(os.environ, "SLURM_PROCID") or 0
+    options = Options(listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir)
+    code = run_coordinator(options, index, args.lease_s)
+    end_without_batch_script(launch, index, ExitCode(code), say)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as in spare_megatron.config.exits."""
+    words = sys.argv[1:] if argv is None else argv
+    args = parser().parse_args(words)
+    try:
+        launch = launch_of(args, words)
+        return coordinate(launch, args) if args.life else start(launch)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-slurm: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What Slurm gave a batch job, read from the environment of its batch script. A mapping is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.place import number
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One batch job."""
+
+    job: str
+    num_nodes: int
+    ranks: int
+    """Tasks of a step over the whole job: the world size."""
+    array: str | None = None
+    """Id of the job array, None for a job of its own."""
+    last_of_array: bool = False
+    restarts: int = 0
+    """How often Slurm started this job again."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Of the fullest node."""
+        return -(-self.ranks // self.num_nodes)
+
+    def groups_of(self, size: int) -> int:
+        """N: groups of ``size`` ranks; ConfigError where they do not come out even."""
+        if self.ranks % size:
+            raise ConfigError(
+                f"the job has {self.ranks} ranks ({self.num_nodes} nodes), which is no multiple of the {size} ranks of "
+                f"a group; ask for {self.ranks // size * size or size} or {(self.ranks // size + 1) * size} ranks"
+            )
+        return self.ranks // size
+
+    def shared_fate(self, size: int) -> str:
+        """What the loss of one node takes with it, where that is more than one group; empty where it is not."""
+        per_node = self.ranks_per_node
+        if self.ranks == per_node * self.num_nodes and size % per_node == 0:
+            return ""
+        lost = max(2, -(-per_node // size))
+        return (
+            f"a node has {per_node} ranks and a group {size}: the loss of one node takes up to {lost} groups, and "
+            f"--spare-redundancy must be above {lost} to mask it for certain; a group of whole nodes loses only itself"
+        )
+
+
+def allocation_of(environ: Mapping[str, str]) -> Allocation:
+    """The job that this batch script belongs to; ConfigError where it belongs to none."""
+    job = environ.get("SLURM_JOB_ID", "")
+    nodes = number(environ, "SLURM_JOB_NUM_NODES")
+    if not job or not nodes:
+        raise ConfigError("this is no Slurm job: SLURM_JOB_ID is not set; start it with sbatch, or use spare-launch")
+    ranks = number(environ, "SLURM_NTASKS")
+    per_node = number(environ, "SLURM_NTASKS_PER_NODE")
+    if not ranks:
+        if not per_node:
+            raise ConfigError("the job does not say how many ranks it has; give sbatch --ntasks-per-node RANKS")
+        ranks = nodes * per_node
+    array = environ.get("SLURM_ARRAY_JOB_ID") or None
+    last = array is not None and environ.get("SLURM_ARRAY_TASK_ID") == environ.get("SLURM_ARRAY_TASK_MAX")
+    return Allocation(job, nodes, ranks, array, last, number(environ, "SLURM_RESTART_COUNT") or 0)

@@ -1,0 +1,244 @@
+"""A real Slurm on this machine: munged, slurmctld and several slurmd, each a virtual node with a port of its own.
+
+Everything lives in one folder (configuration, state, keys, logs) and is started and ended by pid; nothing of the
+system's own Slurm is touched. Needs the binaries and root: :func:`missing` says what is not there.
+
+A node's death is that of its slurmd, of every slurmstepd that it started, and of every process that runs on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+SBIN = "/usr/sbin:/usr/local/sbin"
+CPUS_PER_NODE = 8
+DEAD_AFTER_S = 5
+"""SlurmdTimeout: silence after which slurmctld takes a node for down."""
+CONF = """
+ClusterName={name}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CryptoType=crypto/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/builtin
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout={dead_after_s}
+KillWait=10
+MinJobAge=300
+InactiveLimit=0
+MailProg=/bin/true
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs={cpus} RealMemory=4000
+PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def missing() -> str:
+    """Why no Slurm can be started here; empty where one can."""
+    if os.geteuid() != 0:
+        return "a Slurm of several virtual nodes needs root"
+    absent = [name for name in ("slurmctld", "slurmd", "munged", "srun") if _which(name) is None]
+    return f"{', '.join(absent)} not installed (apt-get install slurm-wlm munge)" if absent else ""
+
+
+class Cluster:
+    """Use as a context manager: no daemon, job or file is left."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        self.nodes = [f"n{index}" for index in range(1, nodes + 1)]
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._conf = folder / "slurm.conf"
+        self.environ = {**os.environ, "SLURM_CONF": str(self._conf)}
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The daemons first, so that nothing new is started, then all that they started."""
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait()
+        for process in self._processes(lambda environ: self._is_ours(environ)):
+            _kill(process)
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def call(self, *words: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+        """One of Slurm's commands; its output. AssertionError with its error where it fails."""
+        done = subprocess.run(
+            words,
+            env={**self.environ, **(environ or {})},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr or done.stdout}\n{self.log()}"
+        return done.stdout
+
+    def sbatch(self, script: Path, *options: str, environ: Mapping[str, str] | None = None, cwd: Path) -> str:
+        """Queue a batch script; the job's id."""
+        return self.call("sbatch", "--parsable", *options, str(script), environ=environ, cwd=cwd).strip()
+
+    def show(self, job: str) -> dict[str, str]:
+        """What ``scontrol show job`` says, by field."""
+        words = self.call("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def jobs(self) -> list[str]:
+        """Ids of the jobs that are not over."""
+        return self.call("squeue", "--noheader", "--format=%A").split()
+
+    def log(self) -> str:
+        """The end of slurmctld's log, for a failing test."""
+        path = self.folder / "slurmctld.log"
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+
+    # --------------------------------------------------------------------------------------------------------- nodes
+
+    def kill_node(self, node: str) -> list[int]:
+        """SIGKILL to a node's slurmd, to its slurmstepd and to everything that runs there, in this order: nobody is
+        left to tell of the death. The pids."""
+        self._daemons[node].kill()
+        self._daemons.pop(node).wait()
+        on_node = self._processes(lambda environ: self._is_ours(environ, node))
+        stepds = {parent for process in on_node for parent in process.parents() if parent.name() == "slurmstepd"}
+        dying = [*stepds, *on_node]
+        for process in dying:
+            _kill(process)
+        return [process.pid for process in dying]
+
+    def start_node(self, node: str) -> None:
+        """Start a node's slurmd (again)."""
+        self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self._conf))
+
+    def state(self, node: str) -> str:
+        """Of a node, as sinfo says it."""
+        return self.call("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0]
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _start(self) -> None:
+        folder = self.folder
+        (folder / "state").mkdir(parents=True)
+        key = folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        ports = _free_ports(len(self.nodes) + 1)
+        host = socket.gethostname()
+        self._conf.write_text(
+            CONF.format(
+                name=f"test{os.getpid()}",
+                host=host,
+                folder=folder,
+                port=ports[0],
+                ports=",".join(map(str, ports[1:])),
+                nodes=f"n[1-{len(self.nodes)}]",
+                cpus=CPUS_PER_NODE,
+                dead_after_s=DEAD_AFTER_S,
+            )
+        )
+        self._daemon(
+            "munged",
+            *("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"),
+            *(f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"),
+        )
+        self._until("munged answers", lambda: (folder / "munge.socket").exists())
+        self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self._conf))
+        for node in self.nodes:
+            self.start_node(node)
+        self._until("all nodes are idle", lambda: all(self.state(node) == "idle" for node in self.nodes))
+
+    def _daemon(self, name: str, *words: str) -> None:
+        path = _which(words[0])
+        assert path is not None
+        with (self.folder / f"{name}.out").open("ab") as out:
+            self._daemons[name] = subprocess.Popen(
+                [path, *words[1:]], env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def _until(self, what: str, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(AssertionError):
+                if true():
+                    return
+            dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
+            outputs = "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.out")))
+            assert not dead, f"{dead} ended before {what}\n{outputs}\n{self.log()}"
+            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{outputs}\n{self.log()}"
+            time.sleep(0.1)
+
+    def _is_ours(self, environ: Mapping[str, str], node: str = "") -> bool:
+        mine = environ.get("SLURM_CONF") == str(self._conf)
+        return mine and node in ("", environ.get("SLURMD_NODENAME"))
+
+    def _processes(self, wanted: Callable[[Mapping[str, str]], bool]) -> list[psutil.Process]:
+        """Processes started through this cluster, but for this one and its daemons."""
+        known = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.pid not in known and wanted(process.environ()):
+                    found.append(process)
+        return found
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SBIN}")
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def running(folder: Path, nodes: int) -> Iterator[Cluster]:
+    """A cluster for a fixture."""
+    with Cluster(folder, nodes) as cluster:
+        yield cluster

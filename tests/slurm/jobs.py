@@ -1,0 +1,127 @@
+"""Submits the shipped batch scripts to a cluster of virtual nodes, edited in the places where a user edits them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from spare_megatron.recovery import journal
+from spare_megatron.recovery.office import Terms
+from spare_megatron.comm.rundir import RunDirectory
+from tests.slurm.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+def edited(shipped: str, folder: Path, nodes: int, ranks: int, run_dir: Path, command: Sequence[str]) -> Path:
+    """A shipped script with its five marked places changed; the command is what follows the run directory."""
+    text = (ROOT / "scripts" / "slurm" / shipped).read_text()
+    changes = {
+        r"#SBATCH --nodes=\d+.*": f"#SBATCH --nodes={nodes}",
+        r"#SBATCH --ntasks-per-node=\d+.*": f"#SBATCH --ntasks-per-node={ranks}",
+        r"#SBATCH --gpus-per-node=\d+.*\n": "",
+        r"#SBATCH --time=\S+.*": "#SBATCH --time=00:10:00",
+        r"exec spare-slurm .*": f"exec spare-slurm --run-dir {run_dir} {shlex.join(command)}",
+    }
+    for pattern, replacement in changes.items():
+        text, count = re.subn(pattern, replacement, text)
+        assert count == 1, f"{shipped} has no single line for {pattern}"
+    script = folder / shipped
+    script.write_text(text)
+    return script
+
+
+@dataclass
+class SlurmJob:
+    """One submitted job."""
+
+    cluster: Cluster
+    run_dir: RunDirectory
+    output: Path
+    id: str
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The complete lines of metrics.jsonl so far."""
+        path = self.run_dir.metrics
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    @property
+    def state(self) -> str:
+        """Slurm's word for it."""
+        return self.cluster.show(self.id)["JobState"]
+
+    def ranks(self) -> dict[int, int]:
+        """Task -> pid of the ranks that live."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                environ = process.environ()
+                if environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ:
+                    if process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
+                        found[int(environ["SLURM_PROCID"])] = process.pid
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def coordinator_node(self) -> str:
+        """Name of the node on which the coordinator in office runs."""
+        published = self.run_dir.coordinator()
+        assert published is not None
+        return str(psutil.Process(published.pid).environ()["SLURMD_NODENAME"])
+
+    def until(self, what: str, true: Callable[[], bool], timeout_s: float = 90.0) -> None:
+        """Poll until ``true()``; AssertionError with all that there is to read where it does not come true."""
+        deadline_s = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{self.report()}"
+            time.sleep(0.1)
+
+    def until_step(self, step: int, timeout_s: float = 90.0) -> None:
+        """Until ``step`` is committed."""
+        self.until(f"step {step}", lambda: bool(self.metrics) and self.metrics[-1]["step"] >= step, timeout_s)
+
+    def until_ended(self, timeout_s: float = 120.0) -> dict[str, str]:
+        """Until Slurm says that the job is over; what it says."""
+        self.until("the end of the job", lambda: self.state in ENDED, timeout_s)
+        return self.cluster.show(self.id)
+
+    def check_every_step_once(self, steps: int) -> None:
+        """Every step of 1..steps was committed once; the journal replays."""
+        assert [line["step"] for line in self.metrics] == list(range(1, steps + 1)), self.report()
+        journal.verify(self.run_dir.journal)
+
+    def report(self) -> str:
+        """Everything to read for a failing test."""
+        paths = [self.output, *sorted(self.run_dir.path.glob("logs/*.*")), *sorted(self.run_dir.path.glob("logs/tasks/*"))]
+        parts = [f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in paths if path.exists()]
+        return "\n".join([*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.log()])
+
+
+def submit(
+    cluster: Cluster,
+    folder: Path,
+    command: Sequence[str],
+    *options: str,
+    shipped: str = "single.sbatch",
+    nodes: int = 4,
+    ranks: int = 2,
+    environ: dict[str, str] | None = None,
+) -> SlurmJob:
+    """Queue a shipped script, edited; its files are in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_dir, output = folder / "run", folder / "job.out"
+    script = edited(shipped, folder, nodes, ranks, run_dir, command)
+    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
+    job = cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
+    return SlurmJob(cluster, RunDirectory(run_dir), output, job)

@@ -48,6 +48,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MpiDefault=none

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
+from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.recovery import journal
 from spare_megatron.recovery.office import Terms
-from spare_megatron.comm.rundir import RunDirectory
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,11 @@ class SlurmJob:
 
     def report(self) -> str:
         """Everything to read for a failing test."""
-        paths = [self.output, *sorted(self.run_dir.path.glob("logs/*.*")), *sorted(self.run_dir.path.glob("logs/tasks/*"))]
+        paths = [
+            self.output,
+            *sorted(self.run_dir.path.glob("logs/*.*")),
+            *sorted(self.run_dir.path.glob("logs/tasks/*")),
+        ]
         parts = [f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in paths if path.exists()]
         return "\n".join([*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.log()])
 

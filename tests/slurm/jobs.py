@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -65,13 +66,11 @@ class SlurmJob:
         """Task -> pid of the ranks that live."""
         found = {}
         for process in psutil.process_iter():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 environ = process.environ()
-                if environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ:
-                    if process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
-                        found[int(environ["SLURM_PROCID"])] = process.pid
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
+                ours = environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ
+                if ours and process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
+                    found[int(environ["SLURM_PROCID"])] = process.pid
         return found
 
     def coordinator_node(self) -> str:

@@ -157,6 +157,8 @@ class Buffers:
         """``staged``: wires and results are never one memory (what a device on its own makes so otherwise)."""
         self.layout = layout
         self.user: User | None = None
+        self.tail: Header | None = None
+        """What travels last, where scalars do: kept as long as these buffers."""
         pin = wire_device.type == "cpu" and torch.cuda.is_available()
         self.header = Header(layout.digest, layout.scalars, wire_device)
         self._wires = [

@@ -255,7 +255,7 @@ class OpenReduction:
             self._sent += 1
         last = self._sent == len(self._layout.buckets)
         if last and self._request.overlapped and self._scalars is not None and self._tail is None:
-            self._tail = Header.of(self._scalars, buffers.header.values)
+            self._tail = buffers.tail = Header.of(self._scalars, buffers.header.values)
             communicator.submit(self._tail.values, patient, buffers.settled())
 
     def _receive(self, communicator: Communicator, buffers: Buffers) -> None:

@@ -152,6 +152,7 @@ class OpenReduction:
         if not self._over:
             self._is_stale = isinstance(error, StaleError)
             self._over = str(error) or type(error).__name__
+            self._buffers = None
         if self._communicator is not None:
             self._communicator.spoil(self._over)
 

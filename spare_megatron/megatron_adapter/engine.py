@@ -27,7 +27,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_bit
-from spare_megatron.megatron_adapter.group_sum import GroupSum
+from spare_megatron.megatron_adapter.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.outflow import Outflow, Outlet, gradient_buffers
@@ -84,7 +84,7 @@ class MegatronEngine:
         self._sums = self._new_sums()
         self._scalars: dict[str, float] = {}
         self._names: list[str] | None = None
-        self._sums_in_group: list[GroupSum] = []
+        self._group_sums_made: list[GroupSum] = []
         self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
         self._flips = flips or (lambda point, step: False)
@@ -154,9 +154,15 @@ class MegatronEngine:
         return result
 
     def _plain_sums(self) -> list[torch.Tensor]:
-        if not self._sums_in_group:
-            self._sums_in_group = [GroupSum(data, group) for data, group in self._buffers()]
-        return [one.over_ranks() for one in self._sums_in_group]
+        return [one.over_ranks() for one in self._sums_in_group()]
+
+    def _sums_in_group(self) -> list[GroupSum]:
+        """Of each gradient buffer; made when first asked for, because exact sums have their own."""
+        if not self._group_sums_made:
+            buffers = [(buffer, group) for _, buffer, group in gradient_buffers(self.replica)]
+            made = [GroupSum(buffer.grad_data, group, parts_of(buffer, group)) for buffer, group in buffers]
+            self._group_sums_made = made
+        return self._group_sums_made
 
     def scalars(self) -> Mapping[str, float]:
         """Loss sums and token counts of the pieces inside, over the group's context and inner data ranks.
@@ -276,8 +282,9 @@ class MegatronEngine:
         """
         divisor = self._divisor(scalars)
         if self.exact is None:
-            for (data, _), total in zip(self._buffers(), reduced, strict=True):
-                data.copy_(total).div_(divisor)
+            for one, total in zip(self._sums_in_group(), reduced, strict=True):
+                for part in one.parts:
+                    one.mine[part.start : part.stop].copy_(part.of(total)).div_(divisor)
             self._check_finite(step)
             return True
         measuring = self.exact.format.measuring
@@ -319,8 +326,8 @@ class MegatronEngine:
         config = self.replica.config
         if not self.replica.settings.ddp.get("check_for_nan_in_grad") or config.fp16:
             return
-        for data, _ in self._buffers():
-            norm = data.norm(p=2)
+        parts = [one.mine[part.start : part.stop] for one in self._sums_in_group() for part in one.parts]
+        for norm in (part.norm(p=2) for part in parts):
             if not torch.isfinite(norm):
                 raise NonFiniteGradientError(
                     f"the gradients of step {step} hold NaN or infinity (norm {norm.item()}): training stops before "

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.formats import Format, Int32, Int64, Slot
-from spare_megatron.megatron_adapter.group_sum import GroupSum
+from spare_megatron.megatron_adapter.group_sum import GroupSum, Part, parts_of
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.outflow import gradient_buffers
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -39,14 +39,17 @@ Flips = Callable[[str], bool]
 class _Buffer:
     """One of megatron-core's gradient buffers, seen as integers."""
 
-    def __init__(self, gradient: torch.Tensor, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        gradient = buffer.grad_data
         storage = gradient.untyped_storage()
         assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
         storage.resize_(dtype.itemsize * gradient.numel())
         self.gradient = gradient
         self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
         self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
-        self.sum = GroupSum(self.accumulator, group)
+        self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
+        self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
+        """What each rank of ``group`` keeps of the sum."""
         self.gaps: list[torch.Tensor] = []
         """Parts of the gradient that no parameter has (padding)."""
 
@@ -70,6 +73,7 @@ class ExactGradients:
         self._method = method
         self.format = kind(self._slots, *_terms(replica, world), device)
         self._optimizer = replica.optimizer
+        self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self._flips = flips
         self._checked = 0
@@ -79,7 +83,7 @@ class ExactGradients:
     def _add(
         self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
     ) -> None:
-        mine, end = _Buffer(buffer.grad_data, group, dtype), 0
+        mine, end = _Buffer(buffer, group, dtype), 0
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
             self._numbers[parameter] = len(self._slots)
             last = self._slots[-1] if self._slots else None
@@ -128,17 +132,44 @@ class ExactGradients:
         self.format.add(number, flat, accumulator, self._reports[number])
 
     def tensors(self) -> list[torch.Tensor]:
-        """The accumulators summed over context and inner data ranks, one for each buffer, and last the checksums that
-        all of this must have (int64, one for each parameter). Collective in the group."""
+        """What this rank keeps of the accumulators summed over context and inner data ranks, one tensor for each
+        buffer, and last the checksums that all of this must have (int64, one for each parameter of which it keeps
+        something). Collective in the group."""
         self._strike()
-        checksums = self._reports[:, 0].clone()
-        result = []
-        for number, buffer in enumerate(self._buffers):
-            mine = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
+        checksums = [self._checksums(number) for number in range(len(self._buffers))]
+        return [*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums)]
+
+    def _checksums(self, number: int) -> torch.Tensor:
+        """Of what this rank keeps of a buffer, summed over the ranks that share it; from the pieces' own checksums
+        where it keeps whole parameters, else of the accumulators, whose own check comes before any vote."""
+        buffer = self._buffers[number]
+        slots = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
+        if not buffer.sum.scattered:
+            whole = self._reports[slots[0] : slots[-1] + 1, 0].clone()
             if buffer.sum.group.size() > 1:
-                dist.all_reduce(checksums[mine[0] : mine[-1] + 1], group=buffer.sum.group)
-            result.append(buffer.sum.over_ranks())
-        return [*result, checksums]
+                dist.all_reduce(whole, group=buffer.sum.group)
+            return whole
+        ranks = range(buffer.sum.group.size())
+        pieces = [piece for rank in ranks for piece in self._kept_of(number, rank)]
+        found = torch.zeros(len(pieces), 2, dtype=torch.int64, device=self._reports.device)
+        for index, (slot, part) in enumerate(pieces):
+            self._checksum(slot, part, buffer.accumulator[part.start : part.stop], found[index])
+        sums = found[:, 0].contiguous()
+        dist.all_reduce(sums, group=buffer.sum.group)
+        first = sum(len(self._kept_of(number, rank)) for rank in ranks[: buffer.sum.group.rank()])
+        return sums[first : first + len(self._kept_of(number))]
+
+    def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, Part]]:
+        """(slot, part) of each parameter of a buffer of which ``rank`` of its group (this one) keeps something."""
+        buffer = self._buffers[number]
+        parts = buffer.sum.parts if rank is None else buffer.of_ranks[rank]
+        slots = [(index, slot) for index, slot in enumerate(self._slots) if slot.buffer == number]
+        cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
+        return [(index, part) for index, part in cuts if part is not None]
+
+    def _checksum(self, slot: int, part: Part, values: torch.Tensor, report: torch.Tensor) -> None:
+        one = self._slots[slot]
+        kernels.checksum(values, one.index + part.start - one.start, report)
 
     def leaving(self) -> list[torch.Tensor]:
         """What :meth:`tensors` will give after a run: the accumulators as they are, where no other rank shares them."""
@@ -155,8 +186,7 @@ class ExactGradients:
             if (slot.buffer, slot.start) >= (buffer, stop):
                 break
             self._checked += 1
-        sums = [one.accumulator for one in self._buffers]
-        return self._fault(sums, self._reports[:, 0], "accumulator", range(first, self._checked))
+        return self._accumulators_fault(range(first, self._checked))
 
     def _strike(self) -> None:
         if self._slots and self._flips("accumulate"):
@@ -173,37 +203,45 @@ class ExactGradients:
 
     def accumulators_fault(self) -> str:
         """Where the accumulators are not the sum of the pieces that went in; empty when they are."""
-        return self._fault([buffer.accumulator for buffer in self._buffers], self._reports[:, 0], "accumulator")
+        return self._accumulators_fault(range(len(self._slots)))
+
+    def _accumulators_fault(self, slots: Sequence[int]) -> str:
+        whole = [(slot, Part(self._slots[slot].start, self._slots[slot].stop, self._slots[slot].start)) for slot in slots]
+        sums = [buffer.accumulator for buffer in self._buffers]
+        expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
+        return self._fault(whole, sums, expected, "accumulator")
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Where a reduced result (as :meth:`tensors`) is not the sum of all pieces; empty when it is."""
         if self._slots and self._flips("reduce"):
-            flip_bit(reduced[0][: self._slots[0].stop])
-        return self._fault(reduced[:-1], reduced[-1], "reduced result")
+            flip_bit(reduced[0][: self._kept[0][1].size])
+        return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
 
     def _fault(
-        self, sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str, among: Sequence[int] | None = None
+        self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
     ) -> str:
-        found = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=self._reports.device)
-        looked_at = range(len(self._slots)) if among is None else among
-        for number in looked_at:
-            slot = self._slots[number]
-            kernels.checksum(sums[slot.buffer][slot.start : slot.stop], slot.index, found[number])
-        differs = (found[:, 0] != expected.to(found.device)).tolist()
-        wrong = [number for number in looked_at if differs[number]]
+        found = torch.zeros(len(pieces), 2, dtype=torch.int64, device=self._reports.device)
+        for index, (slot, part) in enumerate(pieces):
+            self._checksum(slot, part, part.of(sums[self._slots[slot].buffer]), found[index])
+        wrong = (found[:, 0] != expected.to(found.device)).nonzero().flatten().tolist()
         if not wrong:
             return ""
-        slot, more = self._slots[wrong[0]], f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return f"the {what} of {slot.name}{more} does not have the checksum of its pieces"
+        name, more = self._slots[pieces[wrong[0]][0]].name, f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f"the {what} of {name}{more} does not have the checksum of its pieces"
 
     def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """Committed: sums / divisor into the fp32 gradients (over the accumulators), and the next step's scales."""
+        """Committed: sums / divisor into the fp32 gradients (over the accumulators; zero where this rank keeps nothing),
+        and the next step's scales. Collective in the group where sums are scattered."""
         for buffer in self._buffers:
-            for gap in buffer.gaps:
+            for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
                 gap.zero_()
-        for number, slot in enumerate(self._slots):
-            total, gradient = reduced[slot.buffer], self._buffers[slot.buffer].gradient
-            self.format.finalize(number, total[slot.start : slot.stop], gradient[slot.start : slot.stop], divisor)
+        for slot, part in self._kept:
+            number = self._slots[slot].buffer
+            gradient = self._buffers[number].gradient[part.start : part.stop]
+            self.format.finalize(slot, part.of(reduced[number]), gradient, divisor)
+        for number, buffer in enumerate(self._buffers):
+            if buffer.sum.scattered:
+                self.format.agree([index for index, slot in enumerate(self._slots) if slot.buffer == number], buffer.sum.group)
         self.format.commit(overflows)
 
     def spoil(self) -> None:

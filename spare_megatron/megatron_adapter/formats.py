@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter import block_scales
@@ -63,6 +64,9 @@ class Format(Protocol):
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         """gradient = total / divisor of slot ``number``; its size is noted."""
 
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        """The sizes noted of ``slots`` are the greatest over ``group``, each of whose ranks finalized parts of them."""
+
     def commit(self, overflows: bool) -> None:
         """All slots are finalized: the next scales. ``overflows``: a piece of the step exceeded the bound."""
 
@@ -102,6 +106,9 @@ class Int64:
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         peak = self._peaks[number : number + 1]
         kernels.finalize(total, gradient, self._exponents[number], divisor, self._norm, peak)
+
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
 
     def commit(self, overflows: bool) -> None:
         self.scales.update(self._peaks.tolist(), self._exponents, self._loss_scale_bits)
@@ -149,6 +156,9 @@ class Int32:
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         blocks, index = self._blocks[number], self._slots[number].index
         kernels.finalize32(total, gradient, self._exponents[blocks], divisor, self._norm, self._peaks[blocks], index)
+
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        raise AssertionError("blocks of int32 sums are not cut: settings refuse a distributed optimizer with them")
 
     def commit(self, overflows: bool) -> None:
         self.scales.update(self._peaks, self._exponents, self._loss_scale_bits, overflows)

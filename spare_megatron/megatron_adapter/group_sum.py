@@ -1,23 +1,77 @@
-"""Sums over those ranks of a group that share a buffer's parameters (context and inner data ranks), out of place."""
+"""Sums over those ranks of a group that share a buffer's parameters (context and inner data ranks), out of place.
+
+Where megatron-core's distributed optimizer splits the optimizer's state over these ranks, each of them needs the sum
+of its own part of every bucket only: a reduce-scatter instead of an all-reduce, and what crosses groups is that part.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 
+@dataclass(frozen=True)
+class Part:
+    """Elements ``start`` to ``stop`` of a buffer, which lie at ``at`` in what a rank sums over groups."""
+
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+    def of(self, summed: torch.Tensor) -> torch.Tensor:
+        """Its sum."""
+        return summed[self.at : self.at + self.size]
+
+    def cut(self, start: int, stop: int) -> Part | None:
+        """What it has of ``start`` to ``stop``; None for nothing."""
+        first, end = max(start, self.start), min(stop, self.stop)
+        return Part(first, end, self.at + first - self.start) if first < end else None
+
+
+def parts_of(buffer: Any, group: dist.ProcessGroup, rank: int | None = None) -> list[Part]:
+    """What ``rank`` of the group (this one) keeps of a gradient buffer of megatron-core: all, or its shard of each
+    bucket (megatron-core's ``shard_buffer``)."""
+    if not buffer.ddp_config.use_distributed_optimizer or group.size() == 1:
+        return [Part(0, buffer.grad_data.numel(), 0)]
+    rank, parts, at = group.rank() if rank is None else rank, [], 0
+    for bucket in buffer.buckets:
+        size = bucket.grad_data.numel() // group.size()
+        parts.append(Part(bucket.offset + rank * size, bucket.offset + (rank + 1) * size, at))
+        at += size
+    return parts
+
+
 class GroupSum:
     """A flat tensor of this rank, which is never written, and its sum over ``group``."""
 
-    def __init__(self, mine: torch.Tensor, group: dist.ProcessGroup) -> None:
-        self.mine, self.group = mine, group
-        self._sum = torch.empty_like(mine) if group.size() > 1 else None
+    def __init__(self, mine: torch.Tensor, group: dist.ProcessGroup, parts: Sequence[Part]) -> None:
+        """``parts``: what this rank needs of the sum (:func:`parts_of`)."""
+        self.mine, self.group, self.parts = mine, group, parts
+        self.scattered = sum(part.size for part in parts) < mine.numel()
+        size = sum(part.size for part in parts)
+        self._sum = mine.new_empty(size) if group.size() > 1 else None
 
     def over_ranks(self) -> torch.Tensor:
-        """The sum, in memory that the next call uses again; the tensor itself where no other rank shares it.
-        Collective in the group."""
+        """The sum of this rank's parts, in memory that the next call uses again; the tensor itself where no other rank
+        shares it. Collective in the group."""
         if self._sum is None:
             return self.mine
-        self._sum.copy_(self.mine)
-        dist.all_reduce(self._sum, group=self.group)
+        if not self.scattered:
+            self._sum.copy_(self.mine)
+            dist.all_reduce(self._sum, group=self.group)
+            return self._sum
+        ranks, rank = self.group.size(), self.group.rank()
+        for part in self.parts:
+            first = part.start - rank * part.size
+            bucket = self.mine[first : first + ranks * part.size]
+            dist.reduce_scatter_tensor(part.of(self._sum), bucket, group=self.group)
         return self._sum

@@ -33,7 +33,7 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import rng
-from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings, uses_local_layers
+from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings, splits_optimizer, uses_local_layers
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
 from spare_megatron.megatron_adapter.values import with_objects
 from spare_megatron.megatron_adapter.world import GroupWorld
@@ -174,8 +174,9 @@ def build_replica(
     modules = _provide_chunks(provider, world)
     config = get_model_config(modules[0])
     _check_config(config, world)
-    chunks = [_wrap(module, index, settings) for index, module in enumerate(modules)]
-    optimizer = _build_optimizer(settings, config, chunks)
+    split = splits_optimizer(settings, world.shape)
+    chunks = [_wrap(module, index, settings, split) for index, module in enumerate(modules)]
+    optimizer = build_optimizer(settings, config, chunks, split)
     scheduler = OptimizerParamScheduler(optimizer, **settings.scheduler)
     return Replica(chunks, optimizer, scheduler, config, settings)
 
@@ -230,21 +231,28 @@ def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
                 )
 
 
-def _wrap(module: MegatronModule, index: int, settings: MegatronSettings) -> GroupDDP:
+def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split: bool) -> GroupDDP:
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     module.to(compute_device())
     config = get_model_config(module)
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
     ddp = DistributedDataParallelConfig(
-        **{**settings.ddp, "grad_reduce_in_fp32": True, "overlap_grad_reduce": False, "average_in_collective": False}
+        **{
+            **settings.ddp,
+            "grad_reduce_in_fp32": True,
+            "overlap_grad_reduce": False,
+            "average_in_collective": False,
+            "use_distributed_optimizer": split,
+        }
     )
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
 
 
-def _build_optimizer(
-    settings: MegatronSettings, config: TransformerConfig, chunks: list[GroupDDP]
+def build_optimizer(
+    settings: MegatronSettings, config: TransformerConfig, chunks: list[GroupDDP], split: bool
 ) -> MegatronOptimizer:
-    values = dict(settings.optimizer)
+    """The optimizer of the chunks; ``split``: megatron-core's distributed one, over inner data and context ranks."""
+    values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
     return get_megatron_optimizer(OptimizerConfig(**values), chunks, use_gloo_process_groups=False)

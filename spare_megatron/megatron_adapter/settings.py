@@ -66,6 +66,12 @@ class MegatronSettings:
         return self.get("expert_tensor_parallel_size")
 
 
+def splits_optimizer(settings: MegatronSettings, shape: JobShape) -> bool:
+    """Whether megatron-core's distributed optimizer splits a group's optimizer state over its inner data and context
+    ranks: when it is asked for and there is more than one of them."""
+    return bool(settings.optimizer.get("use_distributed_optimizer")) and shape.inner_data * shape.context > 1
+
+
 def config_types() -> dict[str, type]:
     """megatron-core's dataclasses that settings name fields of (imports megatron-core)."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims

@@ -40,6 +40,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter import whole_optimizer
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.world import barrier
 
@@ -85,7 +86,8 @@ def save(
         directory.mkdir(parents=True, exist_ok=True)
     barrier()
     _give_adam_its_first_state(replica)
-    state = _sharded_state(replica, dict(_CONTENT), is_loading=False, optimizer=True)
+    whole = whole_optimizer.gathered(replica)
+    state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
     state["args"] = argparse.Namespace(
         **{
             **(args or {}),
@@ -117,7 +119,8 @@ def load(
     directory = Path(directory)
     common = read_common(directory)
     content = common.get("content_metadata") or dict(_CONTENT)
-    state = _sharded_state(replica, dict(content), is_loading=True, optimizer=optimizer)
+    whole = whole_optimizer.empty(replica) if optimizer else replica
+    state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
     if optimizer:
         state[_HERE] = state.pop("optimizer")
     try:
@@ -135,7 +138,8 @@ def load(
     for name, module in _modules(replica):
         module.load_state_dict(state[name])
     if optimizer:
-        replica.optimizer.load_state_dict(_with_saved_options(state[_HERE], common["optimizer"], replica))
+        whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], common["optimizer"], whole))
+        whole_optimizer.scatter(whole, replica)
         replica.scheduler.num_steps = 0
         replica.scheduler.load_state_dict(common["opt_param_scheduler"])
     else:

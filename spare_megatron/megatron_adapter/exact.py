@@ -206,7 +206,7 @@ class ExactGradients:
         return self._accumulators_fault(range(len(self._slots)))
 
     def _accumulators_fault(self, slots: Sequence[int]) -> str:
-        whole = [(slot, Part(self._slots[slot].start, self._slots[slot].stop, self._slots[slot].start)) for slot in slots]
+        whole = [(number, Part(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]]
         sums = [buffer.accumulator for buffer in self._buffers]
         expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
         return self._fault(whole, sums, expected, "accumulator")
@@ -230,8 +230,8 @@ class ExactGradients:
         return f"the {what} of {name}{more} does not have the checksum of its pieces"
 
     def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """Committed: sums / divisor into the fp32 gradients (over the accumulators; zero where this rank keeps nothing),
-        and the next step's scales. Collective in the group where sums are scattered."""
+        """Committed: sums / divisor into the fp32 gradients (over the accumulators; zero where this rank keeps
+        nothing), and the next step's scales. Collective in the group where sums are scattered."""
         for buffer in self._buffers:
             for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
                 gap.zero_()
@@ -241,7 +241,9 @@ class ExactGradients:
             self.format.finalize(slot, part.of(reduced[number]), gradient, divisor)
         for number, buffer in enumerate(self._buffers):
             if buffer.sum.scattered:
-                self.format.agree([index for index, slot in enumerate(self._slots) if slot.buffer == number], buffer.sum.group)
+                self.format.agree(
+                    [index for index, slot in enumerate(self._slots) if slot.buffer == number], buffer.sum.group
+                )
         self.format.commit(overflows)
 
     def spoil(self) -> None:

@@ -33,7 +33,12 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import rng
-from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings, splits_optimizer, uses_local_layers
+from spare_megatron.megatron_adapter.settings import (
+    MegatronSettings,
+    check_settings,
+    splits_optimizer,
+    uses_local_layers,
+)
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
 from spare_megatron.megatron_adapter.values import with_objects
 from spare_megatron.megatron_adapter.world import GroupWorld

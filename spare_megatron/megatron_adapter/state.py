@@ -17,13 +17,14 @@ import torch
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.whole_optimizer import is_split
 
 
 def take(replica: Replica) -> dict[str, Any]:
     """Copies of model, optimizer and schedule of this rank; what ``torch.save`` can write."""
     return {
         "chunks": [copy.deepcopy(chunk.module.state_dict()) for chunk in replica.chunks],
-        "optimizer": copy.deepcopy(replica.optimizer.state_dict()),
+        "optimizer": _take_parts(replica) if is_split(replica) else copy.deepcopy(replica.optimizer.state_dict()),
         "scheduler": replica.scheduler.state_dict(),
     }
 
@@ -32,10 +33,35 @@ def put_back(replica: Replica, snapshot: dict[str, Any]) -> None:
     """Make this rank's state that of a snapshot of the same rank position."""
     for chunk, state in zip(replica.chunks, snapshot["chunks"], strict=True):
         chunk.module.load_state_dict(state)
-    replica.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+    if is_split(replica):
+        _put_back_parts(replica, snapshot["optimizer"])
+    else:
+        replica.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
     scheduler = replica.scheduler
     scheduler.num_steps = 0
     scheduler.load_state_dict(snapshot["scheduler"])
+
+
+def _take_parts(replica: Replica) -> list[dict[str, Any]]:
+    """What this rank has of a distributed optimizer, whose own ``state_dict`` leaves the tensors out."""
+    return [
+        {
+            "inner": copy.deepcopy(part.optimizer.state_dict()),
+            "mains": [[one.detach().clone() for one in group["params"]] for group in part.optimizer.param_groups],
+            "scaler": part.grad_scaler.state_dict() if part.grad_scaler else None,
+        }
+        for part in replica.optimizer.chained_optimizers
+    ]
+
+
+def _put_back_parts(replica: Replica, parts: list[dict[str, Any]]) -> None:
+    for part, taken in zip(replica.optimizer.chained_optimizers, parts, strict=True):
+        part.optimizer.load_state_dict(copy.deepcopy(taken["inner"]))
+        for group, mains in zip(part.optimizer.param_groups, taken["mains"], strict=True):
+            for one, main in zip(group["params"], mains, strict=True):
+                one.data.copy_(main)
+        if taken["scaler"] is not None:
+            part.grad_scaler.load_state_dict(taken["scaler"])
 
 
 def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:

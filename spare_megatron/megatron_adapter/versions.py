@@ -23,6 +23,7 @@ _KNOWN_WARNINGS = (
     "`load_state_dict` is deprecated and will be removed in future versions. Please use `load` instead",
     "If you are using transformer_engine as the transformer implementation, the core_attn is from",
     "MLP requires ffn_hidden_size, but it was not provided",
+    "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
 )
 """What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""
 

@@ -124,6 +124,7 @@ def parse_job(
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
+    resolve.say_inner(namespace, shape)
     resolve.resolve_training(namespace, shape)
     resolve.resolve_data(namespace)
     validate.check_all(namespace, shape)

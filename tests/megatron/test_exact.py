@@ -31,6 +31,12 @@ INNER = (
     *("--swiglu", "--normalization", "RMSNorm", "--global-batch-size", "12"),
 )
 
+EXPERTS_SPLIT = (
+    *("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear"),
+    *("--bf16", "--global-batch-size", "12"),
+)
+SPLIT = "--use-distributed-optimizer"
+
 
 def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code: int = 0) -> tuple[Job, str]:
     """One job to its end: the job, and the digest of what it saved ('' when it had to stop)."""
@@ -82,7 +88,11 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("groups", "flags"), [(3, EXPERTS), (2, INNER)], ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute"])
+@pytest.mark.parametrize(
+    ("groups", "flags"),
+    [(3, EXPERTS), (2, INNER), (2, (*INNER, SPLIT)), (2, (*EXPERTS_SPLIT, SPLIT))],
+    ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute", "D2 fp16 split optimizer", "MoE EP2 split optimizer"],
+)
 def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
     _, calm = train(tmp_path / "calm", groups, flags)
     _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")

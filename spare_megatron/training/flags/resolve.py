@@ -269,6 +269,21 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
     return inner
 
 
+def say_inner(ns: Namespace, shape: JobShape) -> None:
+    """How ``--use-distributed-optimizer`` was taken, said once."""
+    if not ns.use_distributed_optimizer:
+        return
+    ranks = shape.inner_data * shape.context
+    flag = "--use-distributed-optimizer"
+    if ranks == 1:
+        ns.spare_notes += (
+            f"{flag}: a group has one inner data rank, so its optimizer state is whole on each rank; "
+            "--spare-inner-data-parallel D shares it out over D ranks",
+        )
+    else:
+        ns.spare_notes += (f"{flag}: each group's optimizer state is shared out over its {ranks} inner ranks",)
+
+
 def expert_unit(ns: Namespace) -> int:
     """The least D for which expert ranks fit into TP x CP x D."""
     expert = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size

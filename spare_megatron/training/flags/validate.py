@@ -259,6 +259,17 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
         "use --use-distributed-optimizer",
     )
+    split = ns.use_distributed_optimizer and shape.inner_data * shape.context > 1
+    refuse(
+        split and ns.optimizer != "adam",
+        "--use-distributed-optimizer splits Adam's state over inner data ranks, not that of "
+        f"--optimizer {ns.optimizer}; use --optimizer adam or leave the flag out",
+    )
+    refuse(
+        split and ns.spare_reduce == "exact32",
+        f"--spare-reduce exact32 has a scale for each block of a tensor, and --use-distributed-optimizer cuts tensors "
+        f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
+    )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
 
 

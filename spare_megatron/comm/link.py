@@ -31,6 +31,7 @@ class Session:
     """Thread-safe. One for each rank process; the methods are for its training thread."""
 
     def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
+        self.spec, self.position = setup.spec, setup.position
         self._changed = threading.Condition()
         self._orders = Orders(group=setup.group, incarnation=setup.incarnation)
         self._on_view = tuple(on_view)

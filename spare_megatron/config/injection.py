@@ -85,13 +85,19 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
             )
 
 
-def check_flips(injections: Sequence[Injection], reduce: str) -> None:
-    """A flipped bit must be one that something finds; raises ConfigError. ``reduce``: as in ``--spare-reduce``."""
+def check_flips(injections: Sequence[Injection], reduce: str, audit_rate: float) -> None:
+    """A flipped bit must be one that something finds; raises ConfigError. ``reduce``, ``audit_rate``: as in
+    ``--spare-reduce`` and ``--spare-audit-rate``."""
     for one in injections:
         if one.kind == "bitflip" and one.point != "weights" and not reduce.startswith("exact"):
             raise ConfigError(
                 f"--inject bitflip at {one.point}: the sums of --spare-reduce {reduce} carry no checksums, so nothing "
                 "would find the flipped bit; use --spare-reduce exact or exact32, or at=weights"
+            )
+        if one.kind == "bitflip" and one.point == "gradient" and not audit_rate:
+            raise ConfigError(
+                "--inject bitflip at gradient: only an audit of the piece would find the flipped bit; add "
+                "--spare-audit-rate 1"
             )
 
 

@@ -12,7 +12,7 @@ plain sums; the only divisor is the constant of :meth:`MegatronEngine._divisor`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 OVERFLOWS, NOT_FINITE = "overflows", "not finite"
 """Scalars of the exact sum: ranks of which a piece exceeded the bound, or was NaN or infinite."""
 
-Flips = Callable[[str, int], bool]
+Flips = Callable[[str, int, int], bool]
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -72,7 +72,7 @@ class MegatronEngine:
                 loss function reports.
             method: as in ``--spare-reduce``: pieces are added as integers
                 (:mod:`spare_megatron.megatron_adapter.exact`) or in fp32.
-            flips: ``flips(point, step)``: whether an injected fault flips a bit there.
+            flips: ``flips(point, step, n)``: whether an injected fault flips a bit there; n: see ``exact.Flips``.
         """
         self.replica = replica
         self.world = world
@@ -87,10 +87,10 @@ class MegatronEngine:
         self._group_sums_made: list[GroupSum] = []
         self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
-        self._flips = flips or (lambda point, step: False)
+        self._flips = flips or (lambda point, step, n: False)
         self.exact: ExactGradients | None = None
         if method in FORMATS:
-            self.exact = ExactGradients(replica, world, method, lambda point: self._flips(point, self._step))
+            self.exact = ExactGradients(replica, world, method, lambda point, n: self._flips(point, self._step, n))
         shape = world.shape
         self._batches = batches or BatchSchedule(((1, 0, shape.global_batch_size),))
 
@@ -109,15 +109,20 @@ class MegatronEngine:
         for counts in self._routing:
             counts.zero_()
 
-    def run(self, step: int, pieces: Sequence[int]) -> None:
-        """Forward and backward of ``pieces`` in order, as one pipeline; adds to the accumulators."""
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
+        """Forward and backward of ``audits`` and ``pieces``, as one pipeline; adds ``pieces`` to the accumulators."""
         if step != self._step:
             raise AssertionError(f"run of step {step}, but the accumulators belong to step {self._step}")
         real = [piece for piece in pieces if self._has_samples(piece)]
-        if real:
+        twice = [piece for piece in audits if self._has_samples(piece)]
+        if real or twice:
             for chunk in self.replica.chunks:
                 chunk.train()
-            self._piece_run(step, real, self._sums, forward_only=False).execute(self._source, self._seq_length)
+            run = self._piece_run(step, real, self._sums, forward_only=False)
+            if self.exact is not None:
+                self.exact.pieces.begin_run(compared)
+                run.audits, run.passes = twice, self.exact
+            run.execute(self._source, self._seq_length)
         for n in range(len(real), len(pieces)):
             if self.on_piece is not None:
                 self.on_piece("backward", n)
@@ -184,7 +189,7 @@ class MegatronEngine:
         if self._take_gradients(step, gradients, scalars):
             finalize_model_grads(list(replica.chunks), None)
             updated, grad_norm, zeros = replica.optimizer.step()
-        if self._flips("weights", step):
+        if self._flips("weights", step, 0):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if updated:
             replica.scheduler.step(increment=self._batches.size(step))
@@ -211,6 +216,10 @@ class MegatronEngine:
         if self.exact is None:
             return ""
         return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """Exact sums have them."""
+        return self.exact.piece_checksums(audited) if self.exact is not None else {}
 
     def weights_digest(self) -> str:
         """Of the parameters and lasting buffers. Whatever the sums are made of, all groups get the same ones and apply

@@ -27,13 +27,15 @@ from spare_megatron.megatron_adapter.formats import Format, Int32, Int64, Slot
 from spare_megatron.megatron_adapter.group_sum import GroupSum, Part, parts_of
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.outflow import gradient_buffers
+from spare_megatron.megatron_adapter.piece_checksums import PieceChecksums
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import GroupWorld
 
 FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
 """By the names of ``--spare-reduce``."""
-Flips = Callable[[str], bool]
-"""``flips(point)``: whether an injected fault flips a bit here, now."""
+Flips = Callable[[str, int], bool]
+"""``flips(point, n)``: whether an injected fault flips a bit here, now; n is the piece of a run where the point is in
+one."""
 
 
 class _Buffer:
@@ -75,7 +77,10 @@ class ExactGradients:
         self._optimizer = replica.optimizer
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
-        self._flips = flips
+        self.pieces = PieceChecksums(self._reports)
+        self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
+        """What audited gradients are added to: nobody reads it."""
+        self._flips, self._n = flips, 0
         self._checked = 0
         """Parameters of which something has left in the present run."""
         self.begin_step()
@@ -117,6 +122,7 @@ class ExactGradients:
         for buffer in self._buffers:
             buffer.accumulator.zero_()
         self._reports.zero_()
+        self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
 
     def _accumulate(self, parameter: torch.nn.Parameter) -> None:
@@ -125,11 +131,39 @@ class ExactGradients:
         gradient = parameter.grad
         assert gradient is not None, f"{self._slots[number].name} has no gradient to add"
         flat = gradient.detach().contiguous().view(-1)
-        if self._flips("gradient"):
+        if self._flips("gradient", self._n):
             flip_bit(flat)
         slot = self._slots[number]
+        if self.pieces.report is not None:
+            self.format.add(number, flat, self._room(slot.size), self.pieces.report[number])
+            return
         accumulator = self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
         self.format.add(number, flat, accumulator, self._reports[number])
+
+    def _room(self, size: int) -> torch.Tensor:
+        if self._scratch.numel() < size:
+            self._scratch = self._scratch.new_zeros(max(slot.size for slot in self._slots))
+        return self._scratch[:size]
+
+    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
+        """A backward pass of the ``n``-th piece of a run; an audited one goes into no accumulator."""
+        self._n = n
+        self.pieces.pass_begins(piece, audited)
+
+    def pass_ends(self) -> None:
+        """The pass is over."""
+        self._n = 0
+        self.pieces.pass_ends()
+
+    def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
+        """Piece -> parameter -> checksum of its rounded gradient: of the audited pieces of this step, or of the summed
+        ones that were asked for. Waits for the device."""
+        pieces = self.pieces
+        found = {p: report[:, 0] for p, report in pieces.audited.items()} if audited else pieces.inside
+        return {piece: self._by_name(checksums) for piece, checksums in found.items()}
+
+    def _by_name(self, checksums: torch.Tensor) -> dict[str, int]:
+        return {slot.name: value for slot, value in zip(self._slots, checksums.tolist(), strict=True)}
 
     def tensors(self) -> list[torch.Tensor]:
         """What this rank keeps of the accumulators summed over context and inner data ranks, one tensor for each
@@ -189,7 +223,7 @@ class ExactGradients:
         return self._accumulators_fault(range(first, self._checked))
 
     def _strike(self) -> None:
-        if self._slots and self._flips("accumulate"):
+        if self._slots and self._flips("accumulate", 0):
             flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
 
     def flags(self) -> tuple[bool, bool]:
@@ -213,7 +247,7 @@ class ExactGradients:
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Where a reduced result (as :meth:`tensors`) is not the sum of all pieces; empty when it is."""
-        if self._slots and self._flips("reduce"):
+        if self._slots and self._flips("reduce", 0):
             flip_bit(reduced[0][: self._kept[0][1].size])
         return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,9 +40,20 @@ consumed only where the forward step reads it, so it must cost nothing until the
 
 PieceHook = Callable[[str, int], None]
 """('forward', n) when this stage starts the n-th piece of a run, ('backward', n) when this stage is done with the n-th
-piece: once for each piece, also where the stage has several chunks (a piece enters and leaves it through the first)."""
+piece: once for each piece, also where the stage has several chunks (a piece enters and leaves it through the first).
+('audit', n) at the same moments of the n-th audited piece."""
 
 _AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
+
+
+class PassWatch(Protocol):
+    """Told which piece the backward passes of this rank belong to."""
+
+    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
+        """The ``n``-th piece of the run; audited pieces count on after the others, though they run first."""
+
+    def pass_ends(self) -> None:
+        """That pass is over."""
 
 
 @dataclass
@@ -59,6 +70,10 @@ class PieceRun:
     forward_only: bool = False
     arrivals: Arrivals | None = None
     """Told of the backward passes of each chunk."""
+    audits: Sequence[int] = ()
+    """Pieces that are run before the others and give nothing but what ``passes`` takes of their gradients. They run
+    first, so that the run ends with the last gradient that is summed."""
+    passes: PassWatch | None = None
     pads: int = 0
     _started: list[int] = field(default_factory=list)
     _finished: int = 0
@@ -68,8 +83,9 @@ class PieceRun:
         chunks, config, shape = self.replica.chunks, self.replica.config, self.world.shape
         self._started = [0] * len(chunks)
         self._finished = 0
-        self.pads = max(0, shape.pipeline - len(self.pieces)) if self.world.virtual_pipeline else 0
-        order = [*self.pieces, *[self.pieces[-1]] * self.pads]
+        order = [*self.audits, *self.pieces]
+        self.pads = max(0, shape.pipeline - len(order)) if self.world.virtual_pipeline else 0
+        order += [order[-1]] * self.pads
         for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
             self._set_run_fields(chunk_config, len(order))
         run = get_forward_backward_func()
@@ -104,19 +120,32 @@ class PieceRun:
 
     def _forward_step(self, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         chunk = next(index for index, candidate in enumerate(self.replica.chunks) if candidate is model)
-        index = self._started[chunk]
+        which = self._which(self._started[chunk])
         self._started[chunk] += 1
-        is_pad = index >= len(self.pieces)
-        if chunk == 0 and not is_pad and self.on_piece is not None:
-            self.on_piece("forward", index)
-        piece = self.pieces[min(index, len(self.pieces) - 1)]
-        self._set_states(piece, chunk)
-        counts = self._routing_counts(model) if is_pad else []
+        if chunk == 0 and not which.is_pad:
+            self._tell("audit" if which.is_audit else "forward", which.n)
+        self._set_states(which.piece, chunk)
+        counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
         _restore(counts)
         if not self.forward_only:
-            self._watch_backward(output, model, chunk, index)
-        return output, self._wrap_loss(loss_function, is_pad)
+            self._watch_backward(output, model, chunk, which)
+        return output, self._wrap_loss(loss_function, which)
+
+    def _which(self, index: int) -> _Which:
+        """What stands at a place of the pipeline's order."""
+        audits, pieces = self.audits, self.pieces
+        order = len(audits) + len(pieces)
+        if index >= order:
+            return _Which(pieces[-1] if pieces else audits[-1], 0, is_pad=True, is_last=index == order + self.pads - 1)
+        is_last = index == order + self.pads - 1
+        if index < len(audits):
+            return _Which(audits[index], index, is_audit=True, is_last=is_last)
+        return _Which(pieces[index - len(audits)], index - len(audits), is_last=is_last)
+
+    def _tell(self, phase: str, n: int) -> None:
+        if self.on_piece is not None:
+            self.on_piece(phase, n)
 
     def _set_states(self, piece: int, chunk: int) -> None:
         shape, world = self.world.shape, self.world
@@ -131,22 +160,23 @@ class PieceRun:
         )
         rng.set_piece_states(self.replica.settings.seed, self.step, microbatch, chunk, keys)
 
-    def _wrap_loss(self, loss_function: Any, is_pad: bool) -> Any:
+    def _wrap_loss(self, loss_function: Any, which: _Which) -> Any:
         if loss_function is None:
             return None
 
         def loss(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             outputs = loss_function(output, *args, **kwargs)
-            if is_pad:
+            if which.is_pad:
                 return (outputs[0] * 0.0, *outputs[1:])
-            self.sums.add(outputs)
+            if not which.is_audit:
+                self.sums.add(outputs)
             return outputs
 
         return loss
 
     # ---------------------------------------------------------------------------------------- backward side
 
-    def _watch_backward(self, output: Any, model: Any, chunk: int, index: int) -> None:
+    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which) -> None:
         """Have autograd call back when the backward of this piece on this chunk begins and ends.
 
         The hook on the chunk's output runs first in that backward pass; a callback that it queues with the engine
@@ -154,26 +184,38 @@ class PieceRun:
         """
         if not (torch.is_tensor(output) and output.requires_grad):
             return
-        is_pad, is_last = index >= len(self.pieces), index == len(self.pieces) + self.pads - 1
 
         def begins(_gradient: torch.Tensor) -> None:
-            restore = self._weigh_nothing(model) if is_pad else None
+            restore = self._weigh_nothing(model) if which.is_pad else None
+            counts = self._routing_counts(model) if which.is_audit else []
             if self.arrivals is not None:
-                self.arrivals.pass_begins(chunk, last=is_last)
+                self.arrivals.pass_begins(chunk, last=which.is_last)
+            if self.passes is not None and not which.is_pad:
+                n = which.n + len(self.pieces) if which.is_audit else which.n
+                self.passes.pass_begins(which.piece, n, which.is_audit)
 
             def ends() -> None:
+                if self.passes is not None:
+                    self.passes.pass_ends()
                 if self.arrivals is not None:
                     self.arrivals.pass_ends(chunk)
+                _restore(counts)
                 if restore is not None:
                     restore()
-                    return
-                if chunk == 0 and self.on_piece is not None:
-                    self._finished += 1
-                    self.on_piece("backward", self._finished - 1)
+                elif chunk == 0:
+                    self._done(which)
 
             Variable._execution_engine.queue_callback(ends)
 
         output.register_hook(begins)
+
+    def _done(self, which: _Which) -> None:
+        """This stage is done with a piece."""
+        if which.is_audit:
+            self._tell("audit", which.n)
+            return
+        self._finished += 1
+        self._tell("backward", self._finished - 1)
 
     def _weigh_nothing(self, model: Any) -> Callable[[], None]:
         """Take the auxiliary losses and routing counts of a pad's backward out; returns what puts all back."""
@@ -191,6 +233,19 @@ class PieceRun:
 
     def _routing_counts(self, model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(counts, counts.clone()) for counts in routing_counts(model)]
+
+
+@dataclass(frozen=True)
+class _Which:
+    """What stands at one place of a pipeline's order."""
+
+    piece: int
+    n: int
+    """Among the pieces, or among the audits."""
+    is_audit: bool = False
+    is_pad: bool = False
+    is_last: bool = False
+    """Nothing follows."""
 
 
 def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit
+from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit, Vote
 
 TIMES = ("rebuild_s", "patch_s", "reduce_s")
 """Recovery figures that come with the votes; the greatest over ranks and groups counts."""
@@ -103,7 +103,7 @@ class MetricsBook:
             return
         if before.phase == "forming" and after.phase == "running":
             self._last_commit_s = time_s
-        if isinstance(event, Lost) and before.phase in ("running", "ending"):
+        if isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
         for action in decision.actions:
             if isinstance(action, SendCommit):
@@ -122,7 +122,8 @@ class MetricsBook:
         self._pending, self._reports, self._figures = {}, {}, {}
         self._recovery, self._last_commit_s = None, time_s
 
-    def _lose(self, time_s: float, before: State, event: Lost, after: State, detect_s: float) -> None:
+    def _lose(self, time_s: float, before: State, event: Lost | Vote, after: State, detect_s: float) -> None:
+        """Groups that died, or that a vote showed to be wrong: those had computed all of their pieces."""
         dead = before.live.keys() - after.live.keys()
         if not dead:
             return
@@ -133,7 +134,8 @@ class MetricsBook:
         if self._recovery is None:
             self._recovery = _Recovery(detect_s, time_s - detect_s)
             self.totals.recoveries += 1
-        recovery, progress = self._recovery, dict(event.progress)
+        recovery = self._recovery
+        progress = dict(event.progress if isinstance(event, Lost) else enumerate(before.plan.loads().tolist()))
         recovery.lost |= dead
         recovery.computed_by_dead += sum(self._done(before, group, progress.get(group, 0)) for group in dead)
         recovery.decided_s, recovery.missing = time_s, set(after.live)
@@ -160,6 +162,7 @@ class MetricsBook:
             "step_time_s": round(step_time_s, 6),
             "pieces_computed": sum(loads) + discarded + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,
+            "pieces_audited": sum(len(part) for audits in before.audits.values() for part in audits),
             "reduce_s": round(max((f.get("reduce_s", 0.0) for f in times.values()), default=0.0), 6),
             "buckets_early": int(max((f.get("buckets_early", 0.0) for f in times.values()), default=0.0)),
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),

@@ -10,14 +10,15 @@ every rank of a group gets the same calls with the same arguments, whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 PieceHook = Callable[[str, int], None]
 """('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it;
-('evaluate', n) after the n-th batch of an evaluation."""
+('evaluate', n) after the n-th batch of an evaluation; ('audit', n) before the forward and after the backward of the
+n-th audited piece."""
 
 
 class Outlet(Protocol):
@@ -39,12 +40,18 @@ class StepEngine(Protocol):
     def begin_step(self, step: int) -> None:
         """Zero the accumulators: no piece is inside."""
 
-    def run(self, step: int, pieces: Sequence[int]) -> None:
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
         """Forward and backward of ``pieces`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
-        :meth:`apply`, never here.
+        :meth:`apply`, never here. ``audits`` are computed in the same pipeline, as whoever owns them computes them,
+        and add nothing to accumulators or scalars. Of them, and of ``compared`` among the pieces, the gradients'
+        checksums are kept.
         """
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """Piece -> parameter -> checksum (64 bits) of its rounded gradient on this rank: of every audited piece since
+        :meth:`begin_step`, or of every compared one. Pieces without samples may be left out. No collective."""
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """What :meth:`local_sum` will give after the next run, for a reduction that begins during that run: the same

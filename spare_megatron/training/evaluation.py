@@ -8,7 +8,7 @@ depend on who computed what. After the last step one more round, ``train_iters +
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,8 @@ class EvaluatingEngine(PassThrough):
         self._sums.clear()
         self.engine.begin_step(step)
 
-    def run(self, step: int, pieces: Sequence[int]) -> None:
-        """The evaluation that is due on these pieces, then their training."""
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
+        """The evaluation that is due on these pieces, then their training. Evaluations are not audited."""
         for which in self.passes_before(step):
             for iteration in range(which.iterations):
                 sums = self.engine.evaluate(step, pieces, which.source(step - 1, iteration))
@@ -69,7 +69,7 @@ class EvaluatingEngine(PassThrough):
                     self._sums[name] = self._sums.get(name, 0.0) + value
                 self._tell("evaluate", iteration)
         if step <= self.train_iters:
-            self.engine.run(step, pieces)
+            self.engine.run(step, pieces, audits, compared)
             return
         for n in range(len(pieces)):
             self._tell("backward", n)

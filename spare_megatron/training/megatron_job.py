@@ -90,7 +90,7 @@ def run_megatron_job(
     files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
-    check_flips(injector.injections, job.spare.reduce)
+    check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     world = init_group_world(
         job.shape,
         place.position,
@@ -306,6 +306,8 @@ def _spec(
         min_groups=job.spare.min_groups or 1,
         fingerprint=description.fingerprint,
         heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+        audit_rate=job.spare.audit_rate,
+        audit_seed=job.training.seed,
     )
 
 

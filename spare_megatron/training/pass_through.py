@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,9 +39,13 @@ class PassThrough:
         """As the engine's."""
         self.engine.begin_step(step)
 
-    def run(self, step: int, pieces: Sequence[int]) -> None:
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
         """As the engine's."""
-        self.engine.run(step, pieces)
+        self.engine.run(step, pieces, audits, compared)
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """As the engine's."""
+        return self.engine.piece_checksums(audited)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """As the engine's."""

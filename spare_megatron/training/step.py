@@ -28,7 +28,10 @@ import torch
 from spare_megatron.comm.exchange import OpenReduction
 from spare_megatron.comm.link import Session
 from spare_megatron.comm.reduce import GradientReduction, PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.comm.reports import checksum_of
+from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
+from spare_megatron.controller.messages import Part
 from spare_megatron.training.engine import StepEngine
 
 
@@ -118,6 +121,7 @@ class StepRunner:
     """Reduce while the last backward passes run; the same on every rank of the job."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
+    _audited: list[int] = field(default_factory=list, init=False)
     _done: int = field(default=0, init=False)
     _patching: bool = field(default=False, init=False)
     _computing: bool = field(default=False, init=False)
@@ -130,7 +134,7 @@ class StepRunner:
         Raises:
             LeaveError: this group is fenced, or the job is over.
         """
-        self._step, self._pieces, self._done = step, [], 0
+        self._step, self._pieces, self._audited, self._done = step, [], [], 0
         times, attempt, ran = StepTimes(), _Attempt(), 0
         self._weights = self.engine.weights_digest()
         self.engine.begin_step(step)
@@ -154,8 +158,8 @@ class StepRunner:
         """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
         if phase == "backward":
             self._done += 1
-        self.session.progress(phase, self._step, self._done)
-        if phase != "evaluate":
+        self.session.progress("forward" if phase == "audit" else phase, self._step, self._done)
+        if phase not in ("evaluate", "audit"):
             self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
@@ -166,13 +170,14 @@ class StepRunner:
             self.inject("reduce", self._step, done - 1)
 
     def _run_segment(self, orders: Orders, number: int, times: StepTimes) -> _Share:
-        started_s, pieces = self.clock(), orders.segments[number]
+        started_s, pieces, audits = self.clock(), orders.segments[number], orders.audits_of(number)
         self._patching = number > 0
         opened = self._open(orders) if self.overlap and number == len(orders.segments) - 1 else None
         self._computing = True
-        self.engine.run(self._step, pieces)
+        self.engine.run(self._step, pieces, audits, selected(self.session.spec, self._step, pieces))
         self._computing = False
         self._pieces.extend(pieces)
+        self._audited.extend(audits)
         share = _Share(self.engine.local_sum(), self.engine.scalars(), opened)
         spent_s = self.clock() - started_s
         if self._patching:
@@ -206,7 +211,7 @@ class StepRunner:
         attempt.epoch, attempt.live = orders.epoch, orders.live_groups
         attempt.outcome, attempt.ended_s = outcome, self.clock()
         times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
-        self._report(orders.epoch, outcome, times)
+        self._report(orders, outcome, times)
 
     def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
         if share.opened is not None and share.opened.epoch == orders.epoch:
@@ -229,11 +234,13 @@ class StepRunner:
         fault = self.engine.result_fault(outcome.tensors)
         return replace(outcome, ok=False, error=fault) if fault else outcome
 
-    def _report(self, epoch: int, outcome: ReduceOutcome, times: StepTimes) -> None:
+    def _report(self, orders: Orders, outcome: ReduceOutcome, times: StepTimes) -> None:
         """Tell the leader, which votes for the group."""
+        inside, audited = self.engine.piece_checksums(audited=False), self.engine.piece_checksums(audited=True)
+        compared = selected(self.session.spec, self._step, self._pieces)
         self.session.reduced(
             self._step,
-            epoch,
+            orders.epoch,
             outcome.ok,
             pieces=tuple(self._pieces),
             weights_digest=self._weights,
@@ -248,6 +255,13 @@ class StepRunner:
                 "buckets_early": times.early,
                 "pieces_discarded": self._done - len(self._pieces),
             },
+            checksums=[(piece, _checksum(inside.get(piece, {}))) for piece in compared],
+            audits=[(piece, _checksum(audited.get(piece, {}))) for piece in self._audited],
+            parts=[
+                Part(piece, self.session.position, name, checksum)
+                for piece in orders.disputed
+                for name, checksum in (inside.get(piece) or audited.get(piece) or {}).items()
+            ],
         )
 
     def _committed(self, step: int, orders: Orders, attempt: _Attempt, times: StepTimes) -> Committed:
@@ -260,3 +274,8 @@ class StepRunner:
         times.commit_s = self.clock() - attempt.ended_s
         self.inject("apply", step, 0)
         return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave)
+
+
+def _checksum(parts: Mapping[str, int]) -> int:
+    """One figure of a piece's gradient on this rank from those of its parameters."""
+    return checksum_of(",".join(f"{name}={checksum}" for name, checksum in parts.items()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.comm.reports import checksum_of
 from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
 from spare_megatron.training.engine import Outlet
 
@@ -43,8 +44,9 @@ class ToyEngine:
         layers: int = 1,
         layer_s: float = 0.0,
         seed: int = 1,
+        flips: Callable[[str, int, int], bool] = lambda point, step, n: False,
     ) -> None:
-        """``layer_s``: what the backward of one matrix takes longer."""
+        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of ``recovery.inject.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
         self.piece_s, self.width, self.layer_s = piece_s, width, layer_s
@@ -57,6 +59,10 @@ class ToyEngine:
         for layer, weights in enumerate(self.weights):
             weights.requires_grad_().register_post_accumulate_grad_hook(partial(self._add, layers - 1 - layer))
         self.step, self.last = 0, False
+        self.flips, self.n, self.audited = flips, 0, False
+        self.found: dict[str, int] = {}
+        """Of the piece that is computed: matrix -> checksum of its gradient."""
+        self.kept: dict[bool, dict[int, dict[str, int]]] = {False: {}, True: {}}
         self.loss_sum, self.inside = 0.0, 0
         self.on_piece: Callable[[str, int], None] = lambda phase, n: None
 
@@ -64,14 +70,33 @@ class ToyEngine:
         for accumulator in self.accumulators:
             accumulator.zero_()
         self.step, self.loss_sum, self.inside = step, 0.0, 0
+        self.kept = {False: {}, True: {}}
 
-    def run(self, step: int, pieces: Sequence[int]) -> None:
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
+        self.last = False
+        for n, piece in enumerate(audits):
+            self._one(step, piece, n, True)
+            self.kept[True][piece] = self.found
         for n, piece in enumerate(pieces):
             self.last = n == len(pieces) - 1
-            self._piece(step, piece, n)
+            self._one(step, piece, n, False)
+            if piece in compared:
+                self.kept[False][piece] = self.found
 
-    def _piece(self, step: int, piece: int, n: int) -> None:
-        self.on_piece("forward", n)
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        return self.kept[audited]
+
+    def _one(self, step: int, piece: int, n: int, audited: bool) -> None:
+        self.found, self.n, self.audited = {}, n, audited
+        self.on_piece("audit" if audited else "forward", n)
+        loss = self._piece(step, piece)
+        if not audited:
+            self.loss_sum += loss
+            self.inside += 1
+        self.on_piece("audit" if audited else "backward", n)
+
+    def _piece(self, step: int, piece: int) -> float:
+        """Forward and backward; the loss, 0 but for the last rank."""
         x = self._input(step, piece)
         x.requires_grad_()
         y = x
@@ -80,9 +105,10 @@ class ToyEngine:
                 y = torch.tanh(y @ weights)
         if self.piece_s:
             time.sleep(self.piece_s)
+        value = 0.0
         if self.position == self.size - 1:
             loss = (y - 0.5).square().mean()
-            self.loss_sum += round(loss.item() * GRID) / GRID
+            value = round(loss.item() * GRID) / GRID
             self._backward(loss, None)
         else:
             dist.send(y.detach(), self.position + 1)
@@ -92,8 +118,7 @@ class ToyEngine:
         if self.position:
             assert x.grad is not None
             dist.send(x.grad, self.position - 1)
-        self.inside += 1
-        self.on_piece("backward", n)
+        return value
 
     def _backward(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
         self.arrivals.pass_begins(0, last=self.last)
@@ -103,8 +128,13 @@ class ToyEngine:
     def _add(self, number: int, weights: torch.Tensor) -> None:
         """Called by autograd when the gradient of a matrix is there."""
         assert weights.grad is not None
-        self.accumulators[number] += (weights.grad * GRID).round().flatten() / GRID
+        rounded = (weights.grad * GRID).round().flatten() / GRID
         weights.grad = None
+        if not self.audited and self.flips("gradient", self.step, self.n):
+            rounded[0] += 1.0
+        self.found[f"matrix {number}"] = checksum_of(rounded.numpy().tobytes().hex())
+        if not self.audited:
+            self.accumulators[number] += rounded
         if self.layer_s:
             if self.last:
                 print(f"step {self.step}: matrix {number} of the last pass", file=sys.stderr, flush=True)

@@ -36,6 +36,7 @@ def main() -> int:
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     place = place_of(os.environ, groups, size, None)
     dist.init_process_group("gloo", store=group_store(place, 60), rank=place.position, world_size=place.group_size)
+    injector = Injector.from_environment(os.environ, place)
     engine = ToyEngine(
         place.position,
         place.group_size,
@@ -45,12 +46,13 @@ def main() -> int:
         options.width,
         options.layers,
         options.layer_s,
+        flips=injector.flips,
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
     rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
-    code = train_rank(rank, engine, saver, Injector.from_environment(os.environ, place))
+    code = train_rank(rank, engine, saver, injector)
     if code == ExitCode.FINISHED:
         _leave_digest(engine, place)
     return int(code)
@@ -67,6 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--redundancy", type=int, default=2)
     parser.add_argument("--granularity", default="microbatch")
+    parser.add_argument("--audit-rate", type=float, default=0.0)
     parser.add_argument("--heartbeat-s", type=float, default=8.0)
     parser.add_argument("--progress-s", type=float, default=40.0)
     parser.add_argument("--save", default="")
@@ -87,6 +90,8 @@ def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec
         min_groups=1,
         fingerprint=_job(place, options).fingerprint,
         heartbeat_timeout_s=options.heartbeat_s,
+        audit_rate=options.audit_rate,
+        audit_seed=1,
     )
 
 

@@ -95,7 +95,15 @@ BAD = [
     ("--spare-min-groups 9", "--spare-min-groups 9 is not between 1 and the 4 groups"),
     ("--spare-heartbeat-timeout-s 0", "must be above 0"),
     ("--spare-progress-timeout-s 1", "--spare-progress-timeout-s 1 s must be above --spare-heartbeat-timeout-s 5 s"),
-    ("--spare-audit-rate 2", "--spare-audit-rate is not supported"),
+    ("--spare-audit-rate 2", "--spare-audit-rate is 2.0, but must be in 0 <= x <= 1"),
+    (
+        "--spare-audit-rate 0.1 --spare-reduce fp32",
+        "compares checksums, which .* fp32 do not have; use --spare-reduce exa",
+    ),
+    (
+        "--spare-audit-rate 0.1 --spare-redundancy 1",
+        "needs a second group with each piece's data, .* use 3, with which",
+    ),
     ("--num-distributed-optimizer-instances 3", "means 3 groups, but the job has 4"),
     ("--rampup-batch-size 1 1 10", "the batch size 1 is not a multiple of 4, .*; use multiples of 4, or begin at 4"),
     ("--fp8-format hybrid --spare-reduce exact", "--spare-reduce exact does not go with --fp8-format hybrid: "),

@@ -133,7 +133,12 @@ def test_a_degree_that_is_no_number_is_refused() -> None:
 def test_flipped_bits_that_nothing_would_find_are_refused(point: str, reduce: str) -> None:
     flips = [parse_injection(f"bitflip:group=0,step=2,at={point}"), parse_injection("sigkill:group=0,step=2,at=reduce")]
     if reduce.startswith("exact") or point == "weights":
-        check_flips(flips, reduce)
+        check_flips(flips, reduce, audit_rate=0.1)
         return
     with pytest.raises(ConfigError, match=f"at {point}: the sums of --spare-reduce {reduce} carry no checksums"):
-        check_flips(flips, reduce)
+        check_flips(flips, reduce, audit_rate=0.1)
+
+
+def test_a_flipped_gradient_needs_an_audit() -> None:
+    with pytest.raises(ConfigError, match="only an audit of the piece would find the flipped bit; add --spare-audit"):
+        check_flips([parse_injection("bitflip:group=0,step=2,at=gradient")], "exact", audit_rate=0.0)

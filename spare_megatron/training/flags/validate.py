@@ -254,6 +254,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
         "microbatches a group ran, so sums are not those of another placement; use --spare-reduce fp32",
     )
+    _check_audits(ns, groups)
     refuse(
         (ns.use_megatron_fsdp or ns.use_torch_fsdp2) and shape.inner_data > 1,
         f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
@@ -271,6 +272,24 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
+
+
+def _check_audits(ns: Namespace, groups: int) -> None:
+    """Two gradients of a piece can be compared where equal ones are equal bit for bit, and where two groups have it."""
+    rate, redundancy = ns.spare_audit_rate, ns.spare_redundancy or min(2, groups)
+    refuse(
+        not 0 <= rate <= 1, f"--spare-audit-rate is {rate}, but must be in 0 <= x <= 1, as in --spare-audit-rate 0.01"
+    )
+    refuse(
+        rate and not ns.spare_reduce.startswith("exact"),
+        f"--spare-audit-rate {rate} compares checksums, which the sums of --spare-reduce {ns.spare_reduce} do not "
+        "have; use --spare-reduce exact or exact32",
+    )
+    refuse(
+        rate and redundancy < 2,
+        f"--spare-audit-rate {rate} needs a second group with each piece's data, but --spare-redundancy is "
+        f"{redundancy}; use 3, with which a third group decides who is wrong, or 2, with which the job then stops",
+    )
 
 
 def check_all(ns: Namespace, shape: JobShape) -> None:

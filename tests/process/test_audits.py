@@ -1,0 +1,64 @@
+"""Audits on real processes: a wrong gradient is found before its step is committed, its group named, no trace left.
+
+The toy model's sums are exact in any order (tests/process/toy_engine.py), so weights must be bit for bit those of the
+run without a fault.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import Job, launch, toy_digests
+
+GROUPS, STEPS = 4, 12
+WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--layers", "2", "--piece-s", "0.005")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Position -> digest of the weights of the run without audits and faults."""
+    run_dir = tmp_path_factory.mktemp("calm")
+    launch(run_dir, *WORDS, groups=GROUPS).finish()
+    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(run_dir).items()}
+
+
+def same_as_calm(job: Job, calm: dict[str, str], survivors: int) -> None:
+    """Every surviving rank has the weights of the run without faults."""
+    digests = toy_digests(job.run_dir)
+    assert len(digests) == 2 * survivors, digests
+    for name, digest in digests.items():
+        assert digest == calm[name.rpartition("-")[2]], f"{name} differs from the run without faults"
+
+
+def test_a_wrong_gradient_is_found_named_and_leaves_no_trace(tmp_path: Path, calm: dict[str, str]) -> None:
+    inject = ("bitflip:group=1,position=1,step=4,at=gradient,n=1", "bitflip:group=2,position=0,step=8,at=gradient,n=0")
+    job = launch(tmp_path, *WORDS, "--audit-rate", "1", groups=GROUPS, inject=inject)
+    lines = job.finish()
+    said = (tmp_path / "launch.out").read_text()
+    assert "found different gradients of piece 3 in step 4" in said
+    assert "group 1 (rank 1) corrupt: its gradient of piece 3 in step 4 differs from that of groups" in said
+    assert ": in matrix" in said
+    lost = [(line["step"], line["recovery"]["lost_groups"]) for line in lines if line["recovery"]]
+    assert lost == [(4, [1]), (8, [2])]
+    same_as_calm(job, calm, survivors=2)
+
+
+def test_deaths_raise_no_false_alarm(tmp_path: Path, calm: dict[str, str]) -> None:
+    inject = ("sigkill:group=3,step=3,at=backward,n=1", "sigkill:group=0,position=1,step=7,at=vote")
+    job = launch(tmp_path, *WORDS, "--audit-rate", "0.5", groups=GROUPS, inject=inject)
+    lines = job.finish()
+    assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[3], [0]]
+    assert sum(line["pieces_audited"] for line in lines) > STEPS
+    assert "corrupt" not in (tmp_path / "launch.out").read_text()
+    same_as_calm(job, calm, survivors=2)
+
+
+def test_two_hosts_cannot_decide(tmp_path: Path) -> None:
+    words = ("--steps", "6", "--redundancy", "2", "--pieces", "2", "--audit-rate", "1")
+    job = launch(tmp_path, *words, groups=2, inject=("bitflip:group=1,position=0,step=3,at=gradient,n=0",))
+    job.finish(code=1)
+    said = (tmp_path / "launch.out").read_text()
+    assert "groups 0 and 1 found different gradients of piece 2 in step 3, no majority agrees" in said
+    assert "there is no checkpoint" in said

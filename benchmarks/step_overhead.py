@@ -69,7 +69,8 @@ def _against_plain(options: argparse.Namespace) -> None:
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
         flags = (*MODEL, *layout, *batch)
         pairs = [
-            (_median(_ours(groups, flags), "step_time_s"), _plain(groups, size, flags)) for _ in range(options.rounds)
+            (_median(run_ours(groups, flags), "step_time_s"), _plain(groups, size, flags))
+            for _ in range(options.rounds)
         ]
         ratios = [ours / plain for ours, plain in pairs]
         rows.append(
@@ -93,7 +94,7 @@ def _overlap(options: argparse.Namespace) -> None:
             flags = (*MODEL, *layout, *batch)
             with _link(mbit) as within:
                 pairs = [
-                    (_ours(groups, flags, within), _ours(groups, (*flags, "--overlap-grad-reduce"), within))
+                    (run_ours(groups, flags, within), run_ours(groups, (*flags, "--overlap-grad-reduce"), within))
                     for _ in range(options.rounds)
                 ]
             rows.append({"case": name, "link_mbit": mbit or "", **_compared(pairs)})
@@ -145,7 +146,7 @@ def _environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
 
 
-def _ours(groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> list[dict]:
+def run_ours(groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> list[dict]:
     """The lines of metrics.jsonl after the first steps."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]

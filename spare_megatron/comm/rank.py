@@ -89,7 +89,8 @@ class Agent:
         elif kind == "commit":
             commit = order.commit
             audits = tuple(commit.audits)
-            return self._adopt(*take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits))
+            told = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
+            return self._adopt(*told)
         elif kind == "fenced" and order.fenced.fencing >= self.orders.fencing:
             return self.end(fenced=order.fenced.reason)
         elif kind == "stop":

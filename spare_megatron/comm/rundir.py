@@ -61,6 +61,10 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
 
+    def choice(self, life: int) -> Path:
+        """What the job decided about itself in one life (recovery.tuning)."""
+        return self.path / f"choice-life-{life}.json"
+
     def log_of(self, group: int, position: int) -> Path:
         """Where a rank's output goes."""
         return self.logs / f"group-{group}" / f"rank-{position}.log"

@@ -19,3 +19,5 @@ class ExitCode(IntEnum):
     """Of a rank: its group is no member of the job any more."""
     WIPE_OUT = 11
     """Of a rank: too few groups are left; the job is to be started again from its last good checkpoint."""
+    RESTART = 12
+    """Of a coordinator: the job saved and is to be started again at once, with all groups."""

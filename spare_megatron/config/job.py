@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.config.tuning import Tuning
 
 Plain = str | int | float | bool | None
 
@@ -24,6 +25,7 @@ class JobDescription:
     identity: Mapping[str, Plain] = field(default_factory=dict)
     """Everything that must be equal on all ranks, by name: model, data, flags, versions."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    tuning: Tuning = field(default_factory=Tuning)
     train_iters: int = 0
     """Last step of the schedule, for the iteration line; the run may end before it."""
     log_interval: int = 100

@@ -329,8 +329,10 @@ class CheckpointConfig:
 
     save: str | None = None
     """Directory that checkpoints are written to."""
-    save_interval: int | None = flag(None, "--save-interval", "--persistent-save-interval")
-    """Steps between checkpoints."""
+    save_interval: int | Literal["auto"] | None = flag(
+        None, "--save-interval", "--persistent-save-interval", kind="steps-or-auto"
+    )
+    """Steps between checkpoints; auto: chosen from what the first steps and a first save cost, and from the losses."""
     load: str | None = None
     """Directory that a checkpoint is read from."""
     ckpt_step: int | None = None

@@ -15,6 +15,7 @@ from typing import Any
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.config.tuning import Tuning
 from spare_megatron.controller import messages
 from spare_megatron.controller.messages import Action, Event, JobSpec, SendView, View
 
@@ -22,7 +23,7 @@ _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in vars(messages).values()
     if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == messages.__name__
-} | {"JobDescription": JobDescription, "Timeouts": Timeouts}
+} | {"JobDescription": JobDescription, "Timeouts": Timeouts, "Tuning": Tuning}
 
 _VIEW_FIELDS = tuple(item.name for item in fields(View))
 

@@ -36,6 +36,7 @@ from spare_megatron.controller.messages import (
     SendView,
     StartupOver,
     StopRequested,
+    Tuned,
     Vote,
 )
 from spare_megatron.controller.state import State, initial_state, opened_state
@@ -67,6 +68,8 @@ def step(state: State, event: Event) -> Outcome:
         return _saved(state, event)
     if isinstance(event, StartupOver):
         return _startup_over(state, event)
+    if isinstance(event, Tuned):
+        return _tuned(state, event)
     return _stop_requested(state, event)
 
 
@@ -220,6 +223,17 @@ def _startup_over(state: State, event: StartupOver) -> Outcome:
         return stop(state, "failed", f"{here}, fewer than --spare-min-groups {spec.min_groups}")
     missing = frozenset(range(spec.num_groups)) - state.live.keys()
     return begin(replace(state, gone=missing), here)
+
+
+def _tuned(state: State, event: Tuned) -> Outcome:
+    if state.phase != "running":
+        return ignore(state, f"{event.reason}; no step is in flight")
+    tuned = replace(
+        state,
+        save_interval=event.save_interval or state.save_interval,
+        save_now=state.save_now or event.save_now,
+    )
+    return decide(tuned, [], event.reason)
 
 
 def _stop_requested(state: State, event: StopRequested) -> Outcome:

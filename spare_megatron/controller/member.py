@@ -46,6 +46,8 @@ class Orders:
     """What this group audits in ``step``: entry k in the pipeline of segment k, after its pieces."""
     disputed: tuple[int, ...] = ()
     """Pieces of ``step`` whose gradients the next vote gives for each parameter."""
+    save: bool = False
+    """t* is to be saved once it is applied."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
@@ -99,6 +101,7 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
         leave=view.leave,
         audits=view.audits,
         disputed=view.disputed,
+        save=view.save,
     )
     if view.epoch > orders.epoch:
         return told, Change.EPOCH
@@ -108,7 +111,7 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
 
 
 def take_commit(
-    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = ()
+    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = (), save: bool = False
 ) -> tuple[Orders, Change]:
     """Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. Repeated or of
     another epoch: nothing."""
@@ -125,6 +128,7 @@ def take_commit(
         leave=leave,
         audits=(audits,) if audits else (),
         disputed=(),
+        save=save,
     )
     return told, Change.COMMIT
 

@@ -12,7 +12,7 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, overload
@@ -185,7 +185,24 @@ class StopRequested:
     reason: str
 
 
-Event: TypeAlias = Opened | Hello | AllHere | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested
+@dataclass(frozen=True)
+class Tuned:
+    """What the job uses from here on, or a trial save on the way there. The decision is the tuner's (tuner.at_start),
+    which the machine lies below; the figures that it was made from stand beside it, so that it can be made again."""
+
+    reason: str
+    save_interval: int = 0
+    """Steps between the saves that the machine orders; 0: as it was."""
+    save_now: bool = False
+    """The next step that is committed is saved."""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    """What was measured, and the choice before this one."""
+    choice: Mapping[str, object] = field(default_factory=dict)
+
+
+Event: TypeAlias = (
+    Opened | Hello | AllHere | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested | Tuned
+)
 
 
 # --------------------------------------------------------------------------------------------------------- actions
@@ -218,6 +235,8 @@ class View:
     and added to nothing. Segments beyond the last entry have none."""
     disputed: tuple[int, ...] = ()
     """Pieces over whose gradient groups disagree: votes for them carry parts."""
+    save: bool = False
+    """t* is to be saved."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +257,8 @@ class SendCommit:
     """The run ends with this step: save, send Applied, leave."""
     audits: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(group, what it audits in step + 1) of every group that audits anything; each is told its own."""
+    save: bool = False
+    """The machine's save interval is over: save this step."""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,12 @@ class State:
     """Why the run ends before its last step, empty if it does not."""
     applied_last: frozenset[int] = frozenset()
     """While ending: groups whose every rank holds the last state, saved."""
+    save_interval: int = 0
+    """Steps between the saves that the machine orders; 0: none."""
+    save_now: bool = False
+    """The step in flight is to be saved when it is committed."""
+    save_step: int = 0
+    """The last step whose save the machine ordered; the first step of the life before that."""
     saved_step: int = -1
     """Newest checkpoint that counts, -1 before the first."""
     outcome: str = ""
@@ -214,6 +220,7 @@ class State:
             leave=self.phase == "ending",
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
+            save=self.save_step == self.committed[0] > self.job.first_step,
         )
 
 
@@ -233,6 +240,7 @@ def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
         epoch=state.epoch,
         highest=state.highest,
         committed=(spec.first_step, 0),
+        save_step=spec.first_step,
         saved_step=spec.first_step if spec.first_step else -1,
     )
 

@@ -204,6 +204,7 @@ def _commit(state: State) -> Outcome:
     step = state.step_in_flight
     assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
+    save = state.save_now or 0 < state.save_interval <= step - state.save_step
     after = replace(
         state,
         phase="ending" if ends else "running",
@@ -212,12 +213,14 @@ def _commit(state: State) -> Outcome:
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,
+        save_now=False,
+        save_step=step if save else state.save_step,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
     )
     groups = tuple(sorted(after.live))
     told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
-    actions = [SendCommit(groups, step, state.epoch, ends, told)]
+    actions = [SendCommit(groups, step, state.epoch, ends, told, save)]
     reason = f"step {step} is committed in epoch {state.epoch} by {len(groups)} groups"
     if ends or not after.waiting:
         return decide(after, actions, reason)

@@ -26,9 +26,10 @@ from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_js
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
-from spare_megatron.controller.machine import step
+from spare_megatron.controller.machine import State, step
 from spare_megatron.controller.messages import (
     Applied,
+    Decision,
     Event,
     Hello,
     JobSpec,
@@ -39,14 +40,16 @@ from spare_megatron.controller.messages import (
     SendFenced,
     StartupOver,
     StopRequested,
+    Tuned,
     Vote,
 )
 from spare_megatron.recovery.detector import Beat, Detector, Finding
-from spare_megatron.recovery.journal import Journal, cut_torn_line, replay
+from spare_megatron.recovery.journal import Journal, Record, cut_torn_line, replay
 from spare_megatron.recovery.office import Office
-from spare_megatron.recovery.records import Records
+from spare_megatron.recovery.records import Records, say
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
+from spare_megatron.recovery.tuning import PLANNED, JobTuning, lines
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
@@ -80,10 +83,8 @@ class Coordinator:
         self._streams = Streams()
         cut_torn_line(self._dir.journal)
         self._records = Records(self._dir)
-        self._state, count = replay(
-            self._dir.journal,
-            lambda record, before, decision, after: self._records.observe(record, before, decision, after, 0.0, False),
-        )
+        self._tuning = JobTuning(time.time())
+        self._state, count = replay(self._dir.journal, self._replayed)
         office, published = options.office, self._dir.coordinator()
         confirm = office.confirm if office else _nobody_else
         self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time, confirm)
@@ -99,6 +100,10 @@ class Coordinator:
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
         self._resumed = False
+
+    def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
+        self._records.observe(record, before, decision, after, 0.0, False)
+        self._tuning.observe(record.time_unix_s, before, record.event, after)
 
     # --------------------------------------------------------------------------------------------------------- life
 
@@ -175,6 +180,7 @@ class Coordinator:
         self._detector.adopt(job.timeouts)
         self._records.begin(job, self._state)
         self._watch_duration(self._records.life_began_unix_s)
+        self._tuning.begin(job.tuning)
 
     def _expect_all(self) -> None:
         """A job that forms waits for its groups only so long."""
@@ -236,6 +242,20 @@ class Coordinator:
                 self._detector.lost(action.group, action.incarnation)
         if self._state.stopped and not before.stopped:
             self._end()
+        self._tuning.observe(record.time_unix_s, before, event, self._state)
+        following = self._tuning.next(self._state)
+        if following is not None:
+            self._apply(following)
+            if isinstance(following, Tuned):
+                self._tell_choice(following)
+
+    def _tell_choice(self, event: Tuned) -> None:
+        """For people, for checkpoints, and for the next life's ranks."""
+        for line in lines(event):
+            say(line)
+        if event.choice:
+            plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
+            write_json(self._dir.choice(self._state.life), plain, durable=True)
 
     def _end(self) -> None:
         self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
@@ -291,13 +311,16 @@ class Coordinator:
             if (vote.step, vote.epoch) == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(vote.step, vote.epoch, group, figures)
+                self._tuning.figures(vote.step, vote.epoch, figures)
             self._apply(replace(vote, at_s=round(now_s, 3)))
         elif kind == "applied":
             self._apply(wire.read(report.applied, Applied))
         elif kind == "saved":
             self._apply(wire.read(report.saved, Saved))
         elif kind == "report":
-            self._records.report(report.report.step, json.loads(report.report.report_json))
+            told = json.loads(report.report.report_json)
+            self._records.report(report.report.step, told)
+            self._tuning.report(told)
         elif kind == "seen" and report.seen.epoch == self._state.epoch:
             self._records.book.seen(group, time.time())
         elif kind == "stop_request":
@@ -365,6 +388,8 @@ def _exit_code(outcome: str, reason: str) -> ExitCode:
     if outcome == "finished":
         return ExitCode.FINISHED
     if outcome == "left":
+        if reason.startswith(PLANNED):
+            return ExitCode.RESTART
         return ExitCode.REQUEUE if reason.startswith(SIGNAL_REASON) else ExitCode.FINISHED
     return ExitCode.WIPE_OUT if outcome == "wipe-out" else ExitCode.FAILED
 

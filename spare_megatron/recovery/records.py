@@ -18,7 +18,7 @@ from typing import Any
 from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.job import JobDescription
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Lost
+from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tuned
 from spare_megatron.observe.boards import Boards
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
@@ -64,10 +64,11 @@ class Records:
         self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
         if after.life != before.life:
             self.life_began_unix_s = record.time_unix_s
+        told = isinstance(record.event, Tuned | StopRequested)
         changed = after.epoch != before.epoch or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
-        if live and changed:
+        if live and (changed or told):
             say(decision.reason)
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:

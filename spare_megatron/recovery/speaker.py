@@ -65,7 +65,10 @@ class Speaker:
         """One order for all groups that audit nothing, one of its own for each that does."""
 
         def order(audits: tuple[int, ...]) -> pb.Order:
-            return pb.Order(commit=pb.Commit(step=action.step, epoch=action.epoch, leave=action.leave, audits=audits))
+            commit = pb.Commit(
+                step=action.step, epoch=action.epoch, leave=action.leave, save=action.save, audits=audits
+            )
+            return pb.Order(commit=commit)
 
         plain, own = order(()), {group: order(pieces) for group, pieces in action.audits}
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})

@@ -55,10 +55,12 @@ class Supervisor:
         while True:
             self._life = Life(self._launch, processes, number, self._notice, self._stopped_hard)
             code = await self._life.run(self._stop_reason)
-            if code is not ExitCode.WIPE_OUT:
+            if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
                 return code
             idle = 0 if self._life.committed_anything() else idle + 1
             why = (read_json(self._dir.summary) or {}).get("reason", "every group is lost")
+            if code is ExitCode.RESTART and self._stop_reason:
+                return ExitCode.REQUEUE
             checkpoint = self._last_checkpoint()
             if checkpoint is None:
                 dirs = " or ".join(self._launch.checkpoint_dirs) or "(no --save or --load was given)"

@@ -20,7 +20,9 @@ from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
+from spare_megatron.config.tuning import Tuning
 from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings
+from spare_megatron.training.choices import redundancy_of
 from spare_megatron.training.flags import check, parser, resolve, validate
 from spare_megatron.training.flags.specs import core_specs, core_table, own_specs
 
@@ -66,13 +68,26 @@ class JobArguments:
     seq_length: int
     words: tuple[str, ...]
     """The command line as it was given."""
+    redundancy: int
+    """r: what was said, or what auto is for this life of the job."""
     notes: tuple[str, ...] = ()
     """Sentences about flags that were given and change nothing here, to be said once."""
 
     @property
-    def redundancy(self) -> int:
-        """r: what was said, or 2 (1 where there is a single group)."""
-        return self.spare.redundancy or min(2, self.shape.num_groups)
+    def tuning(self) -> Tuning:
+        """What the job is to decide while it runs."""
+        spare, saves = self.spare, self.checkpoint.save is not None
+        return Tuning(
+            save_interval=self.checkpoint.save_interval == "auto" and saves,
+            redundancy=spare.redundancy is None,
+            restart_after=spare.restart_after,
+            mtbf_gpu_hours=spare.mtbf_gpu_hours,
+            group_size=self.shape.group_size,
+            shared_data=spare.data == "shared",
+            groups_return=spare.max_group_restarts > 0,
+            standby_groups=spare.standby_groups,
+            can_restart=saves and self.place.launcher_pid is not None,
+        )
 
     @property
     def timeouts(self) -> Timeouts:
@@ -169,6 +184,7 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
         max_position_embeddings=namespace.max_position_embeddings,
         seq_length=namespace.seq_length,
         words=words,
+        redundancy=redundancy_of(namespace.spare_redundancy, shape.num_groups, namespace.spare_data, place),
     )
 
 

@@ -7,8 +7,9 @@ step number, the members of the epoch in which the step was committed), never fr
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spare_megatron.comm.link import Session
@@ -39,6 +40,8 @@ class TrainingLoop:
     saver: Saver | None
     first_step: int
     """Step whose state the engine holds at the start."""
+    _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
+    """How long the last save kept this rank from training, until it is reported."""
 
     def run(self) -> Orders:
         """Train until the job is over for this rank; the orders that say how."""
@@ -50,7 +53,7 @@ class TrainingLoop:
                 self._apply(committed)
                 if committed.leave:
                     return self._end(committed)
-                if self.saver and self.saver.due(step) and self._saves(committed.live):
+                if self.saver and (committed.save or self.saver.due(step)) and self._saves(committed.live):
                     self._save(committed)
                 step += 1
                 orders = self.session.orders
@@ -74,7 +77,8 @@ class TrainingLoop:
     def _apply(self, committed: Committed) -> None:
         self.session.progress("apply", committed.step, 0)
         report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
-        self.session.applied(committed.step, report)
+        self.session.applied(committed.step, {**report, **self._save_cost})
+        self._save_cost = {}
 
     def _saves(self, live: tuple[int, ...]) -> bool:
         """One group saves for all: the lowest of those that committed the step."""
@@ -82,11 +86,13 @@ class TrainingLoop:
 
     def _save(self, committed: Committed) -> None:
         assert self.saver is not None
+        began_s = time.monotonic()
         self.session.progress("checkpoint", committed.step, 0)
         self.runner.inject("checkpoint", committed.step, 0)
         if not self.saver.save(committed.step, committed.epoch, self.session.saved):
             log.warning("the checkpoint of step %d does not count", committed.step)
         self.session.progress("checkpoint", committed.step, 0)
+        self._save_cost = {"save_s": round(time.monotonic() - began_s, 6)}
 
     def _end(self, committed: Committed) -> Orders:
         """The last step is applied: save it if this group is the one, say so, and stay until the job is over.

@@ -34,6 +34,7 @@ from spare_megatron.placement import Placement, build_placement
 from spare_megatron.recovery.inject import Injector
 from spare_megatron.training import user_state
 from spare_megatron.training.arguments import JobArguments
+from spare_megatron.training.choices import leave_choice
 from spare_megatron.training.data import (
     PieceLoader,
     check_enough,
@@ -320,6 +321,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
     return JobDescription(
         identity=identity,
         timeouts=job.timeouts,
+        tuning=job.tuning,
         train_iters=job.train_iters,
         log_interval=logs.log_interval,
         global_batch_size=job.shape.global_batch_size,
@@ -367,6 +369,8 @@ def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: St
         checkpointing.save(
             directory, engine.replica, step=step, consumed_samples=consumed, args=plain, rank_state=exact
         )
+        if job.place.is_leader:
+            leave_choice(job.place, directory)
         barrier()
         if job.place.is_leader:
             append_progress(job, saved_text(job, step, consumed, flops_per_step(args)))
@@ -376,4 +380,5 @@ def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: St
         dist.broadcast_object_list(told, 0)
         return bool(told[0])
 
-    return GroupSaver(Path(config.save), job.place, config.save_interval, job.train_iters, write, agree)
+    interval = config.save_interval if isinstance(config.save_interval, int) else None
+    return GroupSaver(Path(config.save), job.place, interval, job.train_iters, write, agree)

@@ -83,6 +83,8 @@ class Committed:
     """Groups that committed it: the members of ``epoch``."""
     leave: bool
     """The run ends with this step."""
+    save: bool = False
+    """The coordinator wants this step saved."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ class StepRunner:
         assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
         times.commit_s = self.clock() - attempt.ended_s
         self.inject("apply", step, 0)
-        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave)
+        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave, orders.save)
 
 
 def _checksum(parts: Mapping[str, int]) -> int:

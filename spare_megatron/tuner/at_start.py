@@ -6,6 +6,7 @@ Called by whoever has measured; nothing here measures. A choice comes with its r
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from math import ceil, inf
 from typing import Literal
 
 from spare_megatron.config.errors import ConfigError
@@ -43,7 +44,11 @@ class Measured:
     rejoin_s: float | None = None
     standby_groups: int = 0
     redundancy: int | None = None
-    """Given outright: kept."""
+    """In effect: kept, as a placement lasts as long as the processes."""
+    redundancy_is_free: bool = False
+    """The next start may have another one: the choice says which."""
+    write_s: float = 0.0
+    """From the step to the checkpoint that counts: the next save cannot come earlier."""
     planned_restarts: bool = False
     """Whether the job carries out planned restarts; without them saves must cover every wipe-out."""
 
@@ -58,9 +63,12 @@ class Choice:
     restart_after_failures: int | None
     mtbf_s: float
     """Of the whole job, as assumed."""
-    time_to_train_ratio: float
+    time_to_train_ratio: float | None
+    """None: no progress is expected."""
     endurable_failures: float
     reason: str
+    redundancy_next: int | None = None
+    """What the next start of the job should have, where that is free and not what is in effect."""
 
     def as_json(self) -> dict[str, object]:
         """For the journal and a checkpoint's metadata."""
@@ -68,30 +76,66 @@ class Choice:
 
     def rows(self) -> list[tuple[str, str]]:
         """A small table for people."""
-        planned = self.restart_after_failures
+        planned, ratio = self.restart_after_failures, self.time_to_train_ratio
+        later = "" if self.redundancy_next is None else f", {self.redundancy_next} from the next start on"
         return [
-            ("redundancy", str(self.redundancy)),
+            ("redundancy", f"{self.redundancy}{later}"),
             ("save interval", f"{self.save_interval_steps} steps ({self.save_interval_s:.0f} s)"),
             ("planned restart", "none" if planned is None else f"after {planned} losses"),
             ("mean time between losses", f"{self.mtbf_s:.0f} s"),
             ("losses endured", f"{self.endurable_failures:.1f}"),
-            ("time to train / failure-free", f"{self.time_to_train_ratio:.3f}"),
+            ("time to train / failure-free", "none" if ratio is None else f"{ratio:.3f}"),
         ]
 
 
 def at_start(measured: Measured) -> Choice:
     """The choice for these figures; ConfigError when no redundancy makes progress or a figure is impossible."""
+    mtbf_s, source = _mtbf_s(measured)
+    choice = _choice(measured, mtbf_s, source)
+    if not measured.redundancy_is_free or measured.redundancy is None:
+        return choice
+    free = _choice(replace(measured, redundancy=None), mtbf_s, source)
+    if free.redundancy == choice.redundancy:
+        return choice
+    return replace(choice, redundancy_next=free.redundancy)
+
+
+def _mtbf_s(measured: Measured) -> tuple[float, str]:
+    """Of the whole job, and where it is from."""
     hours = LLAMA3_MTBF_GPU_HOURS if measured.mtbf_gpu_hours is None else measured.mtbf_gpu_hours
-    if not hours > 0:
-        raise ConfigError(f"--spare-mtbf-gpu-hours is {hours}, but must be more than 0")
+    if not 0 < hours < inf:
+        raise ConfigError(f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0")
     source = "default of 49,152 GPU hours, Llama 3" if measured.mtbf_gpu_hours is None else f"{hours:g} GPU hours"
-    return _choice(measured, hours * 3600 / (measured.num_groups * measured.group_size), source)
+    return hours * 3600 / (measured.num_groups * measured.group_size), source
 
 
-def updated_interval(measured: Measured, choice: Choice, losses: int, elapsed_s: float) -> Choice | None:
-    """The choice with the save interval for the losses seen in this time; None where it hardly changes.
+def without_progress(measured: Measured, why: str) -> Choice:
+    """What a job does for which :func:`at_start` finds no progress: it was started all the same. A save costs a tenth
+    of the time."""
+    step_s = measured.compute_s + measured.reduce_s
+    steps = _at_least_a_write(measured, max(1, ceil(9 * measured.save_s / step_s)))
+    reason = f"{why}; saves take a tenth of the time"
+    return Choice(measured.redundancy or 1, steps, steps * step_s, None, _mtbf_s(measured)[0], None, 0.0, reason)
+
+
+def restart_pays(measured: Measured, live: int, steps_left: int) -> bool:
+    """Whether a restart with all groups costs less than the rest of the job costs more on ``live`` groups."""
+    slower_s = measured.compute_s * (measured.num_groups / live - 1)
+    return steps_left * slower_s > measured.restart_s + measured.save_s
+
+
+def _at_least_a_write(measured: Measured, steps: int) -> int:
+    return max(steps, ceil(measured.write_s / (measured.compute_s + measured.reduce_s)))
+
+
+def updated_interval(
+    measured: Measured, choice: Choice, losses: int, elapsed_s: float, present_steps: int | None = None
+) -> Choice | None:
+    """The choice at the start with the save interval for the losses seen in this time; None where that hardly differs
+    from ``present_steps`` (default: the choice's).
 
     The rate is that of a gamma prior worth ``PRIOR_LOSSES`` losses at the first assumption; the redundancy stays."""
+    present = present_steps or choice.save_interval_steps
     mtbf_s = (elapsed_s + PRIOR_LOSSES * choice.mtbf_s) / (losses + PRIOR_LOSSES)
     source = f"{losses} losses in {elapsed_s:.0f} s"
     try:
@@ -101,11 +145,12 @@ def updated_interval(measured: Measured, choice: Choice, losses: int, elapsed_s:
         wanted = 1.0
     low = choice.save_interval_steps / UPDATE_FACTOR_MAX
     steps = max(1, round(min(max(wanted, low), choice.save_interval_steps * UPDATE_FACTOR_MAX)))
-    if abs(steps - choice.save_interval_steps) < max(1.0, UPDATE_CHANGE_MIN * choice.save_interval_steps):
+    steps = _at_least_a_write(measured, steps)
+    if abs(steps - present) < max(1.0, UPDATE_CHANGE_MIN * present):
         return None
     step_s = choice.save_interval_s / choice.save_interval_steps
     reason = (
-        f"save interval {choice.save_interval_steps} -> {steps} steps: {source} make one every {mtbf_s:.0f} s, "
+        f"save interval {present} -> {steps} steps: {source} make one every {mtbf_s:.0f} s, "
         f"{choice.mtbf_s:.0f} s were assumed (at most a factor {UPDATE_FACTOR_MAX:g} from the start's)"
     )
     return replace(choice, save_interval_steps=steps, save_interval_s=steps * step_s, reason=reason)
@@ -142,15 +187,16 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
             f"--spare-redundancy {chosen.redundancy} endures {chosen.endurable_failures:.1f} losses, one every "
             f"{mtbf_s:.0f} s ({source}): too few for a restart of {measured.restart_s:g} s; use a larger one or 'auto'"
         )
+    steps = _at_least_a_write(measured, found.interval_steps)
     return Choice(
         redundancy=chosen.redundancy,
-        save_interval_steps=found.interval_steps,
-        save_interval_s=found.interval_s,
+        save_interval_steps=steps,
+        save_interval_s=found.interval_s * steps / found.interval_steps,
         restart_after_failures=found.restart_after,
         mtbf_s=mtbf_s,
         time_to_train_ratio=found.ratio,
         endurable_failures=chosen.endurable_failures,
-        reason=f"{reason}; a loss every {mtbf_s:.0f} s ({source}), a save every {found.interval_steps} steps",
+        reason=f"{reason}; a loss every {mtbf_s:.0f} s ({source}), a save every {steps} steps",
     )
 
 
@@ -158,7 +204,7 @@ def _unmasked(measured: Measured, mtbf_s: float, source: str) -> Choice:
     """No loss can be masked: every one is a restart, and only the interval is chosen."""
     step_s = measured.compute_s + measured.reduce_s
     interval_s = max(step_s, best_interval_s(mtbf_s, measured.restart_s, measured.save_s))
-    steps = max(1, round(interval_s / step_s))
+    steps = _at_least_a_write(measured, max(1, round(interval_s / step_s)))
     available = best_availability(mtbf_s, measured.restart_s, measured.save_s)
     if available <= 0:
         raise ConfigError(

@@ -19,9 +19,12 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.config.tuning import Tuning
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
 from spare_megatron.recovery.inject import Injector
+from spare_megatron.training.choices import leave_choice, redundancy_of
+from spare_megatron.training.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.training.rendezvous import group_store
 from spare_megatron.training.saving import GroupSaver
 from spare_megatron.training.worker import RankJob, train_rank
@@ -67,19 +70,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--layer-s", type=float, default=0.0)
     parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--redundancy", type=int, default=2)
+    parser.add_argument("--redundancy", type=whole_number_or_auto, default=2)
     parser.add_argument("--granularity", default="microbatch")
     parser.add_argument("--audit-rate", type=float, default=0.0)
     parser.add_argument("--heartbeat-s", type=float, default=8.0)
     parser.add_argument("--progress-s", type=float, default=40.0)
     parser.add_argument("--save", default="")
-    parser.add_argument("--save-interval", type=int)
+    parser.add_argument("--save-interval", type=steps_or_auto)
+    parser.add_argument("--restart-after", type=whole_number_or_auto, default=0)
+    parser.add_argument("--mtbf-gpu-hours", type=float)
     parser.add_argument("--load", action="store_true")
     return parser.parse_args()
 
 
 def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec:
-    placement = build_placement(place.num_groups, min(options.redundancy, place.num_groups))
+    redundancy = redundancy_of(options.redundancy, place.num_groups, "staged", place)
+    placement = build_placement(place.num_groups, min(redundancy, place.num_groups))
     return JobSpec(
         num_groups=place.num_groups,
         pieces_per_shard=options.pieces,
@@ -99,6 +105,14 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
     return JobDescription(
         identity={"steps": options.steps, "pieces": options.pieces, "width": options.width},
         timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
+        tuning=Tuning(
+            save_interval=options.save_interval == "auto",
+            redundancy=options.redundancy is None,
+            restart_after=options.restart_after,
+            mtbf_gpu_hours=options.mtbf_gpu_hours,
+            group_size=place.group_size,
+            can_restart=bool(options.save),
+        ),
         train_iters=options.steps,
         log_interval=1,
         global_batch_size=place.num_groups * options.pieces,
@@ -110,6 +124,8 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
 def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace) -> GroupSaver:
     def write(step: int, directory: Path) -> None:
         engine.save(directory)
+        if place.is_leader:
+            leave_choice(place, directory)
         dist.barrier()
 
     def agree(value: bool) -> bool:
@@ -117,7 +133,8 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace) -> Grou
         dist.broadcast(told, 0)
         return bool(told.item())
 
-    return GroupSaver(Path(options.save), place, options.save_interval, options.steps, write, agree)
+    interval = options.save_interval if isinstance(options.save_interval, int) else None
+    return GroupSaver(Path(options.save), place, interval, options.steps, write, agree)
 
 
 def _load(engine: ToyEngine, save: str) -> int:

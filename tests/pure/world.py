@@ -233,7 +233,8 @@ class World:
             self._told(group, *take_view(group.orders, action.view))
         elif isinstance(action, m.SendCommit):
             mine = dict(action.audits).get(group.id, ())
-            self._told(group, *take_commit(group.orders, action.step, action.epoch, action.leave, mine))
+            told = take_commit(group.orders, action.step, action.epoch, action.leave, mine, action.save)
+            self._told(group, *told)
         elif isinstance(action, m.SendFenced):
             self._told(group, *take_end(group.orders, fenced=action.reason))
         elif isinstance(action, m.SendStop):

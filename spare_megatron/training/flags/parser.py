@@ -65,12 +65,19 @@ def whole_number_or_auto(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"takes 'auto' or a whole number, but got {text!r}") from None
 
 
+def steps_or_auto(text: str) -> int | str:
+    found = whole_number_or_auto(text)
+    return "auto" if found is None else found
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     "int": whole_number,
     "float": any_number,
     "str": str,
     "int-or-auto": whole_number_or_auto,
+    "steps-or-auto": steps_or_auto,
 }
+METAVARS = {"int": "N", "float": "X", "int-or-auto": "auto|N", "steps-or-auto": "auto|N"}
 
 
 def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
@@ -91,7 +98,7 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
         default=spec.default,
         choices=spec.choices or None,
         nargs=spec.nargs or None,
-        metavar=None if spec.choices else {"int": "N", "float": "X", "int-or-auto": "auto|N"}.get(spec.kind, "WORD"),
+        metavar=None if spec.choices else METAVARS.get(spec.kind, "WORD"),
         help=help_text,
     )
 

@@ -52,7 +52,8 @@ class FlagSpec:
     names: tuple[str, ...]
     dest: str
     kind: str
-    """'int', 'float', 'str', 'on' (sets True), 'off' (sets False) or 'int-or-auto'."""
+    """'int', 'float', 'str', 'on' (sets True), 'off' (sets False), 'int-or-auto' (auto is None) or
+    'steps-or-auto' (auto is 'auto', None is not given)."""
     default: Any
     section: str
     """A key of SECTIONS or of CORE_SECTIONS."""

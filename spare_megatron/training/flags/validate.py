@@ -188,11 +188,18 @@ def check_checkpoint(ns: Namespace) -> None:
     """What is saved and loaded."""
     refuse(
         ns.save is not None and ns.save_interval is None,
-        f"--save {ns.save} needs --save-interval, the steps between checkpoints, as in --save-interval 1000",
+        f"--save {ns.save} needs --save-interval, the steps between checkpoints, as in --save-interval 1000, or auto",
     )
     refuse(
-        ns.save_interval is not None and ns.save_interval < 1,
+        isinstance(ns.save_interval, int) and ns.save_interval < 1,
         f"--save-interval is {ns.save_interval}, but must be at least 1",
+    )
+    after, hours = ns.spare_restart_after, ns.spare_mtbf_gpu_hours
+    refuse(after is not None and after < 0, f"--spare-restart-after is {after}, but must be at least 0, which is never")
+    refuse(bool(after) and ns.save is None, f"--spare-restart-after {after} needs --save, where the job goes on from")
+    refuse(
+        hours is not None and not 0 < hours < float("inf"),
+        f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0",
     )
     refuse(
         not ns.perform_initialization and ns.load is None,

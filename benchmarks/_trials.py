@@ -36,12 +36,15 @@ class Trials:
                 self._known[found["key"]] = _outcome(found["outcome"])
                 self.cpu_s += found["cpu_s"]
 
-    def run(self, jobs: Iterable[Job]) -> None:
-        """Run what is not known yet, a few at a time; say now and then how far it is."""
+    def run(self, jobs: Iterable[Job], limit_s: float | None = None) -> bool:
+        """Run what is not known yet, a few at a time; say now and then how far it is. False when the time was over
+        before all were run."""
         missing = list({_key(job): job for job in jobs if _key(job) not in self._known}.values())
         size = self._workers or len(os.sched_getaffinity(0))
         began = time.perf_counter()
         for start in range(0, len(missing), size):
+            if limit_s is not None and time.perf_counter() - began > limit_s:
+                return False
             part = missing[start : start + size]
             before = _cpu_s()
             outcomes = run_many(part, self._workers)
@@ -52,6 +55,7 @@ class Trials:
             done = min(start + size, len(missing))
             if done // SAID_EVERY > start // SAID_EVERY or done == len(missing):
                 print(f"{done} of {len(missing)} trials, {time.perf_counter() - began:.0f} s", flush=True)
+        return True
 
     def __getitem__(self, job: Job) -> Outcome:
         return self._known[_key(job)]

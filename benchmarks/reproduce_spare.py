@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, help="processes (default: all cores)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="finished trials are kept here and not run again")
+    parser.add_argument("--limit-s", type=float, help="with --resume: begin no trial after this time, and leave")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="over r; not with --best-only")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -173,7 +174,8 @@ def main() -> None:
     seeds = range(args.seed, args.seed + args.trials)
     began = time.perf_counter()
     trials = Trials(args.resume, args.workers)
-    trials.run((case, seed) for _, case in table for seed in seeds)
+    if not trials.run(((case, seed) for _, case in table for seed in seeds), args.limit_s):
+        return
     rows = [row(label, case, [trials[case, seed] for seed in seeds]) for label, case in table]
     config = {
         "steps": args.steps,

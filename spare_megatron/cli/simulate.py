@@ -19,6 +19,7 @@ from rich.table import Table
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import FORM
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.recovery.journal import JournalError
@@ -26,6 +27,7 @@ from spare_megatron.sim.cluster import POLICIES, Cluster, Policy
 from spare_megatron.sim.engine import RATIO_MAX
 from spare_megatron.sim.failures import Ring
 from spare_megatron.sim.replay import losses
+from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import Case, run_many, summary
 from spare_megatron.tuner.trace import parse_trace
 
@@ -76,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="CSV",
         help="failures: lines TIME_S,NODE, the node being a group; or a journal.jsonl",
     )
+    add("--inject", action="append", default=[], metavar="SPEC", help=f"a scripted death: {FORM}")
     add("--topology", type=Path, metavar="FILE", help="failure domains: lines GROUP,DOMAIN")
     add("--domain-mtbf-s", type=float, default=0.0, help="mean time between failures of one whole domain")
     add("--topology-as-listed", action="store_true", help="do not number the groups so that hosts are apart")
@@ -116,6 +119,7 @@ def case_of(args: argparse.Namespace) -> Case:
         balance=args.balance,
         async_save=args.async_save,
         soft_wipe_out_s=args.soft_wipe_out_s,
+        injections=scripted(args.inject, groups, args.pieces_per_shard),
     )
     policy.check(cluster)
     if args.trials < 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.injection import Injection
 
 POLICIES = ("checkpoint", "replication", "spare", "microbatch")
 
@@ -97,6 +98,8 @@ class Policy:
     """After a wipe-out survivors go on under a new placement, data staged again in this time; None: restart."""
     reading: Reading = Reading()
     """Of the published policies."""
+    injections: tuple[Injection, ...] = ()
+    """Deaths at named moments of named steps."""
 
     def check(self, cluster: Cluster) -> None:
         """Raises ConfigError when it cannot run there."""
@@ -135,6 +138,7 @@ class Policy:
             "--restart-after": self.restart_after is not None,
             "--balance": self.balance,
             "--soft-wipe-out-s": self.soft_wipe_out_s is not None,
+            "--inject": bool(self.injections),
         }
         given = [flag for flag, is_given in ours.items() if is_given]
         # Replication whose dead groups return is a comparison that the blocks of replication allow.

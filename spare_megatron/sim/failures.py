@@ -134,21 +134,28 @@ class Failures:
 
     def __init__(self, sources: Sequence[Rings]) -> None:
         self._sources = tuple(sources)
+        self._scripted: list[Ring] = []
         self.first = min((source.first for source in self._sources), default=np.inf)
 
     def restart(self, at_s: float) -> None:
         """Every clock starts new at this time."""
         for source in self._sources:
             source.restart(at_s)
-        self.first = min(source.first for source in self._sources)
+        self.first = min([source.first for source in self._sources] + [at for at, _ in self._scripted])
 
     def due(self, until_s: float) -> list[Ring]:
         """Every ring up to ``until_s`` that was not handed out before, ascending."""
         if self.first > until_s:
             return []
-        rings = sorted(ring for source in self._sources for ring in source.due(until_s))
-        self.first = min(source.first for source in self._sources)
-        return rings
+        rings = sorted([*self._scripted, *(ring for source in self._sources for ring in source.due(until_s))])
+        self._scripted = [ring for ring in rings if ring[0] > until_s]
+        self.first = min([source.first for source in self._sources] + [at for at, _ in self._scripted])
+        return [ring for ring in rings if ring[0] <= until_s]
+
+    def script(self, rings: Sequence[Ring]) -> None:
+        """Further rings, at given times."""
+        self._scripted += rings
+        self.first = min([self.first, *(at for at, _ in rings)])
 
 
 def failures_of(

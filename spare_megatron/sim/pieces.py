@@ -18,6 +18,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.engine import Engine, Returns, job_spec
+from spare_megatron.sim.script import Script
 
 PLACEMENTS_TRIED = 200
 
@@ -31,6 +32,7 @@ class PiecesEngine(Engine):
         self.returns = Returns(self.policy.standby_groups)
         self.arriving: list[int] = []
         self.leaving = False
+        self._script = Script(self.policy.injections)
         self._draws = np.random.default_rng((self.seed, 4))
 
     def _spec(self) -> JobSpec:
@@ -54,6 +56,8 @@ class PiecesEngine(Engine):
                 return False
             ready, self.held = began + self.cluster.rebuild_s, []
         done = self._reduced(finish, ready, per_piece)
+        step = self.control.state.step_in_flight
+        self.failures.script(self._script.times(step, began, per_piece.tolist(), done, self.cluster.reduce_s))
         while (at := min(self.failures.first, self.returns.next_s)) <= done:
             at = max(at, began)
             for group in self.returns.repaired(at):

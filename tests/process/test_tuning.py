@@ -11,6 +11,7 @@ from spare_megatron.checkpoint.folder import damage, iterations
 from spare_megatron.controller.messages import StopRequested, Tuned
 from spare_megatron.recovery.journal import read
 from spare_megatron.recovery.tuning import PLANNED, decided_again
+from spare_megatron.sim.replay import follow
 from spare_megatron.training.choices import FILE
 from tests.process.harness import launch, toy_digests
 
@@ -45,6 +46,9 @@ def test_a_planned_restart_loses_no_step_and_ends_with_the_same_weights(tmp_path
     assert (summary["lives"], summary["steps_lost"], summary["wipe_outs"], summary["failures_masked"]) == (2, 0, 0, 2)
     asked = [r.event for r in read(job.run_dir / "journal.jsonl") if isinstance(r.event, StopRequested)]
     assert [event.reason.split(",")[0] for event in asked] == [f"{PLANNED}: 2 of 4 groups are lost"]
+    followed = follow(job.run_dir / "journal.jsonl")
+    assert (followed.commits, followed.losses) == (24, 2)
+    assert followed.actions > 0
     assert digests(job.run_dir) == calm
 
 

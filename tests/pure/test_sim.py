@@ -18,6 +18,7 @@ from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
 from spare_megatron.sim.engine import Outcome
 from spare_megatron.sim.failures import failures_of, record
+from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import ENGINES, Case, run_one
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,22 @@ def test_a_death_in_a_step_costs_its_pieces_a_rebuild_and_nothing_else() -> None
     # spread the load of 48 pieces over 11 groups (5 at most).
     assert outcome.time_s == pytest.approx(65.0 + 2 * 16.0 + 2.0 + 5 * 16.0 + 2.0)
     assert (outcome.tally.masked, outcome.tally.wipe_outs, outcome.tally.steps_recomputed) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "more_s"),
+    [
+        ("sigkill:group=5,step=1,at=forward,n=2", 2 * 16.0),  # two pieces are done: hosts take two each after their own
+        ("exception:group=5,step=1,at=reduce", 2 * 16.0 + 1.0),  # and half a reduction is done again
+        ("sigkill:group=5,step=1,at=vote", 2 * 16.0 + 2.0),
+    ],
+)
+def test_a_scripted_death_strikes_at_its_moment(spec: str, more_s: float) -> None:
+    quiet = replace(SMALL, jitter=0.0)
+    policy = Policy("microbatch", 3, 4, steps=2, save_interval_s=1e9, injections=scripted([spec], 12, 4))
+    outcome = simulate(quiet, policy, trace=[])
+    assert outcome.time_s == pytest.approx(66.0 + more_s + 5 * 16.0 + 2.0)
+    assert outcome.tally.failures == 1
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
@@ -134,6 +151,10 @@ def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
         (["--num-groups", "5", "--redundancy", "2", "--trials", "0"], "--trials is 0"),
         (["--num-groups", "5", "--redundancy", "2", "--policy", "spare", "--rejoin-s", "9"], "--rejoin-s belongs"),
         (["--num-groups", "5", "--redundancy", "2", "--trace", "TRACE"], "line 3"),
+        (["--num-groups", "5", "--inject", "hang:group=1,step=2,at=forward"], "knows deaths only"),
+        (["--num-groups", "5", "--inject", "sigkill:group=5,step=2,at=forward"], "the groups are 0 to 4"),
+        (["--num-groups", "5", "--inject", "sigkill:group=1,step=2,at=rebuild"], "no moment of a simulated step"),
+        (["--num-groups", "5", "--policy", "spare", "--inject", "sigkill:group=1,step=2,at=vote"], "--inject belongs"),
         (["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"], "node '7', but the groups are 0 to 4"),
     ],
 )

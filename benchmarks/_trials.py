@@ -6,12 +6,14 @@ case. A file must be removed when the simulator itself changes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from spare_megatron.sim.engine import Outcome, Tally
@@ -68,6 +70,47 @@ class Trials:
         with self._path.open("a") as file:
             plain = {"key": _key(job), "cpu_s": round(cpu_s, 3), "outcome": asdict(outcome)}
             file.write(json.dumps(plain) + "\n")
+
+
+def options(doc: str, steps: int = 10_000, trials: int = 3) -> argparse.ArgumentParser:
+    """The command line that benchmarks of simulated trials share."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--steps", type=int, default=steps)
+    add("--trials", type=int, default=trials)
+    add("--seed", type=int, default=0, help="the trials have this seed and the ones after it")
+    add("--workers", type=int, help="processes (default: all cores)")
+    add("--resume", type=Path, metavar="FILE", help="finished trials are kept here and not run again")
+    add("--limit-s", type=float, help="with --resume: begin no trial after this time, and leave")
+    add("--plot", type=Path, metavar="PNG")
+    add("--json", type=Path)
+    return parser
+
+
+def outcomes(args: argparse.Namespace, cases: Sequence[Case]) -> tuple[list[list[Outcome]], dict[str, object]] | None:
+    """Every case's trials as the command line wants them, and the config for the report; None when the time was
+    over."""
+    seeds = range(args.seed, args.seed + args.trials)
+    began = time.perf_counter()
+    trials = Trials(args.resume, args.workers)
+    if not trials.run(((case, seed) for case in cases for seed in seeds), args.limit_s):
+        return None
+    config = {
+        "steps": args.steps,
+        "trials": args.trials,
+        "seeds": f"{seeds[0]}..{seeds[-1]}",
+        "cpu_s": round(trials.cpu_s),
+        "wall_s": round(time.perf_counter() - began),
+    }
+    return [[trials[case, seed] for seed in seeds] for case in cases], config
+
+
+def mean_ratio(outcomes: Sequence[Outcome]) -> float:
+    """NaN where a trial did not progress."""
+    known = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
+    return fmean(known) if len(known) == len(outcomes) else float("nan")
 
 
 def _key(job: Job) -> str:

@@ -10,9 +10,7 @@ and a run that was stopped goes on from it.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from statistics import fmean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._trials import Trials
+from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
 from spare_megatron.sim.engine import Outcome
 from spare_megatron.sim.trials import Case
@@ -100,16 +98,15 @@ def sensitivity(steps: int) -> Iterator[Row]:
         )
 
 
-def row(label: str, case: Case, outcomes: list[Outcome]) -> dict[str, object]:
+def row(label: str, case: Case, trials: list[Outcome]) -> dict[str, object]:
     """One line of the table."""
     groups, policy = case.cluster.num_groups, case.policy
-    ratios = [outcome.ratio for outcome in outcomes]
+    ratios = [outcome.ratio for outcome in trials]
     known = [one for one in ratios if one is not None]
-    progresses = len(known) == len(ratios)
-    mean = fmean(known) if progresses else float("nan")
+    mean = mean_ratio(trials)
     is_best = policy.redundancy == (3 if policy.name == "replication" else BEST[groups])
     published = PUBLISHED.get((label, groups)) if is_best else None
-    available = fmean(outcome.availability for outcome in outcomes)
+    available = fmean(outcome.availability for outcome in trials)
     return {
         "policy": label,
         "groups": groups,
@@ -121,9 +118,9 @@ def row(label: str, case: Case, outcomes: list[Outcome]) -> dict[str, object]:
         "off_percent": 100 * (mean / published[0] - 1) if published else "",
         "availability_percent": 100 * available,
         "published_availability_percent": 100 * published[1] if published else "",
-        "mean_work": fmean(outcome.mean_work for outcome in outcomes),
-        "wipe_outs": fmean(outcome.tally.wipe_outs for outcome in outcomes),
-        "patched_share": sum(o.tally.patched for o in outcomes) / max(1, sum(o.tally.failures for o in outcomes)),
+        "mean_work": fmean(outcome.mean_work for outcome in trials),
+        "wipe_outs": fmean(outcome.tally.wipe_outs for outcome in trials),
+        "patched_share": sum(o.tally.patched for o in trials) / max(1, sum(o.tally.failures for o in trials)),
     }
 
 
@@ -152,38 +149,20 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = options(__doc__)
     parser.add_argument("--best-only", action="store_true", help="not every redundancy")
     parser.add_argument("--no-sensitivity", action="store_true", help="not the assumptions one at a time")
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, help="processes (default: all cores)")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="finished trials are kept here and not run again")
-    parser.add_argument("--limit-s", type=float, help="with --resume: begin no trial after this time, and leave")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="over r; not with --best-only")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = list(best(args.steps))
     if not args.no_sensitivity:
         table += sensitivity(args.steps)
     if not args.best_only:
         table += [found for found in sweep(args.steps) if found not in table]
-    seeds = range(args.seed, args.seed + args.trials)
-    began = time.perf_counter()
-    trials = Trials(args.resume, args.workers)
-    if not trials.run(((case, seed) for _, case in table for seed in seeds), args.limit_s):
+    found = outcomes(args, [case for _, case in table])
+    if found is None:
         return
-    rows = [row(label, case, [trials[case, seed] for seed in seeds]) for label, case in table]
-    config = {
-        "steps": args.steps,
-        "trials": args.trials,
-        "seeds": f"{seeds[0]}..{seeds[-1]}",
-        "cpu_s": round(trials.cpu_s),
-        "wall_s": round(time.perf_counter() - began),
-    }
+    rows = [row(label, case, trials) for (label, case), trials in zip(table, found[0], strict=True)]
+    config = found[1]
     report("reproduce_spare", config, rows, args.json)
     if args.plot:
         plot(rows, args.plot)

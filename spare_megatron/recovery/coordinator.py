@@ -46,10 +46,10 @@ from spare_megatron.controller.messages import (
 from spare_megatron.recovery.detector import Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, Record, cut_torn_line, replay
 from spare_megatron.recovery.office import Office
-from spare_megatron.recovery.records import Records, say
+from spare_megatron.recovery.records import Records
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
-from spare_megatron.recovery.tuning import PLANNED, JobTuning, lines
+from spare_megatron.recovery.tuning import PLANNED, JobTuning, publish_choice
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
@@ -247,15 +247,7 @@ class Coordinator:
         if following is not None:
             self._apply(following)
             if isinstance(following, Tuned):
-                self._tell_choice(following)
-
-    def _tell_choice(self, event: Tuned) -> None:
-        """For people, for checkpoints, and for the next life's ranks."""
-        for line in lines(event):
-            say(line)
-        if event.choice:
-            plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
-            write_json(self._dir.choice(self._state.life), plain, durable=True)
+                publish_choice(following, self._state.life, self._dir)
 
     def _end(self) -> None:
         self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)

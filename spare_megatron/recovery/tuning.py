@@ -1,8 +1,8 @@
 """What a running job decides about itself: save interval, redundancy of its next start, planned restart.
 
 The decisions are the tuner's (:mod:`spare_megatron.tuner.at_start`), pure; here their figures are gathered from what
-the coordinator sees anyway, and a decision becomes an event of the machine with its figures beside it. Nothing is done
-here: the coordinator asks for the next event after each one, and applies it. In a replay the same object sees the same
+the coordinator sees anyway, and a decision becomes an event of the machine with its figures beside it. The
+coordinator asks for the next event after each one, and applies it. In a replay the same object sees the same
 records; figures that only the ranks' messages had are then measured anew.
 """
 
@@ -13,10 +13,12 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
+from spare_megatron.recovery.records import say
 from spare_megatron.tuner.at_start import (
     Choice,
     Measured,
@@ -203,13 +205,17 @@ class JobTuning:
         return StopRequested(f"{PLANNED}: {lost} of {of} groups are lost, {why}, {left} steps are left")
 
 
-def lines(event: Tuned) -> list[str]:
-    """A choice at a job's start as a small table, for people; nothing for an update, whose reason says it all."""
-    if "num_groups" not in event.figures:
-        return []
-    rows = Choice(**event.choice).rows()  # type: ignore[arg-type]
-    width = max(len(name) for name, _ in rows)
-    return [f"  {name.ljust(width)}  {value}" for name, value in rows]
+def publish_choice(event: Tuned, life: int, run_dir: RunDirectory) -> None:
+    """For people, as a small table (an update's reason says it all); for checkpoints and for the next life's ranks."""
+    if not event.choice:
+        return
+    if "num_groups" in event.figures:
+        rows = Choice(**event.choice).rows()  # type: ignore[arg-type]
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            say(f"  {name.ljust(width)}  {value}")
+    plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
+    write_json(run_dir.choice(life), plain, durable=True)
 
 
 def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:

@@ -16,9 +16,8 @@ namespace {
 
 // A thread costs some 20 us to start: below this many bytes for each it is not worth it.
 constexpr int64_t kBytesPerThread = 1 << 20;
-// Larger unpacked buffers do not stay in a cache until somebody reads them, and are written past it. (Where a kernel
-// works on more than one operand, that was slower.)
-constexpr int64_t kStreamBytes = 8 << 20;
+// What is larger does not stay in a cache until somebody reads it, and is written past it.
+constexpr int64_t kStreamBytes = 4 << 20;
 
 Tables make_tables() {
   Tables tables;
@@ -152,9 +151,10 @@ void spare_cpu_finalize(const SpareFinalize* job, int threads) {
   const Loops& table = loops();
   int64_t num_blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
   double *partial = job->scratch, *next = job->scratch + num_blocks;
+  const bool stream = job->count * (job->destination_type == SPARE_FP32 ? 4 : 2) >= kStreamBytes;
   in_ranges(job->count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
     int64_t peak = 0;
-    table.finalize(*job, start, stop, partial, &peak);
+    table.finalize(*job, start, stop, partial, &peak, stream);
     peaks[part].of[0] = static_cast<uint64_t>(peak);
   });
   if (!job->exponents)
@@ -162,6 +162,7 @@ void spare_cpu_finalize(const SpareFinalize* job, int threads) {
       int64_t* peak = static_cast<int64_t*>(job->peaks);
       *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
     }
+  if (!job->norm) return;
   while (num_blocks > 1) {
     table.add_blocks(partial, num_blocks, next);
     num_blocks = (num_blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;
@@ -174,7 +175,7 @@ void spare_cpu_combine(const void* const* sources, int num_sources, void* destin
                        int threads) {
   const Loops& table = loops();
   in_ranges(count, size_of(type) * (num_sources + 1), threads, [&](int64_t, int64_t start, int64_t stop) {
-    table.combine(sources, num_sources, destination, type, start, stop);
+    table.combine(sources, num_sources, destination, type, start, stop, count * size_of(type) >= kStreamBytes);
   });
 }
 

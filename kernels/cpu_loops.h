@@ -5,7 +5,7 @@
 
 #include "spare_kernels.h"
 
-struct Tables {
+struct alignas(64) Tables {
   uint64_t checksum[SPARE_BLOCK];
   uint64_t digest[SPARE_BLOCK];
 };
@@ -15,12 +15,13 @@ struct Loops {
   void (*accumulate)(const SpareAccumulate& job, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
   void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
                    const Tables& tables, uint64_t* sums);
-  // partial[i]: sum of squares of block i; peak: the largest magnitude, where there is one for all
-  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak);
+  // partial[i]: sum of squares of block i, if a norm is asked for; peak: the largest magnitude, where there is one for
+  // all; stream: the destination is written past the cache (so in the others)
+  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak, bool stream);
   // out[i] = sum of values[1024 i ..] in the order of the lanes
   void (*add_blocks)(const double* values, int64_t count, double* out);
   void (*combine)(const void* const* sources, int num_sources, void* destination, int type, int64_t start,
-                  int64_t stop);
+                  int64_t stop, bool stream);
   int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out);
   void (*unpack)(const uint8_t* packed, int bits, int64_t start, int64_t stop, int64_t* out, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear

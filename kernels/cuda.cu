@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, i
     }
     __syncwarp();
     const double sum = add_lanes(lanes[0], lanes[1]);
-    if (lane == 0) job.scratch[block] = sum;
+    if (lane == 0 && job.norm) job.scratch[block] = sum;
     if (job.exponents) {
       raise_peak(static_cast<Element*>(job.peaks) + block, peaks[0]);
       if (shift && cut < job.count) raise_peak(static_cast<Element*>(job.peaks) + block + 1, peaks[1]);
@@ -441,6 +441,7 @@ int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
     if (single) finalize_from<int32_t, float>(*job, blocks, queue);
     else finalize_from<int32_t, uint16_t>(*job, blocks, queue);
   }
+  if (!job->norm) return cudaGetLastError();
   double *partial = job->scratch, *next = job->scratch + blocks;
   while (blocks > 1) {
     const int64_t sums = (blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;

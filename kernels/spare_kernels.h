@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 1
+#define SPARE_KERNELS_VERSION 2
 
 #define SPARE_BLOCK 1024
 #define SPARE_LANES 64
@@ -40,9 +40,9 @@ struct SpareFinalize {
   const void* total;
   void* destination;
   const int16_t* exponents;
-  double* norm;   // [0] += sum of squares
+  double* norm;   // [0] += sum of squares; null: not wanted
   void* peaks;    // = max(peaks, |total|)
-  double* scratch;  // at least 2 * (count / SPARE_BLOCK + 2) doubles
+  double* scratch;  // at least 2 * (count / SPARE_BLOCK + 2) doubles, where a norm is wanted
   double divisor;
   int64_t count;
   int64_t first_index;

@@ -103,13 +103,13 @@ def finalize(
     destination: torch.Tensor,
     exponent: int,
     divisor: float,
-    norm: torch.Tensor,
+    norm: torch.Tensor | None,
     peak: torch.Tensor,
 ) -> None:
     """destination (fp32 or bf16) = total (int64) / (divisor * 2^exponent), computed in double and rounded once.
 
     Args:
-        norm: float64[1], += sum of squares of the destination, in one order for all machines.
+        norm: float64[1], += sum of squares of the destination, in one order for all machines; None: not wanted.
         peak: int64[1], = max(peak, largest |total|).
     """
     _check_finalize(total, destination, torch.int64, divisor, norm)
@@ -123,7 +123,7 @@ def finalize32(
     destination: torch.Tensor,
     exponents: torch.Tensor,
     divisor: float,
-    norm: torch.Tensor,
+    norm: torch.Tensor | None,
     peaks: torch.Tensor,
     first_index: int = 0,
 ) -> None:
@@ -242,11 +242,12 @@ def _check_accumulate(
 
 
 def _check_finalize(
-    total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float, norm: torch.Tensor
+    total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float, norm: torch.Tensor | None
 ) -> None:
     _check("total", total, (dtype,))
     _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
-    _check("norm", norm, (torch.float64,), 1, total.device)
+    if norm is not None:
+        _check("norm", norm, (torch.float64,), 1, total.device)
     if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
         raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
     _check_apart("total", total, "destination", destination)

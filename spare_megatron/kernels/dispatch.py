@@ -39,7 +39,7 @@ class Kernels(Protocol):
         exponents: int | torch.Tensor,
         first_index: int,
         divisor: float,
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         peaks: torch.Tensor,
     ) -> None: ...
 

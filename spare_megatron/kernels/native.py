@@ -17,7 +17,7 @@ import torch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.kernels.weights import BLOCK
 
-VERSION = 1
+VERSION = 2
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -131,16 +131,17 @@ class Library:
         exponents: int | torch.Tensor,
         first_index: int,
         divisor: float,
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         peaks: torch.Tensor,
     ) -> None:
         single = isinstance(exponents, int)
-        scratch = torch.empty(2 * (total.numel() // BLOCK + 2), dtype=torch.float64, device=total.device)
+        partial = 2 * (total.numel() // BLOCK + 2) if norm is not None else 0
+        scratch = torch.empty(partial, dtype=torch.float64, device=total.device)
         job = _Finalize(
             total.data_ptr(),
             destination.data_ptr(),
             None if single else exponents.data_ptr(),
-            norm.data_ptr(),
+            None if norm is None else norm.data_ptr(),
             peaks.data_ptr(),
             scratch.data_ptr(),
             divisor,

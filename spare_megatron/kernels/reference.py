@@ -71,7 +71,7 @@ def finalize(
     exponents: int | torch.Tensor,
     first_index: int,
     divisor: float,
-    norm: torch.Tensor,
+    norm: torch.Tensor | None,
     peaks: torch.Tensor,
 ) -> None:
     partial = []
@@ -82,9 +82,10 @@ def finalize(
         else:
             value = _divided(value * _scale(exponents, first_index, start, stop, -1), divisor)
         destination[start:stop] = _to_bfloat16(value) if destination.dtype == torch.bfloat16 else value.float()
-        partial.append(_block_sums(destination[start:stop].double().square()))
+        if norm is not None:
+            partial.append(_block_sums(destination[start:stop].double().square()))
     _peaks(total, None if isinstance(exponents, int) else first_index, peaks)
-    if partial:
+    if norm is not None and partial:
         sums = torch.cat(partial)
         while sums.numel() > 1:
             sums = _block_sums(sums)

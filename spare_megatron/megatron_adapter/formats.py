@@ -84,7 +84,6 @@ class Int64:
         self.scales = Scales(len(slots), terms, unit_bits)
         self._exponents: list[int] = []
         self._loss_scale_bits = 0
-        self._norm = torch.zeros(1, dtype=torch.float64, device=device)
         self._peaks = torch.zeros(len(slots), dtype=torch.int64, device=device)
 
     @property
@@ -105,7 +104,7 @@ class Int64:
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         peak = self._peaks[number : number + 1]
-        kernels.finalize(total, gradient, self._exponents[number], divisor, self._norm, peak)
+        kernels.finalize(total, gradient, self._exponents[number], divisor, None, peak)
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
@@ -129,7 +128,6 @@ class Int32:
         self._blocks = [slice(first, first + number) for first, number in zip(firsts, blocks, strict=True)]
         self._loss_scale_bits = 0
         self._exponents = self.scales.exponents(0)
-        self._norm = torch.zeros(1, dtype=torch.float64, device=device)
         self._peaks = torch.zeros(sum(blocks), dtype=torch.int32, device=device)
 
     @property
@@ -155,7 +153,7 @@ class Int32:
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         blocks, index = self._blocks[number], self._slots[number].index
-        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, self._norm, self._peaks[blocks], index)
+        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, None, self._peaks[blocks], index)
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         raise AssertionError("blocks of int32 sums are not cut: settings refuse a distributed optimizer with them")

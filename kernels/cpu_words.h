@@ -1,0 +1,96 @@
+// Vectors of 64-bit words for the instruction set that the including file is compiled for, and stores past the cache.
+// Only what the compiler does not find by itself: products of 32-bit halves, and 64-byte streaming stores.
+#ifndef SPARE_CPU_WORDS_H
+#define SPARE_CPU_WORDS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+
+typedef __m512i Words;
+inline Words zero_words() { return _mm512_setzero_si512(); }
+inline Words all_words(uint64_t word) { return _mm512_set1_epi64((long long)word); }
+inline Words load_words(const void* from) { return _mm512_loadu_si512(from); }
+inline Words widen_words(const void* from) { return _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i*)from)); }
+inline Words plus(Words a, Words b) { return _mm512_add_epi64(a, b); }
+inline Words upper(Words a) { return _mm512_srli_epi64(a, 32); }
+inline Words lower_product(Words a, Words b) { return _mm512_mul_epu32(a, b); }
+inline void stream_words(void* to, Words words) { _mm512_stream_si512((__m512i*)to, words); }
+
+#elif defined(__AVX2__)
+
+typedef __m256i Words;
+inline Words zero_words() { return _mm256_setzero_si256(); }
+inline Words all_words(uint64_t word) { return _mm256_set1_epi64x((long long)word); }
+inline Words load_words(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
+inline Words widen_words(const void* from) { return _mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i*)from)); }
+inline Words plus(Words a, Words b) { return _mm256_add_epi64(a, b); }
+inline Words upper(Words a) { return _mm256_srli_epi64(a, 32); }
+inline Words lower_product(Words a, Words b) { return _mm256_mul_epu32(a, b); }
+inline void stream_words(void* to, Words words) { _mm256_stream_si256((__m256i*)to, words); }
+
+#else
+
+typedef uint64_t Words;
+inline Words zero_words() { return 0; }
+inline Words all_words(uint64_t word) { return word; }
+inline Words load_words(const void* from) {
+  uint64_t word;
+  memcpy(&word, from, sizeof word);
+  return word;
+}
+inline Words widen_words(const void* from) {
+  int32_t value;
+  memcpy(&value, from, sizeof value);
+  return (uint64_t)(int64_t)value;
+}
+inline Words plus(Words a, Words b) { return a + b; }
+inline Words upper(Words a) { return a >> 32; }
+inline Words lower_product(Words a, Words b) { return (a & 0xffffffffull) * (b & 0xffffffffull); }
+#ifdef __SSE2__
+inline void stream_words(void* to, Words words) { _mm_stream_si64((long long*)to, (long long)words); }
+#else
+inline void stream_words(void* to, Words words) { memcpy(to, &words, sizeof words); }
+#endif
+
+#endif
+
+enum { kWords = sizeof(Words) / 8, kAheadBytes = 4096 };
+
+inline uint64_t total(Words words) {
+  uint64_t each[kWords], sum = 0;
+  memcpy(each, &words, sizeof each);
+  for (int k = 0; k < kWords; ++k) sum += each[k];
+  return sum;
+}
+
+// A block ends where the processor's own prefetching stops (a page): ask for what comes next. Beyond the end is harmless.
+inline void fetch_ahead(const void* from) { __builtin_prefetch((const char*)from + kAheadBytes); }
+
+// Copies past the cache: lines that are only written need not be read first.
+inline void stream_out(void* destination, const void* source, int64_t bytes) {
+  char* to = (char*)destination;
+  const char* from = (const char*)source;
+  int64_t done = (int64_t)(-(uintptr_t)to & (sizeof(Words) - 1));
+  if (done > bytes) done = bytes;
+  memcpy(to, from, done);
+  for (; done + (int64_t)sizeof(Words) <= bytes; done += sizeof(Words)) stream_words(to + done, load_words(from + done));
+  memcpy(to + done, from + done, bytes - done);
+}
+
+inline void stream_end() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+}  // namespace
+
+#endif

@@ -16,7 +16,7 @@ from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
 from spare_megatron.tuner.choose import TIE, choose
 from spare_megatron.tuner.cluster import Cluster
-from spare_megatron.tuner.memory import fitting, memory
+from spare_megatron.tuner.memory import fitting, memory, table
 from spare_megatron.tuner.trace import parse_trace
 
 CLUSTER = Cluster(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
@@ -84,6 +84,11 @@ def test_memory_table() -> None:
     assert memory(2**30, 1, 4, 1, "bf16").total == pytest.approx(20)
     assert sum(one.plain.values()) == pytest.approx(9)
     assert memory(2**30, 2, 4, 2, "fp32").total == pytest.approx(14)
+
+
+@pytest.mark.parametrize("page", ["exact_reduction.md", "theory.md"])
+def test_documents_show_the_table_of_the_planner(page: str) -> None:
+    assert table() in (Path(__file__).parents[2] / "docs" / page).read_text()
 
 
 def test_what_does_not_fit_names_the_d_that_would() -> None:

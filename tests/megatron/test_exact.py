@@ -74,9 +74,9 @@ def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: 
     assert found == dense
     assert "group 1 failed step 2 in epoch 1: rank 1: the reduced result of" in said(job)
     assert "group 2 corrupt: rank 0: the accumulator of" in said(job)
-    job, found = train(tmp_path / "weights", 3, DENSE, "bitflip:group=1,position=1,step=3,at=weights")
+    job, found = train(tmp_path / "weights", 3, DENSE, f"bitflip:group=0,position=1,step={STEPS},at=weights")
     assert found == dense
-    assert "group 1 diverged: its weights after step 3" in said(job)
+    assert f"group 0 diverged: its weights after step {STEPS}" in said(job)
 
 
 @pytest.mark.timeout(600)

@@ -1,11 +1,14 @@
 """What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 2] [--steps 16]
+    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--steps 16]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
 
 Both sides run in turn (ours, plain, ours, plain, ...), so that a machine whose speed drifts drifts for both. A step of
 ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall time on rank 0. The first
 steps of a run are left out. The result is the median step of ours over that of the plain side, round by round.
+
+With --reduce both sides are ours, each mode in turn with fp32.
 
 With --overlap both sides are ours, one of them with --overlap-grad-reduce; what is hidden is the share of the time
 between a step's last gradient and its sums that is gone. --link-mbit runs each pair again in a network namespace whose
@@ -54,11 +57,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes against fp32")
     parser.add_argument("--overlap", action="store_true", help="with overlap against without it")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="0: the machine's own loopback")
     options = parser.parse_args()
     if options.overlap:
         _overlap(options)
+    elif options.reduce:
+        _modes(options)
     else:
         _against_plain(options)
 
@@ -84,6 +90,32 @@ def _against_plain(options: argparse.Namespace) -> None:
             }
         )
     report("step_overhead", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
+
+
+def _modes(options: argparse.Namespace) -> None:
+    rows = []
+    for name, (groups, _, layout, pieces) in CASES.items():
+        batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
+        flags = (*MODEL, *layout, *batch, "--spare-reduce")
+        modes = ("fp32", *options.reduce)
+        rounds = [
+            {mode: _median(run_ours(groups, (*flags, mode)), "step_time_s") for mode in modes}
+            for _ in range(options.rounds)
+        ]
+        for mode in options.reduce:
+            ratios = [one[mode] / one["fp32"] for one in rounds]
+            rows.append(
+                {
+                    "case": name,
+                    "reduce": mode,
+                    "step_s": round(statistics.median(one[mode] for one in rounds), 4),
+                    "fp32_step_s": round(statistics.median(one["fp32"] for one in rounds), 4),
+                    "ratio": round(statistics.median(ratios), 4),
+                    "ratio_min": round(min(ratios), 4),
+                    "ratio_max": round(max(ratios), 4),
+                }
+            )
+    report("step_modes", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
 
 
 def _overlap(options: argparse.Namespace) -> None:

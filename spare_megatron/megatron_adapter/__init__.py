@@ -12,6 +12,9 @@ model         chunks, gradient buffers, optimizer, schedule: ``build_replica``
 schedule      a list of pieces through megatron-core's pipeline schedule
 losses        sums of what a loss function reports
 engine        ``MegatronEngine``: the step loop's seam
+exact         integer accumulators of one rank's gradients and their checksums
+formats       int64 and int32 behind one interface; their scales: scales, block_scales
+determinism   what makes a piece the same bits everywhere
 state         a rank's training state in memory: ``take``, ``put_back``, ``weights_digest``
 checkpointing durable checkpoints in megatron-core's format: ``save``, ``load``
 digest        one fingerprint of a checkpoint's weights, whatever layout wrote them

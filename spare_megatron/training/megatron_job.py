@@ -25,6 +25,7 @@ from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.megatron_adapter import checkpointing, versions
+from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
 from spare_megatron.megatron_adapter.engine import MegatronEngine
 from spare_megatron.megatron_adapter.losses import averages
 from spare_megatron.megatron_adapter.model import Replica, build_replica
@@ -87,6 +88,8 @@ def run_megatron_job(
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
+    if job.spare.reduce.startswith("exact"):
+        make_deterministic()
     tokenizer = build_tokenizer(args)
     files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
@@ -315,6 +318,8 @@ def _spec(
 
 def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
+    if job.spare.reduce.startswith("exact"):
+        identity |= arithmetic()
     for name, value in sorted(vars(args).items()):
         if name not in PER_RANK:
             identity[name] = value if isinstance(value, str | int | float | bool | None) else str(value)

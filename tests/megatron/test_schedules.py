@@ -10,13 +10,17 @@ import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.megatron.test_exact import EXPERTS, STEPS, said, train
+from spare_megatron.megatron_adapter.digest import digest
+from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, said, train
+from tests.process.harness import launch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
+LAUNCH: dict[str, Any] = {"groups": 2, "group_size": None, "script": "pretrain_gpt.py"}
 SEED = int(os.environ.get("SPARE_SCHEDULES_SEED", "20264"))
 SCHEDULES_PER_SHAPE = 5
 POINTS = ("forward", "backward", "reduce", "vote", "apply")
@@ -99,6 +103,21 @@ def test_kills_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str, n
 def test_the_number_of_groups_leaves_no_trace(tmp_path: Path, reduce: str) -> None:
     flags = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", reduce)
     assert train(tmp_path / "four", 4, flags)[1] == train(tmp_path / "two", 2, flags)[1]
+
+
+@pytest.mark.parametrize("reduce", ["exact", "exact32"])
+def test_a_run_that_leaves_and_resumes_leaves_no_trace(tmp_path: Path, reduce: str) -> None:
+    """The scales are in the checkpoint: also exact32 measures once."""
+    flags = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", reduce)
+    whole = train(tmp_path / "whole", 2, flags)[1]
+    half = STEPS // 2
+    stay = ("--save", str(tmp_path / "save"), "--save-interval", str(half), "--spare-redundancy", "2")
+    words = (*FLAGS, *flags, *stay)
+    first = launch(tmp_path / "first", *words, "--exit-interval", str(half), **LAUNCH)
+    first.finish(timeout_s=240)
+    second = launch(tmp_path / "second", *words, "--load", str(tmp_path / "save"), **LAUNCH)
+    second.finish(timeout_s=240)
+    assert digest(tmp_path / "save" / f"iter_{STEPS:07d}", optimizer=True) == whole
 
 
 @dataclass(frozen=True)

@@ -362,10 +362,6 @@ DEFAULT_ONLY: dict[str, tuple[str, str]] = {
     "spare_max_group_restarts": ("a lost group stays lost in this version", "start more groups with --num-groups"),
     "spare_standby_groups": ("a lost group is not replaced in this version", "start more groups with --num-groups"),
     "spare_standby_ranks": ("a lost rank ends its group in this version", "start more groups with --num-groups"),
-    "spare_mtbf_gpu_hours": (
-        "nothing is computed from it in this version",
-        "give --spare-redundancy and --save-interval",
-    ),
     "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
     "async_save": ("checkpoints are written while training waits in this version", "leave it out"),
 }

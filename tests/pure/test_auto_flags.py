@@ -1,0 +1,67 @@
+"""Flags of what a job decides itself: what they become, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.place import Place, place_of
+from spare_megatron.training.choices import FILE, leave_choice, redundancy_of
+from tests.pure.flags_of_a_job import job_of, launched
+
+
+def place(run_dir: Path, life: int) -> Place:
+    return place_of({**launched(16), "SPARE_LIFE": str(life)}, 16, 1, str(run_dir))
+
+
+def test_auto_is_told_to_the_coordinator() -> None:
+    job = job_of("--save s --save-interval auto --spare-mtbf-gpu-hours 700 --spare-restart-after auto")[0]
+    tuning = job.tuning
+    assert (tuning.save_interval, tuning.mtbf_gpu_hours, tuning.restart_after, tuning.redundancy) == (
+        True,
+        700.0,
+        None,
+        True,
+    )
+    fixed = job_of("--save s --save-interval 20 --spare-redundancy 1 --spare-restart-after 3")[0].tuning
+    assert (fixed.save_interval, fixed.redundancy, fixed.restart_after) == (False, False, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--save s --save-interval soon", "takes 'auto' or a whole number"),
+        ("--save s --save-interval 0", "--save-interval is 0"),
+        ("--spare-restart-after 2", "--spare-restart-after 2 needs --save"),
+        ("--save s --save-interval 5 --spare-restart-after -1", "--spare-restart-after is -1"),
+        ("--spare-mtbf-gpu-hours 0", "--spare-mtbf-gpu-hours is 0.0"),
+        ("--spare-mtbf-gpu-hours nan", "takes a finite number, but got 'nan'"),
+    ],
+)
+def test_bad_values(words: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        job_of(words)
+
+
+def test_redundancy_auto(tmp_path: Path) -> None:
+    """By the number of groups at first, then what an earlier life decided; a rank reads no choice of its own life."""
+    assert redundancy_of(5, 16, "shared", place(tmp_path, 1)) == 5
+    assert redundancy_of(None, 16, "shared", place(tmp_path, 1)) == 16
+    assert [redundancy_of(None, n, "staged", place(tmp_path, 1)) for n in (1, 2, 4, 16, 1000)] == [1, 2, 2, 4, 10]
+    for life, r, later in ((1, 4, 7), (2, 7, None)):
+        choice = {"redundancy": r, "redundancy_next": later}
+        (tmp_path / f"choice-life-{life}.json").write_text(json.dumps({"choice": choice}))
+    assert [redundancy_of(None, 16, "staged", place(tmp_path, life)) for life in (1, 2, 3, 4)] == [4, 7, 7, 7]
+
+
+def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    leave_choice(place(tmp_path, 2), directory)
+    assert not (directory / FILE).exists()
+    (tmp_path / "choice-life-1.json").write_text(json.dumps({"choice": {"redundancy": 4}}))
+    leave_choice(place(tmp_path, 2), directory)
+    assert json.loads((directory / FILE).read_text())["choice"] == {"redundancy": 4}

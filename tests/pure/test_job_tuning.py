@@ -1,0 +1,179 @@
+"""A job's decisions about itself: what is gathered, when it decides, and that a record's figures give its decision."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from spare_megatron.config.tuning import Tuning
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.controller.messages import (
+    AllHere,
+    AllVoted,
+    Event,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    Saved,
+    SendCommit,
+    StopRequested,
+    Tuned,
+)
+from spare_megatron.recovery.tuning import PLANNED, TRIAL_PATIENCE_STEPS, JobTuning, decided_again
+from spare_megatron.tuner.at_start import Measured, at_start, restart_pays, without_progress
+
+SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")
+WISHES = Tuning(save_interval=True, mtbf_gpu_hours=2.0, group_size=2, can_restart=True)
+
+
+class Job:
+    """A job of which only what the coordinator sees is played: steps of 1 s, of which 0.1 s is the reduction."""
+
+    def __init__(self, wishes: Tuning = WISHES, spec: JobSpec = SPEC) -> None:
+        self.state: State = initial_state()
+        self.tuning = JobTuning(started_s=90.0)
+        self.tuning.begin(wishes)
+        self.now_s = 100.0
+        self.decided: list[Event] = []
+        self.commits: list[SendCommit] = []
+        self.feed(Opened(spec, 1, 1))
+        self.feed(AllHere(tuple((group, 0) for group in range(spec.num_groups))))
+
+    def feed(self, event: Event) -> None:
+        """As the coordinator does: the event, then what is to be decided."""
+        before = self.state
+        self.state, decision = step(before, event)
+        self.commits += [action for action in decision.actions if isinstance(action, SendCommit)]
+        self.tuning.observe(self.now_s, before, event, self.state)
+        following = self.tuning.next(self.state)
+        if following is not None:
+            self.decided.append(following)
+            self.feed(following)
+
+    def run(self, steps: int, saves: bool = True) -> None:
+        """Steps that are committed; a save that is ordered takes half a second and counts 2 s later."""
+        for _ in range(steps):
+            at = self.state.step_in_flight
+            load = self.state.plan.loads().max() / SPEC.pieces_per_shard
+            self.now_s += 0.9 * load + 0.1
+            self.tuning.figures(at, self.state.epoch, [("compute_s", 0.9 * load), ("reduce_s", 0.1)])
+            self.feed(AllVoted(at, self.state.epoch))
+            if self.commits[-1].save and saves:
+                self.now_s += 2.0
+                self.tuning.report({"save_s": 0.5})
+                self.feed(Saved(0, 0, at, "d"))
+
+    def lose(self, group: int) -> None:
+        self.feed(Lost((Loss(group, 0, "exited"),)))
+
+    def tuned(self) -> list[Tuned]:
+        return [event for event in self.decided if isinstance(event, Tuned)]
+
+
+def test_first_steps_and_a_trial_save_lead_to_a_choice_that_can_be_made_again() -> None:
+    job = Job()
+    job.run(12)
+    trial, choice = job.tuned()
+    assert (trial.save_now, trial.save_interval, dict(trial.choice)) == (True, 0, {})
+    assert next(commit.step for commit in job.commits if commit.save) == 6  # two warm up, three count
+    measured = Measured(**choice.figures)  # type: ignore[arg-type]
+    assert (measured.restart_s, measured.save_s, measured.write_s) == (10.0, 0.5, 2.0)
+    assert (measured.compute_s, measured.reduce_s) == pytest.approx((0.9, 0.1))
+    assert (measured.num_groups, measured.group_size, measured.redundancy, measured.steps) == (6, 2, 3, 199_994)
+    assert choice.choice == at_start(measured).as_json() == decided_again(choice, None)
+    assert choice.save_interval == job.state.save_interval == choice.choice["save_interval_steps"]
+
+
+def test_the_machine_orders_the_saves_of_the_interval() -> None:
+    job = Job()
+    job.run(12)
+    every = job.state.save_interval
+    job.run(3 * every)
+    saved = [commit.step for commit in job.commits if commit.save]
+    assert {after - before for before, after in itertools.pairwise(saved)} == {every}
+
+
+def test_a_save_of_which_nothing_is_heard_is_ordered_again() -> None:
+    job = Job()
+    job.run(TRIAL_PATIENCE_STEPS + 12, saves=False)
+    assert len(job.tuned()) == 2
+    assert all(event.save_now for event in job.tuned())
+
+
+def test_losses_change_the_interval_within_bounds_and_can_be_decided_again() -> None:
+    job = Job(WISHES)
+    job.run(12)
+    first = job.tuned()[1]
+    for group in (1, 4):
+        job.lose(group)
+        job.run(2)
+    updates = job.tuned()[2:]
+    assert updates
+    for update in updates:
+        assert decided_again(update, first) == update.choice
+        assert first.save_interval / 4 - 1 <= update.save_interval < first.save_interval
+        assert f"-> {update.save_interval} steps" in update.reason
+
+
+def test_a_planned_restart_ends_the_life_with_the_step_in_flight() -> None:
+    job = Job(Tuning(restart_after=2, can_restart=True))
+    job.run(3)
+    job.lose(1)
+    assert not job.decided
+    job.run(1)
+    job.lose(4)
+    (asked,) = job.decided
+    assert isinstance(asked, StopRequested)
+    assert asked.reason.startswith(f"{PLANNED}: 2 of 6 groups are lost")
+    job.run(1)
+    assert job.commits[-1].leave
+    assert job.state.phase == "ending"
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [Tuning(restart_after=2), Tuning(restart_after=0, can_restart=True), Tuning(restart_after=None, can_restart=True)],
+)
+def test_no_planned_restart_where_none_can_be_or_none_is_wanted(wishes: Tuning) -> None:
+    job = Job(wishes)
+    job.run(3)
+    job.lose(1)
+    job.lose(4)
+    assert not job.decided
+
+
+def test_no_planned_restart_for_the_last_step() -> None:
+    job = Job(Tuning(restart_after=1, can_restart=True), replace(SPEC, last_step=4))
+    job.run(3)
+    job.lose(1)
+    assert not job.decided
+
+
+def test_a_restart_pays_early_and_not_late() -> None:
+    measured = Measured(6, 2, 100.0, 5.0, 0.9, 0.1, 4, 5000, planned_restarts=True)
+    assert restart_pays(measured, live=4, steps_left=1000)
+    assert not restart_pays(measured, live=4, steps_left=100)
+
+
+def test_a_restarted_coordinator_goes_on_with_the_choice() -> None:
+    job = Job()
+    job.run(12)
+    again = JobTuning(started_s=500.0)
+    again.begin(WISHES)
+    other = Job()
+    other.tuning = again
+    for event in [Opened(SPEC, 1, 2), job.tuned()[1]]:
+        before = other.state
+        other.state, _ = step(before, event)
+        again.observe(600.0, before, event, other.state)
+    assert again.next(other.state) is None
+
+
+def test_a_job_without_progress_still_saves() -> None:
+    measured = Measured(2, 1, 600.0, 5.0, 0.9, 0.1, 4, 5000, mtbf_gpu_hours=0.001, redundancy=2)
+    choice = without_progress(measured, "too few")
+    assert choice.save_interval_steps == 45
+    assert dict(choice.rows())["time to train / failure-free"] == "none"

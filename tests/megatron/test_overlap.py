@@ -48,11 +48,13 @@ def lost(lines: list[dict]) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> None:
-    """Group 1 is late in step 3, so the others' buckets wait for its own; it fails inside its last backward pass, with
-    one bucket summed. Its traceback says where it was."""
+    """A bit of group 3's accumulators flips in step 2: the bucket does not leave. Group 1 is late in step 3, so the
+    others' buckets wait for its own; it fails inside its last backward pass, with one bucket summed, as its traceback
+    says. Group 2 dies in step 5, and one group is left."""
     _, plain, expected = train(tmp_path / "plain", 4, DENSE)
     assert {line["buckets_early"] for line in plain} == {0}
     inject = (
+        "bitflip:group=3,position=0,step=2,at=accumulate",
         "slow=1.0:group=1,position=1,step=3,at=forward,n=1",
         "exception:group=1,position=1,step=3,at=reduce,n=0",
         "sigkill:group=2,position=0,step=5,at=backward,n=0",
@@ -60,6 +62,7 @@ def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> N
     job, lines, found = train(tmp_path / "killed", 4, (*DENSE, "--overlap-grad-reduce"), *inject)
     assert found == expected
     assert lost(lines) == [1, 2]
+    assert "group 3 corrupt: rank 0: the accumulator of" in (job.run_dir / "launch.out").read_text()
     assert max(line["buckets_early"] for line in lines) > 0, "nothing was ever summed while the backward pass ran"
     log = (job.run_dir / "logs" / "group-1" / "rank-1.log").read_text()
     assert "in pass_ends" in log or "in arrived" in log, log[-3000:]

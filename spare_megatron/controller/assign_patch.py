@@ -39,10 +39,8 @@ def patch(
         count = sum(len(lost[shard]) for shard in uncovered)
         names = ", ".join(str(shard) for shard in uncovered)
         return WipeOut(tuple(uncovered), f"wipe-out: {count} lost pieces of shards {names} have no live host left")
-    before = {group: remaining.get(group, 0) for group in able}
-    load = dict(before)
-    for groups in hosts.values():
-        load.update((group, remaining.get(group, 0)) for group in groups if group not in load)
+    load = {group: remaining.get(group, 0) for groups in hosts.values() for group in groups}
+    before_max = max([remaining.get(group, 0) for group in able], default=0)
     whole = granularity == "shard"
     added: dict[int, list[int]] = {}
     for size in sorted({len(pieces) for pieces in lost.values()}, reverse=True) if whole else [1]:
@@ -56,10 +54,10 @@ def patch(
                     added.setdefault(group, []).extend(pieces[low:high])
                 low = high
     ordered = {group: _execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
-    load_max = max((load[group] for group in {*before, *ordered}), default=0)
+    load_max = max([before_max, *(load[group] for group in ordered)])
     reason = (
         f"{len(missing)} pieces of {len(lost)} shards lost with their groups, patched by {len(ordered)} groups; "
-        f"largest remaining load {max(before.values(), default=0)} -> {load_max} pieces"
+        f"largest remaining load {before_max} -> {load_max} pieces"
     )
     return Patch(ordered, load_max, reason)
 

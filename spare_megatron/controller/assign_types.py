@@ -50,9 +50,13 @@ class Assignment:
         """pieces_of without the work for every other group, unless that is done already."""
         if "_pieces" in self.__dict__:
             return self._pieces[group]
-        shards, layers = np.nonzero(self.owner == group)
-        order = np.lexsort((shards, layers))
-        return tuple((shards[order] * self.pieces_per_shard + layers[order]).tolist())
+        places = np.flatnonzero(self._owners == group)
+        return tuple((places % len(self.owner) * self.pieces_per_shard + places // len(self.owner)).tolist())
+
+    @cached_property
+    def _owners(self) -> NDArray[np.int32]:
+        """[K * N]: owners in execution order."""
+        return self.owner.T.ravel()
 
     @cached_property
     def loads(self) -> NDArray[np.int64]:
@@ -63,7 +67,7 @@ class Assignment:
     def _pieces(self) -> tuple[tuple[int, ...], ...]:
         """pieces_of for every group at once: a stable sort by owner keeps the execution order inside a group."""
         num_groups, per_shard = self.owner.shape
-        owners = self.owner.T.ravel()
+        owners = self._owners
         order = np.argsort(owners, kind="stable")
         pieces = (order % num_groups * per_shard + order // num_groups).tolist()
         ends = np.cumsum(np.bincount(owners, minlength=num_groups)).tolist()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from spare_megatron.controller import audits
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import (
@@ -223,8 +225,10 @@ def _patched_plan(
     """Plans of the step in flight, grown by the pieces that died (protocol rule 4)."""
     spec = before.job
     missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
-    loads = before.plan.loads().tolist()
-    remaining = {g: max(0, loads[g] - progress.get(g, 0)) for g in live}
+    left = before.plan.loads()
+    if progress:
+        left[list(progress)] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
+    remaining = dict(zip(live, np.maximum(left[list(live)], 0).tolist(), strict=True))
     added = patch(
         before.where,
         able=sorted(holders),

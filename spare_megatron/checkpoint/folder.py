@@ -1,9 +1,12 @@
-"""A ``--save`` directory: Megatron's names for what counts, names of our own for what does not count yet.
+"""A ``--save`` directory: Megatron's names for what counts, names of our own for what does not count yet or any more.
 
 A checkpoint is written under ``partial/`` in a directory whose name holds group, incarnation and epoch, so that a
 partitioned group that writes on can never touch what another group published. It gets Megatron's name,
 ``iter_0000010``, only after the coordinator has accepted it; then ``latest_checkpointed_iteration.txt`` names it.
 ``spare_manifest.json`` inside lists every file with its size and checksum: a checkpoint is *good* when all agree.
+
+Directories take and give up Megatron's name by renaming alone: a process may be killed anywhere in here, and what has
+that name is whole.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ import json
 import os
 import re
 import shutil
-import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from spare_megatron.checkpoint.files import Entry, entry_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
 PARTIAL = "partial"
-_ITERATION = re.compile(r"iter_(\d{7,})$")
-_CHUNK_BYTES = 1 << 22
+_ITERATION = re.compile(r"iter_(\d{7,})(?:$|\.)")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,23 @@ class Damage:
 
     directory: Path
     reason: str
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which published checkpoints stay. Without any of the two all do."""
+
+    interval: int | None = None
+    """Megatron's --save-retain-interval: multiples of so many steps stay."""
+    last: int | None = None
+    """The newest so many stay, whatever their step; two with an interval, so that a damaged one can be passed over."""
+
+    def retired(self, steps: Iterable[int]) -> list[int]:
+        """Those of ``steps`` that need not stay, oldest first."""
+        if self.interval is None and self.last is None:
+            return []
+        older = sorted(steps, reverse=True)[self.last or 2 :]
+        return sorted(step for step in older if self.interval is None or step % self.interval)
 
 
 def iteration_name(step: int) -> str:
@@ -41,34 +62,56 @@ def partial_directory(save: Path, step: int, group: int, incarnation: int, epoch
     return save / PARTIAL / f"{iteration_name(step)}.group{group}-incarnation{incarnation}-epoch{epoch}"
 
 
-def write_manifest(directory: Path) -> None:
-    """List every file of a complete checkpoint with size and CRC-32; the manifest itself is written atomically."""
-    files = {name: {"bytes": size, "crc32": _crc32(directory / name)} for name, size in sorted(_files(directory))}
-    _replace(directory / MANIFEST, json.dumps({"files": files}, indent=1))
+def write_manifest(directory: Path, files: Mapping[str, Entry]) -> None:
+    """List every file of a complete checkpoint; written atomically."""
+    _replace(directory / MANIFEST, json.dumps({"files": dict(sorted(files.items()))}, indent=1))
 
 
 def publish(partial: Path, save: Path, step: int) -> Path:
     """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way."""
     final = save / iteration_name(step)
     if final.exists():
-        shutil.rmtree(final)
+        _set_aside(final)
     os.replace(partial, final)
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
 
 
-def discard_partials(save: Path) -> None:
-    """Remove what earlier lives of the job began to write and never published."""
-    shutil.rmtree(save / PARTIAL, ignore_errors=True)
+def retire(save: Path, retention: Retention) -> list[int]:
+    """Remove published checkpoints that need not stay; their steps."""
+    gone = retention.retired(iterations(save))
+    for step in gone:
+        shutil.rmtree(_set_aside(save / iteration_name(step)), ignore_errors=True)
+    return gone
+
+
+def discard_partials(save: Path, up_to: int | None = None) -> None:
+    """Remove what was begun and never published; with ``up_to`` only of steps up to that one, which is published."""
+    if up_to is None:
+        shutil.rmtree(save / PARTIAL, ignore_errors=True)
+        return
+    for entry in (save / PARTIAL).glob("iter_*"):
+        match = _ITERATION.match(entry.name)
+        if match and int(match[1]) <= up_to:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def iterations(save: Path) -> list[int]:
     """Steps that have a published directory, newest first."""
     if not save.is_dir():
         return []
-    found = [_ITERATION.match(entry.name) for entry in save.iterdir() if entry.is_dir()]
+    found = [_ITERATION.fullmatch(entry.name) for entry in save.iterdir() if entry.is_dir()]
     return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def identities(save: Path) -> dict[int, object]:
+    """Step -> what tells its published directory from any other that has, had or will have that name."""
+    found: dict[int, object] = {}
+    for step in iterations(save):
+        status = (save / iteration_name(step)).stat()
+        found[step] = (status.st_ino, status.st_mtime_ns)
+    return found
 
 
 def damage(directory: Path) -> str:
@@ -80,18 +123,27 @@ def damage(directory: Path) -> str:
     if not manifest.exists():
         return "" if (directory / "metadata.json").exists() else f"{directory} has neither {MANIFEST} nor metadata.json"
     try:
-        listed = json.loads(manifest.read_text())["files"]
-    except (ValueError, KeyError, OSError) as error:
+        listed = {
+            name: (entry["bytes"], entry["crc32"]) for name, entry in json.loads(manifest.read_text())["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return f"{manifest} cannot be read: {error}"
-    for name, entry in listed.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{path} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
-        if _crc32(path) != entry["crc32"]:
-            return f"{path} differs from its checksum"
+    for name, (size, crc) in listed.items():
+        reason = _file_damage(directory / name, size, crc)
+        if reason:
+            return reason
     return ""
+
+
+def _file_damage(path: Path, size: int, crc: int) -> str:
+    if not path.is_file():
+        return f"{path} is missing"
+    try:
+        if path.stat().st_size != size:
+            return f"{path} has {path.stat().st_size} bytes, its manifest says {size}"
+        return "" if entry_of(path)["crc32"] == crc else f"{path} differs from its checksum"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
 
 
 def last_good(save: Path) -> tuple[Path | None, list[Damage]]:
@@ -108,23 +160,19 @@ def last_good(save: Path) -> tuple[Path | None, list[Damage]]:
 
 def step_of(directory: Path) -> int:
     """The step in the name of a published checkpoint."""
-    match = _ITERATION.match(directory.name)
+    match = _ITERATION.fullmatch(directory.name)
     if not match:
         raise ValueError(f"{directory.name} is no checkpoint's name, such as {iteration_name(10)}")
     return int(match[1])
 
 
-def _files(directory: Path) -> list[tuple[str, int]]:
-    paths = [p for p in directory.rglob("*") if p.is_file() and p.name != MANIFEST]
-    return [(p.relative_to(directory).as_posix(), p.stat().st_size) for p in paths]
-
-
-def _crc32(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    return crc
+def _set_aside(final: Path) -> Path:
+    """Take Megatron's name from a published directory; where it lies now, to be removed."""
+    aside = final.parent / PARTIAL / f"{final.name}.old"
+    aside.parent.mkdir(exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(final, aside)
+    return aside
 
 
 def _replace(path: Path, text: str) -> None:

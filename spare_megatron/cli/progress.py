@@ -1,9 +1,11 @@
-"""What spare-launch shows: the coordinator's lines as they are, and on a terminal a progress line below them."""
+"""What spare-launch shows: the coordinator's lines and the ranks' notices as they are, and on a terminal a progress
+line below them."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 from spare_megatron.comm.rundir import RunDirectory, read_json
@@ -14,12 +16,11 @@ REFRESH_EVERY = 5
 
 
 class Display:
-    """Follows the coordinator's log from where it ends now: an earlier job's lines are not shown again."""
+    """Follows the files from where they end now: an earlier job's lines are not shown again."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
-        self._run_dir, self._log = run_dir, run_dir.coordinator_log
-        self._offset = self._log.stat().st_size if self._log.exists() else 0
-        self._rest = b""
+        self._run_dir = run_dir
+        self._files = [_Followed(run_dir.coordinator_log), _Followed(run_dir.notices)]
         self._bar = _Bar() if sys.stdout.isatty() else None
 
     def notice(self, text: str) -> None:
@@ -45,15 +46,9 @@ class Display:
             self._bar.close()
 
     def _follow(self) -> None:
-        if not self._log.exists():
-            return
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        for line in lines:
-            self._print(line.decode(errors="replace"))
+        for file in self._files:
+            for line in file.new_lines():
+                self._print(line)
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -64,6 +59,25 @@ class Display:
             sys.stdout.flush()
         except BrokenPipeError:
             pass  # whoever read this has left; the job goes on
+
+
+class _Followed:
+    """A file that others add lines to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._rest = path, b""
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def new_lines(self) -> list[str]:
+        """Those that are complete since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
 
 
 class _Bar:

@@ -49,6 +49,7 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"
+        self.notices = self.logs / "notices.log"
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
@@ -116,6 +117,12 @@ class RunDirectory:
         directory = self.path / "leaders"
         directory.mkdir(exist_ok=True)
         write_json(directory / f"group-{group}.json", leader)
+
+    def notice(self, text: str) -> None:
+        """One line from a rank for the user, shown by spare-launch as it comes."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self.notices.open("a") as file:
+            file.write(" ".join(text.split()) + "\n")
 
     def report_error(self, who: str, sentence: str) -> None:
         """Leave a user's error for spare-launch to show; the name keeps two ranks apart."""

@@ -346,7 +346,9 @@ class CheckpointConfig:
     no_load_optim: bool = False
     """Do not read the optimizer state."""
     async_save: bool = False
-    """Write checkpoints beside the training."""
+    """Write checkpoints beside the training; so it is done unless --spare-no-async-save is given."""
+    save_retain_interval: int | None = None
+    """Keep checkpoints of steps that are multiples of this; of the others only the newest ones."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
     """Format of checkpoints."""
     dist_ckpt_strictness: Literal[

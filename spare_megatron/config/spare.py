@@ -38,6 +38,10 @@ class SpareConfig:
     progress_timeout_s: float | None = None
     """Time a rank may stand still while others wait for it, before its group counts as dead; 60, or 12 times the
     heartbeat time-out where that is more."""
+    no_async_save: bool = False
+    """Let training wait until a checkpoint is written and counts, instead of writing it beside the training."""
+    keep_checkpoints: int | None = None
+    """The newest so many checkpoints are kept, older ones removed; all without it, two with --save-retain-interval."""
     min_groups: int | None = None
     """Groups that must be there to begin once the start-up time is over; one when it is not given."""
     max_group_restarts: int = 0

@@ -4,21 +4,15 @@ The content is Megatron's: ``model`` (``model0``, ``model1``, ... with virtual s
 ``opt_param_scheduler``, ``iteration``, ``checkpoint_version`` and ``args`` with the samples consumed. Tensors are
 stored by logical name and global shape, so a checkpoint loads under another TP, PP, D or N.
 
-megatron-core writes files from forked processes and collects results through a Manager process, also when it saves
-synchronously. Here every rank writes its own file itself: forking a process that runs threads (the control plane) can
-hang, and a Manager would outlive a killed rank.
-
-May assume: every rank of the group calls ``save`` and ``load`` with the same arguments. Promises: ``save`` returns on
-every rank only when all files are on disk; other groups take no part in either.
+May assume: every rank of the group calls ``Checkpointer.take``, ``save`` and ``load`` with the same arguments.
+Promises: ``save`` returns on every rank only when all files are written; other groups take no part in any of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +28,11 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import whole_optimizer
+from spare_megatron.megatron_adapter.checkpoint_writer import Share, ShareWriter
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.world import barrier
 
@@ -67,44 +59,67 @@ class Loaded:
     """What this rank position gave to :func:`save`; None from a checkpoint with other rank positions, or without."""
 
 
-def save(
-    directory: str | Path,
-    replica: Replica,
-    *,
-    step: int,
-    consumed_samples: int,
-    consumed_valid_samples: int = 0,
-    args: Mapping[str, Any] | None = None,
-    rank_state: Any = None,
-) -> None:
-    """Write the group's state after ``step`` into ``directory``, which must be new or empty. Collective.
+class Checkpointer:
+    """Takes checkpoints of one rank's replica; one for a job."""
 
-    ``rank_state`` belongs to this rank position (anything that pickles): only the same layout gets it back.
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._writer = ShareWriter()
+
+    def take(
+        self,
+        directory: str | Path,
+        *,
+        step: int,
+        consumed_samples: int,
+        consumed_valid_samples: int = 0,
+        args: Mapping[str, Any] | None = None,
+        rank_state: Any = None,
+        copied: bool = True,
+    ) -> Share:
+        """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
+
+        Args:
+            rank_state: belongs to this rank position (anything that pickles): only the same layout gets it back.
+            copied: see :meth:`ShareWriter.take`.
+        """
+        replica = self._replica
+        _give_adam_its_first_state(replica)
+        whole = whole_optimizer.gathered(replica)
+        state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
+        state["args"] = argparse.Namespace(
+            **{
+                **(args or {}),
+                "consumed_train_samples": consumed_samples,
+                "consumed_valid_samples": consumed_valid_samples,
+            }
+        )
+        state[_RANK_STATE] = _rank_object(rank_state)
+        state["checkpoint_version"] = CHECKPOINT_VERSION
+        state["iteration"] = step
+        state["opt_param_scheduler"] = replica.scheduler.state_dict()
+        state["content_metadata"] = dict(_CONTENT)
+        return self._writer.take(state, directory, copied=copied)
+
+
+def save(directory: str | Path, replica: Replica, **told: Any) -> None:
+    """Write the group's state into ``directory``, which must be new or empty, and wait until it is there. Collective.
+
+    ``told`` is what :meth:`Checkpointer.take` takes. An error while writing is raised on the rank that has it, and
+    then the others wait for it in vain: a job writes through :mod:`spare_megatron.training.saving`.
     """
     directory = Path(directory)
+    share = Checkpointer(replica).take(directory, copied=False, **told)
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def create(name: str) -> Any:
+        return (directory / name).open("wb")
+
+    reports: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, share.write(create))
     if dist.get_rank() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
+        share.finish(create, reports)
     barrier()
-    _give_adam_its_first_state(replica)
-    whole = whole_optimizer.gathered(replica)
-    state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
-    state["args"] = argparse.Namespace(
-        **{
-            **(args or {}),
-            "consumed_train_samples": consumed_samples,
-            "consumed_valid_samples": consumed_valid_samples,
-        }
-    )
-    state[_RANK_STATE] = _rank_object(rank_state)
-    state["checkpoint_version"] = CHECKPOINT_VERSION
-    state["iteration"] = step
-    state["opt_param_scheduler"] = replica.scheduler.state_dict()
-    dist_checkpointing.save(
-        state,
-        str(directory),
-        sharded_strategy=InProcessSave("torch_dist", 1, thread_count=1),
-        content_metadata=_CONTENT,
-    )
 
 
 def load(
@@ -256,46 +271,6 @@ def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, 
         )
     same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
     return (same or matching)[0]
-
-
-class InProcessSave(TorchDistSaveShardedStrategy):
-    """megatron-core's torch_dist writer, writing in this process instead of in forked ones."""
-
-    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Write this rank's shards; collective."""
-        with _queue_without_manager():
-            request = self.async_save(sharded_state_dict, checkpoint_dir)
-        if request.async_fn is not None:
-            buckets, results = request.preload_fn(), request.async_fn_args[2]
-            results.put(_write(request.async_fn.args[0], buckets))
-        barrier()
-        for finalize in request.finalize_fns:
-            finalize()
-
-
-@contextlib.contextmanager
-def _queue_without_manager() -> Iterator[None]:
-    original = filesystem_async._get_write_results_queue
-    filesystem_async._get_write_results_queue = queue.Queue
-    try:
-        yield
-    finally:
-        filesystem_async._get_write_results_queue = original
-
-
-def _write(transforms: list[Any], buckets: list[Any]) -> dict[int, Any] | Exception:
-    """What megatron-core's writer processes do, one bucket after the other; the results they would send."""
-    results: dict[int, Any] = {}
-    for index, bucket in enumerate(buckets):
-        outcome: queue.Queue[tuple[int, Any]] = queue.Queue()
-        running: queue.Queue[int] = queue.Queue()
-        running.put(index)
-        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, outcome, running, use_fsync=True)
-        _, result = outcome.get_nowait()
-        if isinstance(result, Exception):
-            return result
-        results[index] = result
-    return results
 
 
 def checkpoint_args(values: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ step number, the members of the epoch in which the step was committed), never fr
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +14,8 @@ from typing import Any, Protocol
 from spare_megatron.comm.link import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.training.engine import StepEngine
+from spare_megatron.training.saving import Ask
 from spare_megatron.training.step import Committed, LeaveError, StepRunner
-
-log = logging.getLogger(__name__)
 
 
 class Saver(Protocol):
@@ -26,8 +24,12 @@ class Saver(Protocol):
     def due(self, step: int) -> bool:
         """True when ``step`` is one at which the job saves."""
 
-    def save(self, step: int, epoch: int, accept: Callable[[int, str], bool]) -> bool:
-        """Write step ``step``; publish it if ``accept(step, directory)`` says that it counts. False: it does not."""
+    def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
+        """Take step ``step``, write and publish it; all of it before this returns if ``final``. Nothing where step
+        ``since``, the last at which the job was to save, or a later one is published already."""
+
+    def settle(self, tick: Callable[[], None]) -> None:
+        """Wait until nothing is being written."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class TrainingLoop:
     """Step whose state the engine holds at the start."""
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
     """How long the last save kept this rank from training, until it is reported."""
+    _last_saver: int | None = field(default=None, init=False)
+    _last_due: int = field(default=-1, init=False)
 
     def run(self) -> Orders:
         """Train until the job is over for this rank; the orders that say how."""
@@ -49,12 +53,13 @@ class TrainingLoop:
             orders = self._wait_for_members()
             step = self.first_step + 1
             while not self._ends(orders, step):
+                started_s = time.monotonic()
                 committed = self.runner.run(step)
                 self._apply(committed)
                 if committed.leave:
                     return self._end(committed)
-                if self.saver and (committed.save or self.saver.due(step)) and self._saves(committed.live):
-                    self._save(committed)
+                if self._is_to_save(committed):
+                    self._save(committed, time.monotonic() - started_s)
                 step += 1
                 orders = self.session.orders
         except LeaveError as leave:
@@ -84,26 +89,44 @@ class TrainingLoop:
         """One group saves for all: the lowest of those that committed the step."""
         return self.session.orders.group == min(live)
 
-    def _save(self, committed: Committed) -> None:
+    def _is_to_save(self, committed: Committed) -> bool:
+        """At each step at which the job saves, and as soon as the group that saved last is lost: what it was writing
+        may not count. Follows from committed facts, so all ranks agree."""
+        if self.saver is None:
+            return False
+        lost = self._last_saver is not None and self._last_saver not in committed.live
+        if committed.save or self.saver.due(committed.step):
+            self._last_due = committed.step
+        elif not lost:
+            return False
+        self._last_saver = min(committed.live)
+        return self._saves(committed.live)
+
+    def _save(self, committed: Committed, step_s: float, final: bool = False) -> None:
         assert self.saver is not None
-        began_s = time.monotonic()
-        self.session.progress("checkpoint", committed.step, 0)
-        self.runner.inject("checkpoint", committed.step, 0)
-        if not self.saver.save(committed.step, committed.epoch, self.session.saved):
-            log.warning("the checkpoint of step %d does not count", committed.step)
-        self.session.progress("checkpoint", committed.step, 0)
+        began_s, step = time.monotonic(), committed.step
+        self._tick(step)
+        self.runner.inject("checkpoint", step, 0)
+        ask = Ask(self.session.saved, lambda: self._tick(step), step_s)
+        self.saver.save(step, committed.epoch, ask, since=self._last_due, final=final)
+        self._tick(step)
         self._save_cost = {"save_s": round(time.monotonic() - began_s, 6)}
+
+    def _tick(self, step: int) -> None:
+        self.session.progress("checkpoint", step, 0)
 
     def _end(self, committed: Committed) -> Orders:
         """The last step is applied: save it if this group is the one, say so, and stay until the job is over.
 
         Should the group that saves die, a view without it makes the next one the lowest.
         """
-        step, live, saved = committed.step, committed.live, self.saver is None
+        step, live, saved = committed.step, committed.live, False
+        if self.saver is not None:
+            self.saver.settle(lambda: self._tick(step))
         orders = self.session.orders
         while True:
-            if self._saves(live) and not saved:
-                self._save(committed)
+            if self.saver is not None and self._saves(live) and not saved:
+                self._save(committed, 0.0, final=True)
                 saved = True
             self.session.holds(step)
             while not orders.over and orders.live_groups == live:

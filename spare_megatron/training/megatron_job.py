@@ -10,14 +10,16 @@ import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.checkpoint.folder import Retention, damage, iteration_name, last_good
 from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
+from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -25,12 +27,13 @@ from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.megatron_adapter import checkpointing, versions
+from spare_megatron.megatron_adapter.checkpoint_writer import Share
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
 from spare_megatron.megatron_adapter.engine import MegatronEngine
 from spare_megatron.megatron_adapter.losses import averages
 from spare_megatron.megatron_adapter.model import Replica, build_replica
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.world import GroupWorld, barrier, init_group_world
+from spare_megatron.megatron_adapter.world import GroupWorld, init_group_world
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.recovery.inject import Injector
 from spare_megatron.training import user_state
@@ -52,6 +55,7 @@ from spare_megatron.training.progress import append_progress, saved_text
 from spare_megatron.training.rendezvous import group_store
 from spare_megatron.training.reporting import ReportingEngine
 from spare_megatron.training.sampling import SampleOrder
+from spare_megatron.training.save_mail import SaveMail
 from spare_megatron.training.saving import GroupSaver
 from spare_megatron.training.tokenizer import build_tokenizer
 from spare_megatron.training.worker import RankJob, train_rank
@@ -95,10 +99,11 @@ def run_megatron_job(
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
+    store = group_store(place, START_TIMEOUT_S)
     world = init_group_world(
         job.shape,
         place.position,
-        group_store(place, START_TIMEOUT_S),
+        store,
         virtual_pipeline=settings.virtual_pipeline,
         expert=settings.expert,
         expert_tensor=settings.expert_tensor,
@@ -148,7 +153,7 @@ def run_megatron_job(
     backend, coordinator = _backend(job), job.spare.coordinator or ""
     rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator)
     try:
-        return train_rank(rank, evaluating, _saver(job, args, engine, start), injector)
+        return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
     finally:
         end_hooks()
         loaders.close()
@@ -362,29 +367,42 @@ def _board_extras(job: JobArguments) -> tuple[str, ...]:
     return tuple(name for name, there in wanted.items() if there)
 
 
-def _saver(job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start) -> GroupSaver | None:
-    config = job.checkpoint
+def _saver(
+    job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start, store: dist.Store
+) -> GroupSaver | None:
+    config, place = job.checkpoint, job.place
     if config.save is None:
         return None
     plain = {name: value for name, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
     batches = start.batches(job)
+    checkpointer = checkpointing.Checkpointer(engine.replica)
 
-    def write(step: int, directory: Path) -> None:
+    def take(step: int, directory: Path, copied: bool) -> Share:
         consumed = batches.consumed_before(step + 1)
         exact = engine.exact.state if engine.exact is not None else None
-        checkpointing.save(
-            directory, engine.replica, step=step, consumed_samples=consumed, args=plain, rank_state=exact
+        return checkpointer.take(
+            directory, step=step, consumed_samples=consumed, args=plain, rank_state=exact, copied=copied
         )
-        if job.place.is_leader:
-            leave_choice(job.place, directory)
-        barrier()
-        if job.place.is_leader:
-            append_progress(job, saved_text(job, step, consumed, flops_per_step(args)))
 
     def agree(value: bool) -> bool:
         told: list[Any] = [value]
         dist.broadcast_object_list(told, 0)
         return bool(told[0])
 
-    interval = config.save_interval if isinstance(config.save_interval, int) else None
-    return GroupSaver(Path(config.save), job.place, interval, job.train_iters, write, agree)
+    def published(step: int) -> None:
+        append_progress(job, saved_text(job, step, batches.consumed_before(step + 1), flops_per_step(args)))
+
+    return GroupSaver(
+        Path(config.save),
+        place,
+        config.save_interval if isinstance(config.save_interval, int) else None,
+        job.train_iters,
+        take,
+        agree,
+        SaveMail(store, place.position, place.group_size),
+        asynchronous=not job.spare.no_async_save,
+        retention=Retention(config.save_retain_interval, job.spare.keep_checkpoints),
+        notice=RunDirectory(str(place.run_dir)).notice,
+        complete=partial(leave_choice, place),
+        published=published,
+    )

@@ -32,7 +32,9 @@ def check_weights(run_dir: Path, calm: dict[str, str]) -> None:
 def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: dict[str, str]) -> None:
     inject = ["sigkill:group=0,step=7,at=forward", "sigkill:group=1,step=9,at=backward"]
     save = tmp_path / "save"
-    job = launch(tmp_path / "run", *WORDS, "--save", str(save), "--save-interval", "4", inject=inject)
+    job = launch(
+        tmp_path / "run", *WORDS, "--save", str(save), "--save-interval", "4", "--no-async-save", inject=inject
+    )
     lines = job.finish()
     assert [line["step"] for line in lines if line["life"] == 1] == list(range(1, 9))
     assert [line["step"] for line in lines if line["life"] == 2] == list(range(9, 17))

@@ -16,6 +16,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.checkpoint.files import Create
 from spare_megatron.comm.reports import checksum_of
 from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
 from spare_megatron.training.engine import Outlet
@@ -197,15 +199,42 @@ class ToyEngine:
             data = torch.cat([one.flatten() for one in (*self.weights, *self.momenta)]).numpy().tobytes()
         return hashlib.sha256(data).hexdigest()[:16]
 
-    def save(self, directory: Path) -> None:
-        """This rank's state; every rank of the group calls it."""
-        weights = [one.detach() for one in self.weights]
-        torch.save({"weights": weights, "momenta": self.momenta}, directory / f"rank{self.position}.pt")
+    def share(self, write_s: float) -> ToyShare:
+        """This rank's state for a checkpoint, copied."""
+        state = {
+            "weights": [one.detach().clone() for one in self.weights],
+            "momenta": [one.clone() for one in self.momenta],
+        }
+        return ToyShare(f"rank{self.position}.pt", state, write_s)
 
     def load(self, directory: Path) -> None:
-        """The state that :meth:`save` wrote."""
+        """The state that :class:`ToyShare` wrote."""
         state = torch.load(directory / f"rank{self.position}.pt")
         with torch.no_grad():
             for mine, loaded in zip(self.weights, state["weights"], strict=True):
                 mine.copy_(loaded)
         self.momenta = state["momenta"]
+
+
+@dataclass
+class ToyShare:
+    """One rank's part of a checkpoint: a file for each rank, and one that says how many."""
+
+    name: str
+    state: dict[str, list[torch.Tensor]]
+    write_s: float
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.nbytes for tensors in self.state.values() for tensor in tensors)
+
+    def write(self, create: Create) -> bytes:
+        with create(self.name) as file:
+            time.sleep(self.write_s / 2)
+            torch.save(self.state, file)
+            time.sleep(self.write_s / 2)
+        return self.name.encode()
+
+    def finish(self, create: Create, reports: Sequence[bytes]) -> None:
+        with create("names.txt") as file:
+            file.write(b"\n".join(reports))

@@ -7,14 +7,18 @@ by spare-slurm. Prints nothing of its own; leaves the digest of its weights in `
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import resource
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.folder import last_good, step_of
+from spare_megatron.checkpoint.folder import Retention, last_good, step_of
+from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of, world_hint
@@ -26,6 +30,7 @@ from spare_megatron.recovery.inject import Injector
 from spare_megatron.training.choices import leave_choice, redundancy_of
 from spare_megatron.training.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.training.rendezvous import group_store
+from spare_megatron.training.save_mail import SaveMail
 from spare_megatron.training.saving import GroupSaver
 from spare_megatron.training.worker import RankJob, train_rank
 from tests.process.toy_engine import WIDTH, ToyEngine
@@ -38,7 +43,10 @@ def main() -> int:
     size = int(os.environ["SPARE_GROUP_SIZE"])
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     place = place_of(os.environ, groups, size, None)
-    dist.init_process_group("gloo", store=group_store(place, 60), rank=place.position, world_size=place.group_size)
+    logging.basicConfig(level=logging.INFO)
+    store = group_store(place, 60)
+    dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
+    _limit_files(options, place)
     injector = Injector.from_environment(os.environ, place)
     engine = ToyEngine(
         place.position,
@@ -52,7 +60,7 @@ def main() -> int:
         flips=injector.flips,
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
-    saver = _saver(engine, place, options) if options.save else None
+    saver = _saver(engine, place, options, store) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
     rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
     code = train_rank(rank, engine, saver, injector)
@@ -80,6 +88,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--restart-after", type=whole_number_or_auto, default=0)
     parser.add_argument("--mtbf-gpu-hours", type=float)
     parser.add_argument("--load", action="store_true")
+    parser.add_argument("--no-async-save", action="store_true")
+    parser.add_argument("--retain", type=int)
+    parser.add_argument("--keep", type=int)
+    parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
+    parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     return parser.parse_args()
 
 
@@ -121,20 +134,31 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
     )
 
 
-def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace) -> GroupSaver:
-    def write(step: int, directory: Path) -> None:
-        engine.save(directory)
-        if place.is_leader:
-            leave_choice(place, directory)
-        dist.barrier()
-
+def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: dist.Store) -> GroupSaver:
     def agree(value: bool) -> bool:
         told = torch.tensor([int(value)])
         dist.broadcast(told, 0)
         return bool(told.item())
 
-    interval = options.save_interval if isinstance(options.save_interval, int) else None
-    return GroupSaver(Path(options.save), place, interval, options.steps, write, agree)
+    return GroupSaver(
+        Path(options.save),
+        place,
+        options.save_interval if isinstance(options.save_interval, int) else None,
+        options.steps,
+        lambda step, directory, copied: engine.share(options.write_s),
+        agree,
+        SaveMail(store, place.position, place.group_size),
+        asynchronous=not options.no_async_save,
+        retention=Retention(options.retain, options.keep),
+        notice=RunDirectory(str(place.run_dir)).notice,
+        complete=partial(leave_choice, place),
+    )
+
+
+def _limit_files(options: argparse.Namespace, place: Place) -> None:
+    """What a full disk does to one rank: its file can be opened and not be written."""
+    if options.file_bytes and place.position == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, options.file_bytes))
 
 
 def _load(engine: ToyEngine, save: str) -> int:

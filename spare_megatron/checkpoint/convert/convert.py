@@ -23,6 +23,7 @@ from spare_megatron.checkpoint.convert.model import (
     entries,
     flags_of_shape,
 )
+from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.config.errors import ConfigError
 
 FLAGS_FILE = "model_flags.txt"
@@ -143,7 +144,7 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     args = _args(prepared, new, wish, save_dir)
     if wish.saver == "torch_dist":
         torch_dist.write(prepared, partial, args, new, told)
-        folder.write_manifest(partial)
+        folder.write_manifest(partial, entries_of(partial))
     else:
         mp_rank.write(prepared, partial, args, new, wish.implementation, told)
     folder.publish(partial, save_dir, prepared.iteration)

@@ -269,7 +269,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "save-wgrads-interval",
             "save-dgrads-interval",
-            "save-retain-interval",
             "load-main-params-from-ckpt",
             "non-persistent-save-interval",
             "non-persistent-ckpt-type",
@@ -363,7 +362,6 @@ DEFAULT_ONLY: dict[str, tuple[str, str]] = {
     "spare_standby_groups": ("a lost group is not replaced in this version", "start more groups with --num-groups"),
     "spare_standby_ranks": ("a lost rank ends its group in this version", "start more groups with --num-groups"),
     "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
-    "async_save": ("checkpoints are written while training waits in this version", "leave it out"),
 }
 
 

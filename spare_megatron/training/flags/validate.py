@@ -201,6 +201,14 @@ def check_checkpoint(ns: Namespace) -> None:
         hours is not None and not 0 < hours < float("inf"),
         f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0",
     )
+    for name in ("save_retain_interval", "spare_keep_checkpoints"):
+        value, flag = getattr(ns, name), f"--{name.replace('_', '-')}"
+        refuse(value is not None and value < 1, f"{flag} is {value}, but must be at least 1")
+        refuse(value is not None and ns.save is None, f"{flag} {value} needs --save, the directory it speaks of")
+    refuse(
+        ns.async_save and ns.spare_no_async_save,
+        "--async-save and --spare-no-async-save contradict each other; leave one of them out",
+    )
     refuse(
         not ns.perform_initialization and ns.load is None,
         "--no-initialization leaves the weights undefined; give --load with it or leave it out",

@@ -1,0 +1,76 @@
+"""Files of a checkpoint, with size and checksum taken while they are written.
+
+A file that ``create`` opened is on the disk (fsync) when its block ends; its entry in :attr:`Files.entries` is that of
+the bytes that were meant, so what a disk or a network makes of them shows when the file is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+_CHUNK_BYTES = 1 << 22
+
+Create = Callable[[str], contextlib.AbstractContextManager[BinaryIO]]
+"""Opens a file of a checkpoint, by name, for writing."""
+
+Entry = Mapping[str, int]
+"""``{"bytes": size, "crc32": checksum}`` of one file."""
+
+
+class Files:
+    """The files that one rank writes into one directory. For one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.entries: dict[str, Entry] = {}
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Write ``name``; OSError as from any file."""
+        with (self.directory / name).open("wb") as file:
+            checked = _Checked(file)
+            yield cast(BinaryIO, checked)
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries[name] = {"bytes": checked.position, "crc32": checked.crc}
+
+
+class _Checked(io.RawIOBase):
+    """A file written from front to back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.crc, self.position = 0, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = self._file.write(data)
+        self.crc = zlib.crc32(data, self.crc)
+        self.position += size
+        return size
+
+    def tell(self) -> int:
+        return self.position
+
+
+def entry_of(path: Path) -> Entry:
+    """Of a file that is there; OSError when it cannot be read."""
+    crc, size = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return {"bytes": size, "crc32": crc}
+
+
+def entries_of(directory: Path) -> dict[str, Entry]:
+    """Of every file below ``directory``, by relative name."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): entry_of(path) for path in paths}

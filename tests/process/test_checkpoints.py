@@ -1,0 +1,143 @@
+"""Checkpoints written beside the training: killed at any moment, on a full disk, damaged afterwards, tidied up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.checkpoint.folder import PARTIAL, TRACKER, damage, iteration_name, iterations, last_good, step_of
+from tests.process.harness import Job, launch, toy_digests
+from tests.process.saver import save_for_ever
+
+WORDS = ("--steps", "18", "--pieces", "2", "--piece-s", "0.02", "--redundancy", "2", "--save-interval", "3")
+SEED, MOMENTS = 20, 20
+
+
+def start(run_dir: Path, *words: str) -> Job:
+    return launch(run_dir, *WORDS, "--save", str(run_dir / "save"), *words, groups=2)
+
+
+def whole(save: Path) -> None:
+    """All that has Megatron's name is good."""
+    for step in iterations(save):
+        assert damage(save / iteration_name(step)) == ""
+
+
+def log_of(job: Job, group: int, position: int) -> str:
+    return (job.run_dir / "logs" / f"group-{group}" / f"rank-{position}.log").read_text()
+
+
+def weights(run_dir: Path) -> dict[str, str]:
+    """Digest of the final weights by position; the groups must agree."""
+    digests: dict[str, str] = {}
+    for name, digest in toy_digests(run_dir).items():
+        assert digests.setdefault(name.rpartition("-")[2], digest) == digest
+    return digests
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that saved every third step."""
+    job = start(tmp_path_factory.mktemp("calm"))
+    job.finish()
+    return job
+
+
+def test_saves_beside_the_training_and_says_what_it_costs(calm: Job) -> None:
+    save = calm.run_dir / "save"
+    assert iterations(save) == [18, 15, 12, 9, 6, 3]
+    whole(save)
+    assert (save / TRACKER).read_text() == "18"
+    said = log_of(calm, 0, 0)
+    assert "the checkpoint of step 3 counts: training waited" in said
+    assert "% of a step" in said
+    assert not list((save / PARTIAL).iterdir())
+
+
+def test_the_group_that_saves_dies_while_writing(tmp_path: Path, calm: Job) -> None:
+    """Its checkpoint never counts, and the next group saves at once instead of at the next interval."""
+    job = start(tmp_path, "--write-s", "0.6")
+    partial = tmp_path / "save" / PARTIAL
+    job.wait_for("a checkpoint in the making", lambda: any(partial.glob("iter_0000006.group0*/rank0.pt")))
+    job.kill(*job.pids(0))
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, 19))
+    save = tmp_path / "save"
+    whole(save)
+    assert iterations(save)[0] == 18
+    by_next = [step for step in iterations(save) if f"the checkpoint of step {step} counts" in log_of(job, 1, 0)]
+    assert min(by_next) % 3, f"group 1 waited for the next interval: {by_next}"
+    assert weights(tmp_path) == weights(calm.run_dir)
+
+
+def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, calm: Job) -> None:
+    job = start(tmp_path, "--file-bytes", "4096")
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, 19))
+    assert iterations(tmp_path / "save") == []
+    assert not list((tmp_path / "save" / PARTIAL).iterdir()), "what could not be completed takes room"
+    shown = [line for line in (tmp_path / "launch.out").read_text().splitlines() if "NO CHECKPOINT" in line]
+    assert len(shown) == 1, shown
+    assert "rank 1 cannot write: File too large" in shown[0]
+    for step in range(3, 19, 3):
+        assert f"the checkpoint of step {step} does not count" in log_of(job, 0, 0)
+    assert weights(tmp_path) == weights(calm.run_dir)
+
+
+def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:
+    """A file lies where the directory should be, and is removed while the job runs."""
+    (tmp_path / "save").write_text("in the way")
+    job = start(tmp_path, "--keep", "2")
+    log = tmp_path / "logs" / "notices.log"
+    job.wait_for("the warning", log.exists)
+    (tmp_path / "save").unlink()
+    job.finish()
+    said = log.read_text().splitlines()
+    assert len(said) == 2
+    assert "NO CHECKPOINT OF STEP 3" in said[0]
+    assert "Not a directory" in said[0]
+    assert "checkpoints are written again" in said[1]
+    assert len(iterations(tmp_path / "save")) == 2
+    whole(tmp_path / "save")
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_random_moments_there_is_always_a_good_checkpoint(tmp_path: Path) -> None:
+    """Twenty processes in a row save into one directory as fast as they can and are killed while they do."""
+    print(f"seed {SEED}")
+    chance, save, reached = random.Random(SEED), tmp_path / "save", 0
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.process.saver"])
+    for moment in range(MOMENTS):
+        process = context.Process(target=save_for_ever, args=(str(save), reached, moment))
+        process.start()
+        assert process.pid is not None
+        try:
+            _wait(lambda at=reached: (iterations(save) or [0])[0] > at, process)
+            time.sleep(chance.uniform(0.0, 0.06))
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        whole(save)
+        good, passed = last_good(save)
+        assert good is not None
+        assert not passed
+        assert step_of(good) > reached
+        reached = step_of(good)
+    left = len(list((save / PARTIAL).iterdir()))
+    assert left <= 2, f"{left} partial checkpoints of the dead were never removed"
+
+
+def _wait(true: Any, process: Any) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while not true():
+        assert process.is_alive(), "the saving process ended by itself"
+        assert time.monotonic() < deadline_s, "nothing was saved within 60 s"
+        time.sleep(0.005)

@@ -89,10 +89,10 @@ def check_flips(injections: Sequence[Injection], reduce: str, audit_rate: float)
     """A flipped bit must be one that something finds; raises ConfigError. ``reduce``, ``audit_rate``: as in
     ``--spare-reduce`` and ``--spare-audit-rate``."""
     for one in injections:
-        if one.kind == "bitflip" and one.point != "weights" and not reduce.startswith("exact"):
+        if one.kind == "bitflip" and not reduce.startswith("exact"):
             raise ConfigError(
-                f"--inject bitflip at {one.point}: the sums of --spare-reduce {reduce} carry no checksums, so nothing "
-                "would find the flipped bit; use --spare-reduce exact or exact32, or at=weights"
+                f"--inject bitflip at {one.point}: --spare-reduce {reduce} compares neither checksums nor weights, so "
+                "nothing would find the flipped bit; use --spare-reduce exact or exact32"
             )
         if one.kind == "bitflip" and one.point == "gradient" and not audit_rate:
             raise ConfigError(

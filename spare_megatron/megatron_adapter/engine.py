@@ -222,9 +222,9 @@ class MegatronEngine:
         return self.exact.piece_checksums(audited) if self.exact is not None else {}
 
     def weights_digest(self) -> str:
-        """Of the parameters and lasting buffers. Whatever the sums are made of, all groups get the same ones and apply
-        the same update to the same weights, so they are bit for bit alike."""
-        return weights_digest(self.replica)
+        """Of the parameters and lasting buffers in the exact modes, which ask all groups for the same arithmetic; empty
+        in the others, where a sum inside one group may differ from another's in its last bit and nobody minds."""
+        return weights_digest(self.replica) if self.exact is not None else ""
 
     # ------------------------------------------------------------------------------------------- evaluation
 

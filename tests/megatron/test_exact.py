@@ -18,8 +18,9 @@ FLAGS = (
     *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--eval-iters", "0", "--num-workers", "0"),
-    *("--save-interval", str(STEPS), "--split", "100,0,0"),
+    *("--save-interval", str(STEPS), "--split", "100,0,0", "--spare-heartbeat-timeout-s", "60"),
 )
+"""Losses are told by the launcher here; a rank that a busy machine starves for seconds is none."""
 DENSE = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "12")
 EXPERTS = (
     *("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear"),

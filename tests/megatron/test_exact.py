@@ -43,7 +43,7 @@ def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code
     """One job to its end: the job, and the digest of what it saved ('' when it had to stop)."""
     words = (*FLAGS, *flags, "--save", str(run_dir / "save"), "--spare-redundancy", str(groups))
     job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
-    job.finish(code, timeout_s=240)
+    job.finish(code, timeout_s=500)
     return job, "" if code else digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
 

@@ -18,7 +18,7 @@ from spare_megatron.megatron_adapter.digest import digest
 from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, said, train
 from tests.process.harness import launch
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 LAUNCH: dict[str, Any] = {"groups": 2, "group_size": None, "script": "pretrain_gpt.py"}
 SEED = int(os.environ.get("SPARE_SCHEDULES_SEED", "20264"))
@@ -114,9 +114,9 @@ def test_a_run_that_leaves_and_resumes_leaves_no_trace(tmp_path: Path, reduce: s
     stay = ("--save", str(tmp_path / "save"), "--save-interval", str(half), "--spare-redundancy", "2")
     words = (*FLAGS, *flags, *stay)
     first = launch(tmp_path / "first", *words, "--exit-interval", str(half), **LAUNCH)
-    first.finish(timeout_s=240)
+    first.finish(timeout_s=500)
     second = launch(tmp_path / "second", *words, "--load", str(tmp_path / "save"), **LAUNCH)
-    second.finish(timeout_s=240)
+    second.finish(timeout_s=500)
     assert digest(tmp_path / "save" / f"iter_{STEPS:07d}", optimizer=True) == whole
 
 

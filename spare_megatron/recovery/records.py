@@ -105,7 +105,7 @@ class Records:
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),
-            "saved_step": state.saved_step,
+            "saved_step": state.saved_step - self._closes(state.saved_step),
             "loss": self._last_line.get("loss"),
             "outcome": state.outcome,
             "reason": state.outcome_reason,
@@ -135,7 +135,7 @@ class Records:
             "loss": last.get("loss"),
             "weights_digest": last.get("weights_digest"),
             "live_groups": sorted(state.live),
-            "saved_step": state.saved_step,
+            "saved_step": state.saved_step - self._closes(state.saved_step),
         }
         write_json(self._run_dir.summary, summary)
         self._worker.submit(self._close_boards)

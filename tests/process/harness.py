@@ -34,6 +34,8 @@ class Job:
     process: subprocess.Popen[str]
     seen: set[int] = field(default_factory=set)
     """Pids of every process that the job was seen to have."""
+    ranks_seen: set[int] = field(default_factory=set)
+    """Those of its ranks."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -121,7 +123,8 @@ class Job:
             _kill_if_ours(pid, self.run_dir)
 
     def _look(self) -> None:
-        self.seen |= {r["pid"] for r in self.ranks()}
+        self.ranks_seen |= {r["pid"] for r in self.ranks()}
+        self.seen |= self.ranks_seen
         path = self.run_dir / "processes.json"
         if path.exists():
             coordinator = json.loads(path.read_text()).get("coordinator") or {}

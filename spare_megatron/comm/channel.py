@@ -102,14 +102,17 @@ def call_stream(channel: grpc.aio.Channel, service: str, security: Security, rep
     return method(metadata=security.metadata)
 
 
-async def call_once(channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float) -> None:
-    """One call of the coordinator that is answered with ``Done``."""
+async def call_once(
+    channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float
+) -> pb.Done:
+    """One call of the coordinator and its answer."""
     call = channel.unary_unary(
         f"/{COORDINATOR}/{method}",
         request_serializer=type(request).SerializeToString,
         response_deserializer=pb.Done.FromString,
     )
-    await call(request, metadata=security.metadata, timeout=timeout_s)
+    done: pb.Done = await call(request, metadata=security.metadata, timeout=timeout_s)
+    return done
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -330,13 +330,12 @@ class Coordinator:
         """The launcher saw a rank end: a fact, unless it left in order at the end of the job."""
         group, incarnation = request.group, request.incarnation
         ended = self._state.phase == "ending" and group in self._state.applied_last
-        if request.status == 0 and (self._state.stopped or ended):
-            return pb.Done()
-        if self._detector.lost(group, incarnation):
+        orderly = request.status == 0 and (self._state.stopped or ended)
+        if not orderly and self._detector.lost(group, incarnation):
             loss = Loss(group, incarnation, "exited", request.position, _status_words(request.status))
             since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
             self._lose(Finding(loss, since_s))
-        return pb.Done()
+        return pb.Done(opened=not self._unopened)
 
     async def _request_stop(self, request: pb.StopRequest, _: grpc.aio.ServicerContext) -> pb.Done:
         if self._unopened or self._state.phase == "closed":

@@ -29,8 +29,8 @@ GROUP_GRACE_S = 0.3
 """Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""
 ORDERLY_GRACE_S = 5.0
 """The same after an exit with 0."""
-IDLE_GRACE_S = 2.0
-"""For a coordinator to end a job without ranks."""
+NO_RANKS_S = 60.0
+"""For a coordinator to end an open job all of whose ranks are gone, and know it to be."""
 END_GRACE_S = 15.0
 """For ranks to leave in order when the job is over."""
 COORDINATOR_RESTARTS = 8
@@ -240,10 +240,18 @@ class Life:
             status=status,
             time_unix_s=time.time(),
         )
-        self._keep(self._tell("ReportExit", exited))
+        self._keep(self._report(exited))
         self._keep(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
-        if not any(rank.alive for rank in self._ranks.values()):
-            self._keep(self._end_without_ranks())
+
+    async def _report(self, exited: pb.Exited) -> None:
+        """Tell the coordinator. With the last rank gone it ends the job; one that never began is ended here."""
+        answer = await self._tell("ReportExit", exited)
+        if answer is None or any(rank.alive for rank in self._ranks.values()):
+            return
+        if answer.opened:
+            await asyncio.wait({self._exit}, timeout=NO_RANKS_S)
+        if not self._exit.done():
+            self._exit.set_result(int(ExitCode.FAILED))
 
     def _show_error(self, place: tuple[int, int]) -> None:
         """A rank's error of the user: its sentence, or the end of its log."""
@@ -259,16 +267,6 @@ class Life:
         for (of, _), child in self._ranks.items():
             if of == group and child.alive and not child.stopped and not self._exit.done():
                 child.signal(signal.SIGKILL)
-
-    async def _end_without_ranks(self) -> None:
-        """All ranks are gone: the coordinator ends a job that it has opened; one that never began is ended here."""
-        for _ in range(2):
-            await asyncio.sleep(IDLE_GRACE_S)
-            opened = (read_json(self._dir.status) or {}).get("life") == self._journal_life
-            if self._exit.done() or not opened:
-                break
-        if not self._exit.done():
-            self._exit.set_result(int(ExitCode.FAILED))
 
     async def _let_ranks_leave(self) -> None:
         """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
@@ -300,8 +298,8 @@ class Life:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, method: str, request: object) -> None:
-        await tell(self._dir, self._security, method, request, self._exit.done)
+    async def _tell(self, method: str, request: object) -> pb.Done | None:
+        return await tell(self._dir, self._security, method, request, self._exit.done)
 
 
 def tail(path: Path, lines: int) -> str:

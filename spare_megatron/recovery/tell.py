@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
+from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm.channel import Backoff, Security, call_once, open_channel
 from spare_megatron.comm.rundir import RunDirectory
 
@@ -15,16 +16,17 @@ TELL_S = 1.0
 
 async def tell(
     run_dir: RunDirectory, security: Security, method: str, request: object, over: Callable[[], bool]
-) -> None:
-    """Tell the coordinator until it has heard it, also one that is being restarted, or until ``over()``."""
+) -> pb.Done | None:
+    """Tell the coordinator until it has heard it, also one that is being restarted: its answer; None when ``over()``
+    came first."""
     backoff = Backoff()
     while not over():
         published = run_dir.coordinator()
         if published is not None:
             try:
                 async with open_channel(published.address, security, TELL_S) as channel:
-                    await call_once(channel, method, security, request, TELL_S)
-                return
+                    return await call_once(channel, method, security, request, TELL_S)
             except grpc.aio.AioRpcError:
                 pass
         await backoff.wait()
+    return None

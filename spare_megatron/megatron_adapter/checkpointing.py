@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -176,15 +177,16 @@ def _rank_object(data: Any) -> ShardedObject:
 def read_common(directory: str | Path) -> dict[str, Any]:
     """What a checkpoint holds outside tensors (iteration, args, schedule); needs no process group. ConfigError."""
     directory = Path(directory)
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(directory)):
+    try:
+        ours = dist_checkpointing.check_is_distributed_checkpoint(str(directory))
+        common = dist_checkpointing.load_common_state_dict(str(directory)) if ours else {}
+    except (CheckpointingException, OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+        reason = " ".join(str(error).split())[:_REASON_CHARS]
+        raise ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint") from error
+    if not ours:
         raise ConfigError(
             f"{directory} holds no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
         )
-    try:
-        common = dist_checkpointing.load_common_state_dict(str(directory))
-    except (CheckpointingException, OSError, RuntimeError, EOFError) as error:
-        reason = " ".join(str(error).split())[:_REASON_CHARS]
-        raise ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint") from error
     return dict(common)
 
 

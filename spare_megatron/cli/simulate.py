@@ -210,8 +210,12 @@ def _plot(found: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("seed")
     axes.set_ylabel("time to train / failure-free")
     figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {path} cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,12 +231,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = progress.add_task("trials", total=len(jobs))
         outcomes = run_many(jobs, done=lambda done: progress.update(task, completed=done))
     found = summary(outcomes, args.seed)
-    if args.plot is not None:
-        _plot(found, args.plot)
     if args.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(table_of(found))
+    try:
+        if args.plot is not None:
+            _plot(found, args.plot)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-simulate: {error}\n")
+        return int(ExitCode.BAD_INPUT)
     return int(ExitCode.FINISHED)
 
 

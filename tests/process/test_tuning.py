@@ -15,6 +15,7 @@ from spare_megatron.sim.replay import follow
 from spare_megatron.training.choices import FILE
 from tests.process.harness import launch, toy_digests
 
+pytestmark = pytest.mark.timeout(300)
 WORDS = ("--steps", "24", "--pieces", "2", "--piece-s", "0.02")
 
 
@@ -37,7 +38,7 @@ def test_a_planned_restart_loses_no_step_and_ends_with_the_same_weights(tmp_path
     inject = ["sigkill:group=1,step=5,at=forward", "sigkill:group=3,step=9,at=reduce"]
     words = (*WORDS, "--redundancy", "3", "--save", str(tmp_path / "save"), "--restart-after", "2")
     job = launch(tmp_path / "run", *words, groups=4, group_size=1, inject=inject)
-    lines = job.finish()
+    lines = job.finish(timeout_s=200)
     assert [line["step"] for line in lines] == list(range(1, 25)), "a step is missing or was trained twice"
     assert [line["live_groups"] for line in lines if line["life"] == 2] == [4] * sum(x["life"] == 2 for x in lines)
     first = [line["step"] for line in lines if line["life"] == 1]
@@ -57,7 +58,7 @@ def test_an_auto_interval_is_measured_journalled_and_kept_in_checkpoints(tmp_pat
     words = (*WORDS, "--save", str(save), "--save-interval", "auto", "--mtbf-gpu-hours", "0.01", "--redundancy", "auto")
     inject = ["coordinator-sigkill:group=0,step=14,at=vote", "sigkill:group=2,step=16,at=backward"]
     job = launch(tmp_path / "run", *words, groups=4, group_size=1, inject=inject)
-    lines = job.finish()
+    lines = job.finish(timeout_s=200)
     assert [line["step"] for line in lines] == list(range(1, 25))
     tuned = [r.event for r in read(job.run_dir / "journal.jsonl") if isinstance(r.event, Tuned)]
     trial, start, *updates = tuned

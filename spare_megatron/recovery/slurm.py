@@ -42,8 +42,8 @@ STALE_LEASES = 4
 """Leases without a sign of any coordinator after which more are started."""
 WITHOUT_RANKS_S = 15.0
 """For a coordinator to end a job whose rank step is gone."""
-AFTER_S = 60.0
-"""After the job's end, for the batch script to end the Slurm job."""
+AFTER_S = 3.0
+"""Between two looks for the batch script, after the job's end."""
 STEP = ("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--open-mode=append")
 LINES_SHOWN = 12
 
@@ -308,15 +308,23 @@ def end_array(allocation: Allocation) -> None:
 
 
 def end_without_batch_script(launch: SlurmLaunch, index: int, code: ExitCode, notice: Callable[[str], None]) -> None:
-    """In the step of the coordinators, after the job's end: wait for the batch script to end the Slurm job, which ends
-    this process too; where nobody does, its node is gone, and this process does it."""
-    time.sleep(AFTER_S * (1 + index / 4))
-    notice("spare-slurm: the batch script is gone; this coordinator ends the Slurm job")
+    """In the step of the coordinators, after the job's end: the batch script ends the Slurm job, and this process with
+    it; where Slurm has taken the batch script's node out of the job, this process does it. Candidate 0 is the first."""
+    while not _batch_script_is_lost(launch.allocation.job):
+        time.sleep(AFTER_S * (1 + index))
+    notice("spare-slurm: the node of the batch script is lost; this coordinator ends the Slurm job")
     if last_word(code, launch, notice) is ExitCode.REQUEUE and launch.requeue:
         queue_again(launch.allocation, notice)
         return
     end_array(launch.allocation)
     _slurm("scancel", launch.allocation.job)
+
+
+def _batch_script_is_lost(job: str) -> bool:
+    shown = _slurm("scontrol", "--oneliner", "show", "job", job).stdout
+    told = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    nodes = _slurm("scontrol", "show", "hostnames", told.get("NodeList", "")).stdout.split()
+    return told.get("JobState") == "RUNNING" and bool(nodes) and told.get("BatchHost") not in nodes
 
 
 def _slurm(*words: str) -> subprocess.CompletedProcess[str]:

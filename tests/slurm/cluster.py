@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -151,6 +151,20 @@ class Cluster:
         """Start a node's slurmd (again)."""
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self._conf))
 
+    def until_idle(self) -> None:
+        """Start the nodes that were killed, and wait until all can take a job."""
+        for node in self.nodes:
+            if node not in self._daemons:
+                self.start_node(node)
+        self._until("all nodes are idle", lambda: all(self.state(node) == "idle" for node in self.nodes))
+
+    def clear(self) -> None:
+        """End all jobs, and what a dead node's slurmstepd would have ended."""
+        for job in self.jobs():
+            self.call("scancel", job)
+        for process in self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ):
+            _kill(process)
+
     def state(self, node: str) -> str:
         """Of a node, as sinfo says it."""
         return self.call("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0]
@@ -184,9 +198,7 @@ class Cluster:
         )
         self._until("munged answers", lambda: (folder / "munge.socket").exists())
         self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self._conf))
-        for node in self.nodes:
-            self.start_node(node)
-        self._until("all nodes are idle", lambda: all(self.state(node) == "idle" for node in self.nodes))
+        self.until_idle()
 
     def _daemon(self, name: str, *words: str) -> None:
         path = _which(words[0])
@@ -237,9 +249,3 @@ def _free_ports(count: int) -> Sequence[int]:
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
-
-
-def running(folder: Path, nodes: int) -> Iterator[Cluster]:
-    """A cluster for a fixture."""
-    with Cluster(folder, nodes) as cluster:
-        yield cluster

@@ -1,0 +1,93 @@
+"""Who holds office among coordinators, and what Slurm's environment says of a job: pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from spare_megatron.config.allocation import allocation_of
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.recovery.office import STAGGER, Term, Watch
+
+LEASE_S, TICK_S = 4.0, 0.2
+
+
+def first_claim_s(watch: Watch, terms: list[Term | None]) -> float | None:
+    """When a candidate claims that sees ``terms`` one after the other, the last one for long."""
+    for n in range(200):
+        if watch.look(terms[min(n, len(terms) - 1)], n * TICK_S) == "claim":
+            return n * TICK_S
+    return None
+
+
+def test_the_first_candidate_begins_at_once_and_the_others_stand_back() -> None:
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), [None]) == 0.0
+    assert first_claim_s(Watch(2, LEASE_S, 1, 0.0), [None]) == pytest.approx(2 * STAGGER * LEASE_S, abs=TICK_S)
+
+
+def test_a_term_of_an_earlier_life_is_vacant_whether_it_ended_or_not() -> None:
+    for over in (None, 4):
+        assert first_claim_s(Watch(0, LEASE_S, 2, 0.0), [Term(3, 1, 17, over)]) == 0.0
+
+
+def test_nobody_claims_while_the_holder_lives() -> None:
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), [Term(1, 1, n) for n in range(200)]) is None
+
+
+def test_silence_for_a_lease_is_a_vacancy_and_the_lowest_candidate_is_first() -> None:
+    beats: list[Term | None] = [Term(1, 1, n) for n in range(10)]
+    silent_s = 9 * TICK_S
+    claims = [first_claim_s(Watch(index, LEASE_S, 1, 0.0), beats) for index in (0, 1)]
+    assert claims[0] == pytest.approx(silent_s + LEASE_S, abs=TICK_S)
+    assert claims[1] == pytest.approx(silent_s + (1 + STAGGER) * LEASE_S, abs=TICK_S)
+
+
+def test_a_new_term_of_another_candidate_starts_the_watch_again() -> None:
+    terms: list[Term | None] = [Term(1, 1, 5)] * 15 + [Term(2, 1, 0)]
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), terms) == pytest.approx(15 * TICK_S + LEASE_S, abs=TICK_S)
+
+
+def test_a_candidate_that_was_stopped_itself_saw_no_silence() -> None:
+    watch, term = Watch(0, LEASE_S, 1, 0.0), Term(1, 1, 5)
+    assert watch.look(term, 0.0) == "wait"
+    assert watch.look(term, 100.0) == "wait"
+    assert watch.look(term, 100.0 + LEASE_S / 5) == "wait"
+
+
+def test_the_end_of_the_job_is_the_end_of_the_watch() -> None:
+    assert Watch(1, LEASE_S, 2, 0.0).look(Term(4, 2, 9, 0), 0.0) == "over"
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "8"}
+
+
+def test_the_world_size_of_an_allocation() -> None:
+    assert allocation_of(SLURM).ranks == 32
+    assert allocation_of({**SLURM, "SLURM_NTASKS": "30"}).ranks == 30
+    assert allocation_of(SLURM).groups_of(16) == 2
+    with pytest.raises(ConfigError, match=r"32 ranks .4 nodes., which is no multiple of the 12 .* 24 or 36 ranks"):
+        allocation_of(SLURM).groups_of(12)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "this is no Slurm job: SLURM_JOB_ID is not set"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, "give sbatch --ntasks-per-node RANKS"),
+        ({**SLURM, "SLURM_NTASKS": "many"}, "SLURM_NTASKS is 'many', but must be a number"),
+    ],
+)
+def test_bad_allocations_are_one_sentence(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        allocation_of(environ)
+
+
+@pytest.mark.parametrize(("size", "lost"), [(8, 0), (16, 0), (32, 0), (4, 2), (2, 4), (12, 2)])
+def test_groups_that_share_a_node_share_its_fate(size: int, lost: int) -> None:
+    sentence = allocation_of(SLURM).shared_fate(size)
+    assert (f"takes up to {lost} groups" in sentence) if lost else not sentence
+
+
+def test_elements_of_an_array() -> None:
+    array = {**SLURM, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
+    assert (allocation_of(array).array, allocation_of(array).last_of_array) == ("5", False)
+    assert allocation_of({**array, "SLURM_ARRAY_TASK_ID": "3"}).last_of_array

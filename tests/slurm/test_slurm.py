@@ -1,0 +1,143 @@
+"""The shipped batch scripts on a real Slurm of four virtual nodes: nodes die, signals come, the job goes on.
+
+Most tests train the toy model of the protocol tests: its weights are equal, bit for bit, whatever failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import launch, toy_digests
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import SlurmJob, submit
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 40
+OWN = ("--lease-s", "2", "--listen", "127.0.0.1:0")
+TOY = (
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", "2", "--piece-s", "0.05"),
+    *("--redundancy", "3", "--heartbeat-s", "6"),
+)
+TWO_RANKS = ("--group-size", "2", *OWN, *TOY)
+MEGATRON = (
+    *("pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "8"),
+    *("--lr", "1e-3", "--train-iters", "12", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
+    *("--pipeline-model-parallel-size", "2", "--log-interval", "1", "--num-workers", "0", "--eval-iters", "0"),
+)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the weights of position 0 without failures, of 2 groups of one rank, under spare-launch."""
+    run_dir = tmp_path_factory.mktemp("calm")
+    words = [*TOY[1:], "--redundancy", "2"]
+    launch(run_dir, *words, groups=2, group_size=1).finish()
+    return digest(run_dir)
+
+
+def digest(run_dir: Path) -> str:
+    """The one digest that all ranks left."""
+    found = set(toy_digests(run_dir).values())
+    assert len(found) == 1, toy_digests(run_dir)
+    return found.pop()
+
+
+def one_rank_a_node(cluster: Cluster, folder: Path, shipped: str = "single.sbatch") -> SlurmJob:
+    """A job of two groups of one rank on two nodes that saves where it leaves."""
+    words: Sequence[str] = (*OWN, "--group-size", "1", *TOY, "--redundancy", "2", "--save", str(folder / "save"))
+    return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
+
+
+def lives(job: SlurmJob) -> list[tuple[int, int]]:
+    """(life, step) of every committed step."""
+    return [(line["life"], line["step"]) for line in job.metrics]
+
+
+def test_nodes_of_ranks_and_of_the_coordinator_die(cluster: Cluster, tmp_path: Path) -> None:
+    """First a node with one group; then the node with the coordinator, the batch script and another group."""
+    job = submit(cluster, tmp_path, TWO_RANKS)
+    job.until_step(4)
+    office, before = job.coordinator_node(), job.ranks()
+    assert sorted(before) == list(range(8))
+    assert office != "n4"
+    cluster.kill_node("n4")
+    job.until("the loss of group 3 is masked", lambda: job.metrics[-1]["live_groups"] == 3)
+    cluster.kill_node(office)
+    job.until("the loss of another group is masked", lambda: job.metrics[-1]["live_groups"] == 2)
+    assert job.coordinator_node() not in ("n4", office)
+    assert job.ranks().items() <= before.items(), "a rank was started again"
+    job.until("the last step", lambda: job.run_dir.summary.exists(), timeout_s=120)
+    job.check_every_step_once(STEPS)
+    summary = json.loads(job.run_dir.summary.read_text())
+    assert (summary["outcome"], summary["failures_masked"], summary["steps_lost"]) == ("finished", 2, 0)
+    told = job.until_ended()
+    assert told["Restarts"] == "0"
+    assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
+
+
+def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+    job = one_rank_a_node(cluster, tmp_path)
+    job.until_step(4)
+    cluster.call("scancel", "--signal=TERM", job.id)
+    job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
+    assert "leaves with exit code 4" in job.output.read_text()
+    left = job.metrics[-1]["step"]
+    told = job.until_ended()
+    assert (told["JobState"], told["ExitCode"]) == ("COMPLETED", "0:0"), job.report()
+    assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
+    assert digest(job.run_dir.path) == calm
+
+
+def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+    job = one_rank_a_node(cluster, tmp_path)
+    job.until_step(4)
+    script = tmp_path / "urgent.sh"
+    script.write_text("#!/bin/bash\ntrue\n")
+    urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
+    job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
+    told = job.until_ended()
+    assert (told["JobState"], told["ExitCode"], told["Restarts"]) == ("COMPLETED", "0:0", "1"), job.report()
+    assert sorted({life for life, _ in lives(job)}) == [1, 2]
+    assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
+    assert digest(job.run_dir.path) == calm
+
+
+def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+    job = one_rank_a_node(cluster, tmp_path, "array.sbatch")
+    job.until_step(4)
+    cluster.call("scancel", "--batch", "--signal=USR1", f"{job.id}_1")
+    job.until("the last step", lambda: bool(job.metrics) and job.metrics[-1]["step"] == STEPS)
+    job.until("no element is left", lambda: not cluster.jobs())
+    assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"
+    assert cluster.show(f"{job.id}_2")["ExitCode"] == "0:0"
+    assert cluster.show(f"{job.id}_3")["JobState"] == "CANCELLED"
+    assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
+    assert digest(job.run_dir.path) == calm
+
+
+def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, (*OWN, *MEGATRON), nodes=2)
+    job.until_step(2, timeout_s=180)
+    office = job.coordinator_node()
+    cluster.kill_node("n2" if office == "n1" else "n1")
+    told = job.until_ended()
+    assert told["ExitCode"] == "0:0", job.report()
+    job.check_every_step_once(12)
+    assert job.metrics[-1]["live_groups"] == 1
+    assert job.run_dir.log_of(1, 1).is_file()
+    assert "iteration       12/      12" in job.output.read_text()
+
+
+def test_a_users_error_ends_the_job_with_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, (*OWN, "--group-size", "3", "tests/process/toy_train.py"), nodes=2)
+    told = job.until_ended()
+    assert told["ExitCode"] == "2:0"
+    assert job.output.read_text().startswith(
+        "spare-slurm: the job has 4 ranks (2 nodes), which is no multiple of the 3"
+    )

@@ -73,6 +73,11 @@ class SlurmJob:
                     found[int(environ["SLURM_PROCID"])] = process.pid
         return found
 
+    def fencing(self) -> int:
+        """Number of the coordinator in office."""
+        published = self.run_dir.coordinator()
+        return published.fencing if published else 0
+
     def coordinator_node(self) -> str:
         """Name of the node on which the coordinator in office runs."""
         published = self.run_dir.coordinator()

@@ -32,6 +32,8 @@ class Place:
     """How often the launcher started the whole job; above 1 the last good checkpoint is loaded."""
     tls_dir: str = ""
     """Directory of ca.pem, cert.pem and key.pem where the control plane speaks mutual TLS; empty: it does not."""
+    local_rank: int = 0
+    """Number of this rank on its host: which of the host's devices is its own."""
     launcher_pid: int = 0
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
 
@@ -134,5 +136,6 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         group_size=group_size,
         life=number(environ, "SPARE_LIFE") or 1,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
+        local_rank=number(environ, "SLURM_LOCALID" if hint.launcher == "slurm" else "LOCAL_RANK") or 0,
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
     )

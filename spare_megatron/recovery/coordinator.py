@@ -46,6 +46,7 @@ from spare_megatron.controller.messages import (
 from spare_megatron.recovery.detector import Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, Record, cut_torn_line, replay
 from spare_megatron.recovery.office import Office
+from spare_megatron.recovery.processes import status_words
 from spare_megatron.recovery.records import Records
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
@@ -332,7 +333,7 @@ class Coordinator:
         ended = self._state.phase == "ending" and group in self._state.applied_last
         orderly = request.status == 0 and (self._state.stopped or ended)
         if not orderly and self._detector.lost(group, incarnation):
-            loss = Loss(group, incarnation, "exited", request.position, _status_words(request.status))
+            loss = Loss(group, incarnation, "exited", request.position, status_words(request.status))
             since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
             self._lose(Finding(loss, since_s))
         return pb.Done(opened=not self._unopened)
@@ -383,15 +384,6 @@ def _exit_code(outcome: str, reason: str) -> ExitCode:
             return ExitCode.RESTART
         return ExitCode.REQUEUE if reason.startswith(SIGNAL_REASON) else ExitCode.FINISHED
     return ExitCode.WIPE_OUT if outcome == "wipe-out" else ExitCode.FAILED
-
-
-def _status_words(status: int) -> str:
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def _advertised(listen: str) -> str:

@@ -87,7 +87,6 @@ class SlurmJob:
         self._starts = 0
         self._last_start_s = 0.0
         self._stop_reason = ""
-        self._stopped_hard = False
         self._code: int | None = None
 
     async def run(self) -> ExitCode:
@@ -181,8 +180,6 @@ class SlurmJob:
                 ranks_gone_s = ranks_gone_s or now_s
                 if now_s - ranks_gone_s > WITHOUT_RANKS_S:
                     return int(ExitCode.FAILED)
-            if self._stopped_hard:
-                return int(ExitCode.FAILED)
             if not self._keep_coordinators(processes, now_s - moved_s):
                 return int(ExitCode.FAILED)
             await asyncio.sleep(POLL_S)
@@ -216,9 +213,8 @@ class SlurmJob:
             await asyncio.sleep(POLL_S)
 
     def _signal(self, name: str) -> None:
-        """The first signal asks for a save; the second one ends everything."""
+        """The first one asks for a save. Slurm may send more, and ends by SIGKILL what takes too long."""
         if self._stop_reason:
-            self._stopped_hard = True
             return
         self._stop_reason = f"signal {name}"
         self._keep(
@@ -254,7 +250,8 @@ class SlurmJob:
         reason = (read_json(self._dir.summary) or {}).get("reason")
         if reason:
             return str(reason)
-        for path in (self._dir.coordinator_errors, self._dir.logs / "srun-ranks.log"):
+        logs = sorted((self._dir.logs / "tasks").glob("*.log"), key=lambda path: int(path.stem))
+        for path in (self._dir.coordinator_errors, *logs, self._dir.logs / "srun-ranks.log"):
             if tail(path, 1):
                 return f"the end of {path}:\n{tail(path, LINES_SHOWN)}"
         return f"see {self._dir.logs}"

@@ -108,6 +108,7 @@ def run_megatron_job(
         expert=settings.expert,
         expert_tensor=settings.expert_tensor,
         backend=job.training.distributed_backend,
+        device=place.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None,
         timeout_s=job.training.distributed_timeout_minutes * 60.0,
         pipeline_before_data=job.training.use_tp_pp_dp_mapping,
         hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),

@@ -150,8 +150,9 @@ def test_number_of_groups_from_each_launcher() -> None:
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "SPARE_GROUP": "2", "SPARE_NUM_GROUPS": "5"}
     job = job_of(two, torchrun)[0]
     assert (job.shape.num_groups, job.place.group, job.place.position, job.place.launcher) == (5, 2, 1, "torchrun")
-    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_RESTART_COUNT": "1"}
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_RESTART_COUNT": "1"}
     job = job_of(two, slurm)[0]
+    assert job.place.local_rank == 1
     assert (job.shape.num_groups, job.place.group, job.place.position, job.place.incarnation) == (4, 2, 1, 1)
     assert shape({}, two).num_groups == 1
     assert shape({}, two + " --num-distributed-optimizer-instances 4").num_groups == 4

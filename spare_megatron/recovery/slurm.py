@@ -258,10 +258,10 @@ class SlurmJob:
 
 
 def last_word(code: ExitCode, launch: SlurmLaunch, notice: Callable[[str], None]) -> ExitCode:
-    """What a job does about its coordinator's exit code: after a wipe-out it starts again, where there is a
-    checkpoint, but not again and again without a committed step."""
+    """What a job does about its coordinator's exit code: after a wipe-out or for a planned restart it starts again from
+    a checkpoint, where there is one, but not again and again without a committed step."""
     summary = read_json(launch.run_dir.summary) or {}
-    if code is not ExitCode.WIPE_OUT:
+    if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
         return code
     why = summary.get("reason", "every group is lost")
     checkpoint = None

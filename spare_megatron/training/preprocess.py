@@ -9,23 +9,27 @@ Megatron's: documents are dealt out to P parts in turn and the parts follow one 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gzip
+import itertools
 import json
 import multiprocessing
 import sys
 import time
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
+
+import numpy as np
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag
 from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.training.flags import refusals
 from spare_megatron.training.flags.parser import Parser, add_flag, nearest_of
 from spare_megatron.training.flags.specs import docs_of, specs_of
+from spare_megatron.training.text_files import check_inputs, documents, inputs_of
 
 PROGRAM = "tools/preprocess_data.py"
 EXAMPLE = """example:
@@ -40,16 +44,35 @@ REFUSED = {
     "--legacy-tokenizer": ("Megatron-LM's older tokenizers are not part of megatron-core", "use --tokenizer-type"),
 }
 
-Encoded = tuple[dict[str, tuple[Sequence[int], list[int]]], int]
-"""(key -> (token ids, lengths of its parts), bytes of the line)."""
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 512, 1 << 20
+"""What goes to a worker at once, whichever is reached first: small enough to keep all workers busy, large enough that
+sending it costs little beside tokenizing it."""
+BATCHES_AHEAD = 4
+"""Batches in flight for each worker."""
+
+Numbered = tuple[str, str]
+"""(where a document comes from, for messages; its text: a line of JSON, or the words of a text file)."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The documents of one batch under one key, ready to be written."""
+
+    tokens: bytes
+    """Token ids one behind the other, in the width of the data file."""
+    lengths: list[int]
+    """Of each part of each document."""
+    parts: list[int]
+    """Number of parts of each document."""
 
 
 @dataclass(frozen=True)
 class PreprocessConfig:
     """What is read and what is written."""
 
-    input: str | None = None
-    """File of JSON objects, one a line; may end in .gz."""
+    input: tuple[str, ...] | None = flag(None, nargs="+")
+    """Files, directories or quoted patterns, read in this order: JSON objects, one a line (.jsonl or any other name),
+    plain text (.txt, a file is a document) or Parquet (.parquet); all but Parquet also with .gz or .zst."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the objects whose text is tokenized; each gets files of its own."""
     output_prefix: str | None = None
@@ -101,52 +124,58 @@ def check(args: Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but must be at least 1")
     if args.keep_sequential_samples:
         args.partitions = 1
-    if not Path(args.input).is_file():
-        raise ConfigError(f"--input {args.input} does not exist; give a file of JSON objects, one a line")
+    check_inputs(args.input)
     folder = Path(args.output_prefix).parent
     if not folder.is_dir():
         raise ConfigError(f"--output-prefix {args.output_prefix} is in {folder}, which does not exist; make it first")
 
 
 class Encoder:
-    """Tokenizes lines; one in each worker."""
+    """Tokenizes documents; one in each worker."""
 
     def __init__(self, args: Namespace) -> None:
+        from spare_megatron.megatron_adapter.datasets import DType
         from spare_megatron.megatron_adapter.tokenizers import build_tokenizer
 
         self.keys, self.append_eod = tuple(args.json_keys), args.append_eod
         self.tokenizer = build_tokenizer(args)
+        self.dtype = DType.optimal_dtype(int(self.tokenizer.vocab_size))
 
-    def encode(self, numbered: tuple[int, str]) -> Encoded:
-        """The tokens of each key of one line; ConfigError names the line that is no document."""
-        number, line = numbered
+    def encode(self, batch: Sequence[Numbered]) -> dict[str, Encoded]:
+        """The tokens under each key; ConfigError names the line that is no document."""
+        texts = [self._texts(where, line) for where, line in batch]
+        return {key: self._encoded([one[key] for one in texts]) for key in self.keys}
+
+    def _texts(self, where: str, line: str) -> dict[str, list[str]]:
         try:
             document = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"line {number} of the input is no JSON: {error}; give one object a line") from None
-        found: dict[str, tuple[Sequence[int], list[int]]] = {}
+            raise ConfigError(f"{where} is no JSON: {error}; give one object a line") from None
+        found: dict[str, list[str]] = {}
         for key in self.keys:
             text = document.get(key) if isinstance(document, dict) else None
-            parts = text if isinstance(text, list) else [text]
-            if not all(isinstance(part, str) for part in parts):
-                raise ConfigError(
-                    f"line {number} of the input has no text under {key!r}; name the right key with --json-keys"
-                )
-            found[key] = self._tokens(parts)
-        return found, len(line.encode())
+            found[key] = text if isinstance(text, list) else [text]
+            if not all(isinstance(part, str) for part in found[key]):
+                raise ConfigError(f"{where} has no text under {key!r}; name the right key with --json-keys")
+        return found
 
-    def _tokens(self, parts: list[str]) -> tuple[Sequence[int], list[int]]:
+    def _encoded(self, texts: list[list[str]]) -> Encoded:
         tokens: list[int] = []
         lengths: list[int] = []
-        for part in parts:
-            ids = self.tokenizer.tokenize(part)
-            if ids:
-                tokens.extend(ids)
-                lengths.append(len(ids))
-        if tokens and self.append_eod:
-            tokens.append(self.tokenizer.eod)
-            lengths[-1] += 1
-        return tokens, lengths
+        parts: list[int] = []
+        tokenize = self.tokenizer.tokenize
+        for text in texts:
+            before = len(lengths)
+            for part in text:
+                ids = tokenize(part)
+                if ids:
+                    tokens.extend(ids)
+                    lengths.append(len(ids))
+            if len(lengths) > before and self.append_eod:
+                tokens.append(self.tokenizer.eod)
+                lengths[-1] += 1
+            parts.append(len(lengths) - before)
+        return Encoded(np.array(tokens, dtype=self.dtype).tobytes(), lengths, parts)
 
 
 _encoder: Encoder | None = None
@@ -157,21 +186,46 @@ def start_worker(args: Namespace) -> None:
     _encoder = Encoder(args)
 
 
-def encode_in_worker(numbered: tuple[int, str]) -> Encoded:
+def encode_in_worker(batch: Sequence[Numbered]) -> dict[str, Encoded]:
     assert _encoder is not None
-    return _encoder.encode(numbered)
+    return _encoder.encode(batch)
 
 
-@contextlib.contextmanager
-def encoded(args: Namespace, lines: Iterator[tuple[int, str]], encoder: Encoder) -> Iterator[Iterator[Encoded]]:
-    """The encoded lines in order, by as many processes as --workers says."""
+def batches(stream: Iterator[Numbered], most: int) -> Iterator[list[Numbered]]:
+    """Documents in order, at most ``most`` at a time."""
+    batch: list[Numbered] = []
+    characters = 0
+    for one in stream:
+        batch.append(one)
+        characters += len(one[1])
+        if len(batch) == most or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+Job = tuple[int, dict[str, Encoded]]
+"""(characters that went in, what came out) of a batch."""
+
+
+def encoded(args: Namespace, stream: Iterator[list[Numbered]], encoder: Encoder) -> Iterator[Job]:
+    """The batches in order, encoded by as many processes as --workers says; few are held at a time."""
     if args.workers == 1:
-        yield map(encoder.encode, lines)
+        for batch in stream:
+            yield sum(len(text) for _, text in batch), encoder.encode(batch)
         return
     # spawn: a process that has imported torch must not be forked
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.workers, start_worker, (args,)) as pool:
-        yield pool.imap(encode_in_worker, lines, 32)
+        flying: deque[tuple[int, Any]] = deque()
+        for batch in itertools.chain(stream, [None]):
+            if batch is not None:
+                size = sum(len(text) for _, text in batch)
+                flying.append((size, pool.apply_async(encode_in_worker, (batch,))))
+            while flying and (batch is None or len(flying) >= BATCHES_AHEAD * args.workers):
+                size, result = flying.popleft()
+                yield size, result.get()
 
 
 class Output:
@@ -184,9 +238,25 @@ class Output:
         self.parts = [f"{prefix}.part{number}" for number in range(partitions)]
         self.builders = [IndexedDatasetBuilder(f"{part}.bin", dtype=self.dtype) for part in self.parts]
 
-    def add(self, tokens: Sequence[int], lengths: list[int]) -> None:
-        self.builders[self.documents % len(self.builders)].add_document(tokens, lengths)  # type: ignore[arg-type]
-        self.documents += 1
+    def add(self, batch: Encoded) -> None:
+        """As the builder's ``add_document`` does it, for many at once; with partitions one by one."""
+        if len(self.builders) == 1:
+            self._write(0, batch.tokens, batch.lengths, batch.parts)
+            return
+        at, sequence, width = 0, 0, self.dtype().itemsize
+        for parts in batch.parts:
+            lengths = batch.lengths[sequence : sequence + parts]
+            size = sum(lengths) * width
+            self._write(self.documents % len(self.builders), batch.tokens[at : at + size], lengths, [parts])
+            at, sequence = at + size, sequence + parts
+
+    def _write(self, builder: int, tokens: bytes, lengths: list[int], parts: list[int]) -> None:
+        one = self.builders[builder]
+        one.data_file.write(tokens)
+        first = len(one.sequence_lengths)
+        one.sequence_lengths.extend(lengths)
+        one.document_indices.extend(first + count for count in itertools.accumulate(parts))
+        self.documents += len(parts)
 
     def finish(self) -> None:
         for part, builder in zip(self.parts, self.builders, strict=True):
@@ -219,12 +289,6 @@ class Output:
                 Path(f"{part}.{end}").unlink(missing_ok=True)
 
 
-def open_text(path: str) -> IO[str]:
-    if path.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
-
-
 def preprocess(args: Namespace, say: Callable[[str], None]) -> dict[str, tuple[int, int]]:
     """Write the files; key -> (documents, tokens)."""
     encoder = Encoder(args)
@@ -235,7 +299,7 @@ def preprocess(args: Namespace, say: Callable[[str], None]) -> dict[str, tuple[i
     try:
         counts = write_all(args, encoder, outputs, say)
         if not any(tokens for _, tokens in counts.values()):
-            raise ConfigError(f"--input {args.input} has no text; give a file of JSON objects, one a line")
+            raise ConfigError(f"--input {' '.join(args.input)} has no text; give a file of JSON objects, one a line")
         for output in outputs.values():
             output.finish()
     except BaseException:
@@ -258,19 +322,19 @@ def write_all(
         megabytes = total_bytes / elapsed / 2**20
         return f"({documents / elapsed:.1f} docs/s, {megabytes:.2f} MB/s, {tokens / elapsed:.0f} tokens/s)"
 
-    documents = 0
-    with open_text(args.input) as file:
-        # an empty line is no document
-        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        with encoded(args, lines, encoder) as stream:
-            for documents, (found, size) in enumerate(stream, 1):
-                total_bytes += size
-                for key, (tokens, lengths) in found.items():
-                    outputs[key].add(tokens, lengths)
-                    counts[key] = (documents, counts[key][1] + len(tokens))
-                if documents % args.log_interval == 0:
-                    say(f"Processed {documents} documents {rates(documents)}.")
-    say(f"Processed {documents} documents {rates(documents)} in {time.monotonic() - start:.1f} s.")
+    done, said = 0, 0
+    most = min(BATCH_DOCUMENTS, args.log_interval)
+    stream = batches(documents(inputs_of(args.input), args.json_keys), most)
+    for characters, found in encoded(args, stream, encoder):
+        total_bytes += characters
+        done += len(next(iter(found.values())).parts)
+        for key, batch in found.items():
+            outputs[key].add(batch)
+            counts[key] = (done, counts[key][1] + sum(batch.lengths))
+        if done // args.log_interval > said:
+            said = done // args.log_interval
+            say(f"Processed {done} documents {rates(done)}.")
+    say(f"Processed {done} documents {rates(done)} in {time.monotonic() - start:.1f} s.")
     return counts
 
 
@@ -289,6 +353,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except (UnicodeDecodeError, OSError) as error:
         say(f"{PROGRAM}: {error}")
         return 2
-    for key, (documents, tokens) in counts.items():
-        print(f"{args.output_prefix}_{key}_document: {documents} documents, {tokens} tokens")
+    for key, (done, tokens) in counts.items():
+        print(f"{args.output_prefix}_{key}_document: {done} documents, {tokens} tokens")
     return 0

@@ -36,6 +36,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 from tests.megatron import toy  # noqa: E402
@@ -70,17 +71,24 @@ def train(rank: int, world_size: int, store: dist.Store, case: dict[str, Any]) -
 
 
 def _train(case: dict[str, Any]) -> list[dict[str, float]]:
-    chunks, optimizer, config = _build(case)
+    chunks, optimizer, config = build(case)
+    schedule = OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], case["global_batch_size"]))
+    return steps(case, chunks, optimizer, config, schedule, range(case["steps"]))
+
+
+def steps(
+    case: dict[str, Any], chunks: list[Any], optimizer: Any, config: Any, schedule: Any, which: range
+) -> list[dict[str, float]]:
+    """Train the steps ``which``, counted from 0."""
     data_ranks = mpu.get_data_parallel_world_size()
     batch = case["global_batch_size"]
     count = batch // (case["micro_batch_size"] * data_ranks)
-    schedule = OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], batch))
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if case["virtual"]:
         config.microbatch_group_size_per_vp_stage = case["pipeline"]
     history = []
-    for step in range(case["steps"]):
+    for step in which:
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
@@ -99,7 +107,7 @@ def _train(case: dict[str, Any]) -> list[dict[str, float]]:
     return history
 
 
-def _build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
+def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
     seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -115,6 +123,7 @@ def _build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
         }
     )
     chunks = []
+    shared = case.get("distributed", False)
     for stage in range(case["virtual"] or 1):
         vp_stage = stage if case["virtual"] else None
         block = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=vp_stage)
@@ -128,11 +137,17 @@ def _build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
             share_embeddings_and_output_weights=case["tied"],
             vp_stage=vp_stage,
         )
+        half = config.bf16 or config.fp16
+        model = Float16Module(config, model) if half else model
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=shared
+        )
         chunks.append(DistributedDataParallel(config, ddp, model, disable_bucketing=stage > 0))
-    optimizer = get_megatron_optimizer(OptimizerConfig(**toy.OPTIMIZER), chunks, use_gloo_process_groups=False)
+    told = OptimizerConfig(**toy.OPTIMIZER, use_distributed_optimizer=shared, bf16=config.bf16)
+    told.params_dtype = config.params_dtype
+    optimizer = get_megatron_optimizer(told, chunks, use_gloo_process_groups=False)
     return chunks, optimizer, config
 
 

@@ -21,6 +21,12 @@ def write_lines(path: Path, documents: list[object]) -> Path:
     text = "".join(json.dumps(document) + "\n" for document in documents)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode()))
+    elif path.suffix == ".zst":
+        zstandard = pytest.importorskip("zstandard")
+        path.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))
+    elif path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(documents), path)
     else:
         path.write_text(text)
     return path
@@ -37,7 +43,7 @@ def documents_of(prefix: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.jsonl.zst", "in.parquet"])
 def test_tokens_in_order(tmp_path: Path, workers: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / name, [{"text": text} for text in DOCUMENTS])
     assert run(path, "--append-eod", "--workers", workers, "--log-interval", "2") == 0
@@ -51,6 +57,17 @@ def test_tokens_in_order(tmp_path: Path, workers: str, name: str, capsys: pytest
         "out_text_document.bin",
         "out_text_document.idx",
     ]
+
+
+def test_several_files_and_plain_text(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_lines(folder / "b.jsonl", [{"text": "2"}, {"text": "3"}])
+    (folder / "a.txt").write_text("0 1")
+    last = write_lines(tmp_path / "last.jsonl.gz", [{"text": "4"}])
+    words = ["--input", str(folder), str(last), "--output-prefix", str(tmp_path / "out"), *NULL]
+    assert preprocess.main(words) == 0
+    assert documents_of(tmp_path / "out_text_document") == [[0, 1], [2], [3], [4]]
 
 
 @pytest.mark.parametrize(("words", "order"), [("", [0, 3, 6, 1, 4, 2, 5]), ("--keep-sequential-samples", range(7))])

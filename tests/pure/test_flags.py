@@ -220,6 +220,22 @@ def test_help_has_every_flag_with_words() -> None:
         assert docs_of(cls).keys() == cls.__dataclass_fields__.keys(), f"{cls.__name__}: a field without a docstring"
 
 
+def test_help_has_megatrons_groups_in_their_order_and_examples() -> None:
+    text = parser.help_text()
+    titles = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    shown = {row["dest"] for row in megatron_table().values()} & {spec.dest for spec in all_specs()}
+    groups = [row["group"] for row in megatron_table().values() if row["dest"] in shown]
+    assert [title for title in titles if title in groups] == list(dict.fromkeys(groups))
+    assert text.count("spare-launch --num-groups") == 2
+
+
+def test_the_page_of_flags_is_current() -> None:
+    from spare_megatron.training.flags import document
+
+    command = f"{sys.executable} -m spare_megatron.training.flags.document"
+    assert document.TARGET.read_text() == document.text(), f"write it anew: {command}"
+
+
 CHECK = """
 import sys, time
 start = time.monotonic()

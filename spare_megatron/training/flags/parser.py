@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.training.flags import no_effect, refusals
-from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, FlagSpec, all_specs, megatron_table
+from spare_megatron.training.flags.specs import SECTIONS, FlagSpec, all_specs, megatron_table
 from spare_megatron.training.flags.yaml_config import with_yaml
 
 ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
@@ -23,10 +23,22 @@ ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
 PROGRAM = "pretrain_gpt.py"
 USAGE = "python pretrain_gpt.py FLAGS...    (one rank; spare-launch starts a whole job on one machine)"
-EXAMPLE = """example:
+EXAMPLE = """examples:
+  two groups of one rank on made-up data, on this machine:
   spare-launch --num-groups 2 pretrain_gpt.py --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 \\
     --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 \\
     --micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3
+
+  four groups of two pipeline stages, Llama style, one of them killed while gradients are summed:
+  spare-launch --num-groups 4 --inject sigkill:group=1,step=5,at=reduce pretrain_gpt.py \\
+    --pipeline-model-parallel-size 2 --data-path my_text_document --split 98,1,1 --tokenizer-type \\
+    HuggingFaceTokenizer --tokenizer-model my_tokenizer --num-layers 8 --hidden-size 512 --num-attention-heads 8 \\
+    --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear \\
+    --untie-embeddings-and-output-weights --seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 \\
+    --global-batch-size 64 --train-iters 1000 --lr 3e-4 --save checkpoints --load checkpoints --save-interval 100
+
+  experts over two ranks of each group, whose optimizer state they share out:
+  ... --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 --use-distributed-optimizer
 
 python pretrain_gpt.py --spare-check FLAGS... checks the flags without starting anything."""
 
@@ -103,6 +115,20 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
     )
 
 
+def titled(specs: Sequence[FlagSpec]) -> dict[str, list[FlagSpec]]:
+    """The flags by title: our own first, then Megatron's groups in the order of Megatron's --help."""
+    order = list(megatron_table())
+    known = {spec.dest: spec for spec in specs}
+    groups: dict[str, list[FlagSpec]] = {}
+    for spec in specs:
+        if spec.dest not in order:
+            groups.setdefault(SECTIONS[spec.section][0], []).append(spec)
+    for dest in order:
+        if dest in known:
+            groups.setdefault(megatron_table()[dest]["group"], []).append(known[dest])
+    return groups
+
+
 def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | None = None) -> Parser:
     """The parser of all honoured flags; ``docs`` gives each destination's text for --help."""
     parser = Parser(
@@ -114,12 +140,10 @@ def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | N
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="store_true", dest="spare_help", help="this text")
-    titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
-    groups: dict[str, Any] = {}
-    for spec in all_specs():
-        if spec.section not in groups:
-            groups[spec.section] = parser.add_argument_group(titles[spec.section])
-        add_flag(groups[spec.section], spec, (docs or {}).get(spec.dest, ""))
+    for title, specs in titled(all_specs()).items():
+        group = parser.add_argument_group(title)
+        for spec in specs:
+            add_flag(group, spec, (docs or {}).get(spec.dest, ""))
     return (extra(parser) or parser) if extra else parser  # type: ignore[return-value]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.training.arguments import parse_job
-from spare_megatron.training.flags import no_effect, parser, refusals
+from spare_megatron.training.flags import document, no_effect, parser, refusals
 from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
 from tests.pure.flags_of_a_job import SMALL, job_of
 
@@ -44,6 +44,7 @@ def test_the_list_of_flags_is_frozen() -> None:
     lines = "".join(line_of(spec) + "\n" for spec in sorted(all_specs(), key=lambda spec: spec.names))
     if "--rewrite" in sys.argv:
         FROZEN.write_text(lines)
+        document.TARGET.write_text(document.text())
     assert FROZEN.read_text() == lines, f"write it anew: {sys.executable} -m tests.pure.test_flags --rewrite"
 
 
@@ -230,9 +231,7 @@ def test_help_has_megatrons_groups_in_their_order_and_examples() -> None:
 
 
 def test_the_page_of_flags_is_current() -> None:
-    from spare_megatron.training.flags import document
-
-    command = f"{sys.executable} -m spare_megatron.training.flags.document"
+    command = f"{sys.executable} -m tests.pure.test_flags --rewrite"
     assert document.TARGET.read_text() == document.text(), f"write it anew: {command}"
 
 

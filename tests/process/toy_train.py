@@ -93,6 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep", type=int)
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
+    parser.add_argument("--duration-s", type=float, default=0.0)
     return parser.parse_args()
 
 
@@ -127,6 +128,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
             can_restart=bool(options.save),
         ),
         train_iters=options.steps,
+        exit_duration_s=options.duration_s,
         log_interval=1,
         global_batch_size=place.num_groups * options.pieces,
         seq_length=1,

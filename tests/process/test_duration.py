@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.process.harness import launch
 
-DURATION_S = 4.0
+DURATION_S = 20.0
 WORDS = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02", "--duration-s", str(DURATION_S))
 
 

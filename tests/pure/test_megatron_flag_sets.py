@@ -19,7 +19,7 @@ from spare_megatron.training.arguments import parse_job
 DATA = Path(__file__).parent.parent / "data"
 DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
 """What Megatron's pretrain_gpt.py gives, and ours."""
-SUPPORTED_MIN = 0.7
+SUPPORTED_MIN = 0.8
 
 # words of a set's name or of its answer -> the kind of refusal
 REFUSED_KINDS = {

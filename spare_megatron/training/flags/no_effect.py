@@ -27,7 +27,7 @@ ALWAYS_SO: dict[str, str] = {
     "--exit-signal-handler-for-dataloader": "data is read by threads, which leave with their rank",
     "--no-barrier-with-level-1-timing": "timers never wait for other ranks",
     "--legacy-tokenizer": "megatron-core's tokenizer of the same name gives the same token ids",
-    "--check-weight-hash-across-dp-replicas-interval": "the groups' weights are compared with every vote",
+    "--check-weight-hash-across-dp-replicas-interval": "the groups' weights are compared with every vote of exact sums",
     "--no-one-logger": "one-logger is not used",
     "--disable-msc": "the multi-storage client is not used",
     "--no-save-rng": "random numbers follow from seed, step and piece, so their state is not saved",

@@ -275,6 +275,11 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
         "use --use-distributed-optimizer",
     )
+    refuse(
+        ns.check_weight_hash_across_dp_replicas_interval is not None and not ns.spare_reduce.startswith("exact"),
+        "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
+        f"{ns.spare_reduce} does not promise; use --spare-reduce exact",
+    )
     split = ns.use_distributed_optimizer and shape.inner_data * shape.context > 1
     refuse(
         split and ns.optimizer != "adam",

@@ -30,7 +30,7 @@ def digests(run_dir: Path) -> dict[str, str]:
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Weights of the run without failures."""
     run_dir = tmp_path_factory.mktemp("calm")
-    launch(run_dir, *WORDS, groups=4, group_size=1).finish()
+    launch(run_dir, *WORDS, groups=4, group_size=1).finish(timeout_s=200)
     return digests(run_dir)
 
 

@@ -98,11 +98,6 @@ class Share:
     _writer: FileSystemWriterAsync = field(repr=False)
     _metadata: Any = field(repr=False)
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Size of the tensors that this rank writes."""
-        return sum(tensor.nbytes for _, _, tensors in self.buckets for _, tensor in tensors)
-
     def write(self, create: Create) -> bytes:
         """Write this rank's files; what :meth:`finish` must know of them. OSError, or torch's RuntimeError of it."""
         transforms, results = self._writer.transforms, []

@@ -46,10 +46,6 @@ _REASON_CHARS = 250
 class Share(Protocol):
     """One rank's part of a checkpoint; what training does next does not change it."""
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of tensors that this rank writes."""
-
     def write(self, create: Create) -> bytes:
         """Write this rank's files; what :meth:`finish` needs to know of them."""
 
@@ -83,6 +79,8 @@ class _Flight:
     stall_s: float
     """Time that training waited until the share was taken."""
     started_s: float
+    waits: bool
+    """Training waits for the rest as well."""
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -144,7 +142,9 @@ class GroupSaver:
         self._number += 1
         share = self.take(trained, partial, not waits)
         now_s = time.monotonic()
-        flight = self._flight = _Flight(self._number, step, trained, partial, share, ask, now_s - started_s, now_s)
+        flight = self._flight = _Flight(
+            self._number, step, trained, partial, share, ask, now_s - started_s, now_s, waits
+        )
         threading.Thread(target=self._fly, args=(flight,), name="checkpoint", daemon=True).start()
         if waits:
             self._settle(ask.tick, None)
@@ -241,11 +241,12 @@ class GroupSaver:
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:
         """Say what it cost and tidy up."""
         written_s = max(time.monotonic() - flight.started_s, 1e-9)
-        share = f" ({100 * flight.stall_s / flight.ask.step_s:.1f} % of a step)" if flight.ask.step_s else ""
+        stall_s = flight.stall_s + (written_s if flight.waits else 0.0)
+        share = f" ({100 * stall_s / flight.ask.step_s:.1f} % of a step)" if flight.ask.step_s else ""
         log.info(
             "the checkpoint of step %d counts: training waited %.1f ms%s, %d bytes were written in %.2f s (%.2f GB/s)",
             flight.trained,
-            1e3 * flight.stall_s,
+            1e3 * stall_s,
             share,
             size_bytes,
             written_s,

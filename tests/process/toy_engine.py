@@ -224,10 +224,6 @@ class ToyShare:
     state: dict[str, list[torch.Tensor]]
     write_s: float
 
-    @property
-    def tensor_bytes(self) -> int:
-        return sum(tensor.nbytes for tensors in self.state.values() for tensor in tensors)
-
     def write(self, create: Create) -> bytes:
         with create(self.name) as file:
             time.sleep(self.write_s / 2)

@@ -65,7 +65,7 @@ def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     of the groups 0, 2 and 3 is to patch dies as it begins to."""
     inject = ["slow=0.5:group=1,position=1,step=12,at=forward,n=1", "sigkill:group=1,position=1,step=12,at=reduce,n=0"]
     inject += [f"sigkill:group={group},position=1,step=12,at=patch" for group in (0, 2, 3)]
-    words = (*OVERLAP, "--layer-s", "0.1")
+    words = (*OVERLAP, "--layer-s", "0.05")
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
     lines = job.finish()
     log = (tmp_path / "logs" / "group-1" / "rank-1.log").read_text().splitlines()

@@ -96,7 +96,7 @@ class Cluster:
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
-        for process in self._processes(lambda environ: self._is_ours(environ)):
+        for process in [*self._step_daemons(), *self._processes(lambda environ: self._is_ours(environ))]:
             _kill(process)
 
     # ------------------------------------------------------------------------------------------------------ commands
@@ -141,8 +141,7 @@ class Cluster:
         self._daemons[node].kill()
         self._daemons.pop(node).wait()
         on_node = self._processes(lambda environ: self._is_ours(environ, node))
-        stepds = {parent for process in on_node for parent in process.parents() if parent.name() == "slurmstepd"}
-        dying = [*stepds, *on_node]
+        dying = [*self._step_daemons(node), *on_node]
         for process in dying:
             _kill(process)
         return [process.pid for process in dying]
@@ -219,6 +218,16 @@ class Cluster:
             assert not dead, f"{dead} ended before {what}\n{outputs}\n{self.log()}"
             assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{outputs}\n{self.log()}"
             time.sleep(0.1)
+
+    def _step_daemons(self, node: str = "") -> list[psutil.Process]:
+        """The slurmstepd of one node, or of all: they hide their environment, but write in their node's log."""
+        log, found = f"{self.folder}/slurmd-{node}", []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+                links = Path(f"/proc/{process.pid}/fd").iterdir() if process.name() == "slurmstepd" else ()
+                if any(os.readlink(link).startswith(log) for link in links):
+                    found.append(process)
+        return found
 
     def _is_ours(self, environ: Mapping[str, str], node: str = "") -> bool:
         mine = environ.get("SLURM_CONF") == str(self._conf)

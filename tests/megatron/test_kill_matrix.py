@@ -125,7 +125,7 @@ KILLS = {
     "reduce, vote": (("reduce", 0), ("vote", 0)),
     "apply, checkpoint": (("apply", 0), ("checkpoint", STEPS)),
     "patch of an earlier kill": (("reduce", 0), ("patch", 4)),
-    "rebuild after an earlier kill": (("backward", 0), ("rebuild", 4)),
+    "rebuild after an earlier kill": (("vote", 0), ("rebuild", 4)),
     "two in one step": (("forward", 0), ("vote", 4)),
 }
 """Name -> two kills, each at a point of a step; step 0: a step of its own."""

@@ -15,6 +15,7 @@ from tests.megatron.test_exact import DENSE, EXPERTS, said, train
 INTERLEAVED = (
     *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2", "--num-layers", "4"),
     *("--global-batch-size", "12", "--recompute-granularity", "full", "--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1"),
 )
 
 

@@ -86,7 +86,7 @@ class JobArguments:
             shared_data=spare.data == "shared",
             groups_return=spare.max_group_restarts > 0,
             standby_groups=spare.standby_groups,
-            can_restart=saves and self.place.launcher_pid is not None,
+            can_restart=saves and self.place.launcher_pid > 0,
         )
 
     @property

@@ -144,7 +144,7 @@ def plain_load(rank: int, store: Any, path: str) -> float | None:
     dist.init_process_group("gloo", store=dist.PrefixStore("plain", store), rank=0, world_size=1)
     mpu.initialize_model_parallel()
     try:
-        chunks, _, _ = plain_reference._build({**case(**DENSE), "seed": 99})
+        chunks, _, _ = plain_reference.build({**case(**DENSE), "seed": 99})
         model = chunks[0].module
         state = dist_checkpointing.load({"model": model.sharded_state_dict()}, path)
         model.load_state_dict(state["model"])

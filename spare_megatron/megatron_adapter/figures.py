@@ -52,10 +52,8 @@ def memory(used_by_device: bool = False) -> dict[str, float]:
     if not cuda_available():
         page = resource.getpagesize()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
-        return {
-            "mem-allocated-bytes": float(resident),
-            "mem-max-allocated-bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
-        }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel brings it up to date now and then
+        return {"mem-allocated-bytes": float(resident), "mem-max-allocated-bytes": float(max(peak, resident))}
     stats = torch.cuda.memory_stats()
     figures = {
         "mem-reserved-bytes": stats["reserved_bytes.all.current"],

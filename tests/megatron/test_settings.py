@@ -32,7 +32,6 @@ def shape(**degrees: int) -> JobShape:
 
 
 REFUSED = {
-    "distributed optimizer": ({"optimizer": {"use_distributed_optimizer": True}}, {}, "--use-distributed-optimizer"),
     "context": ({}, {"context": 2}, "--context-parallel-size 2 needs transformer-engine's attention"),
     "global aux loss": (
         {"transformer": {"moe_router_load_balancing_type": ["aux_loss", "global_aux_loss"]}},

@@ -89,9 +89,6 @@ class Leader:
         finally:
             beats.cancel()
             if server is not None:
-                orders = self._agent.orders
-                why = orders.fenced or (orders.stop[1] if orders.stop else "it left before the job began")
-                setup.run_dir.publish_leader_left(setup.group, setup.incarnation, why)
                 await self._dismiss(server)
 
     def post(self, report: RankReport) -> None:

@@ -175,7 +175,7 @@ class Follower:
             service=LEADER,
             report=pb.RankReport,
             security=agent.setup.security,
-            find=self._find,
+            find=lambda: self._setup.run_dir.leader(self._setup.group, self._setup.incarnation),
             greet=self._greet,
             take=self._take,
             done=lambda: self._agent.orders.over,
@@ -209,10 +209,6 @@ class Follower:
         """The session ends."""
         self._closing.set()
         self._uplink.close()
-
-    def _find(self) -> str | None:
-        address, self._uplink.refused = self._setup.run_dir.leader(self._setup.group, self._setup.incarnation)
-        return address
 
     async def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:

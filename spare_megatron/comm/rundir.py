@@ -100,29 +100,14 @@ class RunDirectory:
 
     def publish_leader(self, group: int, incarnation: int, address: str) -> None:
         """Say where the leader of a group listens for its ranks."""
-        self._publish(group, {"incarnation": incarnation, "address": address})
-
-    def publish_leader_left(self, group: int, incarnation: int, reason: str) -> None:
-        """Say that this leader is gone: a rank that starts late would look for it for the start-up time."""
-        self._publish(group, {"incarnation": incarnation, "left": reason})
-
-    def leader(self, group: int, incarnation: int) -> tuple[str | None, str]:
-        """Where the leader of this incarnation listens, None before it does or when it has left; and why it left."""
-        plain = read_json(self.path / "leaders" / f"group-{group}.json")
-        if plain is None or plain["incarnation"] != incarnation:
-            return None, ""
-        return plain.get("address"), plain.get("left", "")
-
-    def _publish(self, group: int, leader: Mapping[str, Any]) -> None:
         directory = self.path / "leaders"
         directory.mkdir(exist_ok=True)
-        write_json(directory / f"group-{group}.json", leader)
+        write_json(directory / f"group-{group}.json", {"incarnation": incarnation, "address": address})
 
-    def notice(self, text: str) -> None:
-        """One line from a rank for the user, shown by spare-launch as it comes."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with self.notices.open("a") as file:
-            file.write(" ".join(text.split()) + "\n")
+    def leader(self, group: int, incarnation: int) -> str | None:
+        """Where the leader of this incarnation listens; None before it does."""
+        plain = read_json(self.path / "leaders" / f"group-{group}.json")
+        return None if plain is None or plain["incarnation"] != incarnation else str(plain["address"])
 
     def report_error(self, who: str, sentence: str) -> None:
         """Leave a user's error for spare-launch to show; the name keeps two ranks apart."""

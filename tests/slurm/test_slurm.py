@@ -96,7 +96,7 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
     left = job.metrics[-1]["step"]
-    told = job.until_ended()
+    told = job.until_completed()
     assert (told["JobState"], told["ExitCode"]) == ("COMPLETED", "0:0"), job.report()
     assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
     assert digest(job.run_dir.path) == calm
@@ -119,7 +119,8 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path, "array.sbatch")
     job.until_step(4)
-    cluster.call("scancel", "--batch", "--signal=USR1", f"{job.id}_1")
+    # By its own number: of an element's name scancel says "try again later" even when the signal has arrived.
+    cluster.call("scancel", "--batch", "--signal=USR1", cluster.show(f"{job.id}_1")["JobId"])
     job.until("the last step", lambda: bool(job.metrics) and job.metrics[-1]["step"] == STEPS)
     job.until("no element is left", lambda: not cluster.jobs())
     assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"

@@ -102,7 +102,7 @@ class SlurmJob:
 
     def until_completed(self, timeout_s: float = 120.0) -> dict[str, str]:
         """Until its nodes, which must be alive, have confirmed the end too."""
-        self.until("the end on all nodes", lambda: self.state in ENDED - {"COMPLETING"}, timeout_s)
+        self.until("the end on all nodes", lambda: self.state in ENDED and self.state != "COMPLETING", timeout_s)
         return self.cluster.show(self.id)
 
     def check_every_step_once(self, steps: int) -> None:

@@ -100,11 +100,6 @@ class SlurmJob:
         self.until("the end of the job", lambda: self.state in ENDED, timeout_s)
         return self.cluster.show(self.id)
 
-    def until_completed(self, timeout_s: float = 120.0) -> dict[str, str]:
-        """Until its nodes, which must be alive, have confirmed the end too."""
-        self.until("the end on all nodes", lambda: self.state in ENDED and self.state != "COMPLETING", timeout_s)
-        return self.cluster.show(self.id)
-
     def check_every_step_once(self, steps: int) -> None:
         """Every step of 1..steps was committed once; the journal replays."""
         assert [line["step"] for line in self.metrics] == list(range(1, steps + 1)), self.report()

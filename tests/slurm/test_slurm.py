@@ -48,6 +48,10 @@ def digest(run_dir: Path) -> str:
     return found.pop()
 
 
+GOOD = (("COMPLETED", "0:0"), ("COMPLETING", "0:0"))
+"""State and exit code of a job that ended well; its nodes may still have to confirm the end."""
+
+
 def one_rank_a_node(cluster: Cluster, folder: Path, shipped: str = "single.sbatch") -> SlurmJob:
     """A job of two groups of one rank on two nodes that saves where it leaves."""
     words: Sequence[str] = (*OWN, "--group-size", "1", *TOY, "--redundancy", "2", "--save", str(folder / "save"))
@@ -96,8 +100,8 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
     left = job.metrics[-1]["step"]
-    told = job.until_completed()
-    assert (told["JobState"], told["ExitCode"]) == ("COMPLETED", "0:0"), job.report()
+    told = job.until_ended()
+    assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
     assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
     assert digest(job.run_dir.path) == calm
 
@@ -110,7 +114,8 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
     told = job.until_ended()
-    assert (told["JobState"], told["ExitCode"], told["Restarts"]) == ("COMPLETED", "0:0", "1"), job.report()
+    assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
+    assert told["Restarts"] == "1"
     assert sorted({life for life, _ in lives(job)}) == [1, 2]
     assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
     assert digest(job.run_dir.path) == calm

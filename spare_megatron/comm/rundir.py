@@ -109,6 +109,12 @@ class RunDirectory:
         plain = read_json(self.path / "leaders" / f"group-{group}.json")
         return None if plain is None or plain["incarnation"] != incarnation else str(plain["address"])
 
+    def notice(self, text: str) -> None:
+        """One line from a rank for the user, shown by spare-launch as it comes."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self.notices.open("a") as file:
+            file.write(" ".join(text.split()) + "\n")
+
     def report_error(self, who: str, sentence: str) -> None:
         """Leave a user's error for spare-launch to show; the name keeps two ranks apart."""
         self.errors.mkdir(parents=True, exist_ok=True)

@@ -100,6 +100,8 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
     left = job.metrics[-1]["step"]
+    # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
+    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
     assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
@@ -113,6 +115,8 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     script.write_text("#!/bin/bash\ntrue\n")
     urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
+    # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
+    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
     assert told["Restarts"] == "1"

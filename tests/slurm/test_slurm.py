@@ -135,7 +135,7 @@ def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Pa
     job.until("no element is left", lambda: not cluster.jobs())
     assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"
     assert cluster.show(f"{job.id}_2")["ExitCode"] == "0:0"
-    assert cluster.show(f"{job.id}_3")["JobState"] == "CANCELLED"
+    assert sorted({life for life, _ in lives(job)}) == [1, 2], "an element ran that had nothing left to do"
     assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
     assert digest(job.run_dir.path) == calm
 

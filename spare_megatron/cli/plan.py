@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.placement import build_placement
@@ -202,12 +203,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3)
         axis.axvline(found["redundancy"], color="0.7", linestyle="--")
         axis.set(xlabel="redundancy", title=key.replace("_", " "))
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    write_plot(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

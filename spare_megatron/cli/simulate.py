@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM
@@ -210,12 +211,7 @@ def _plot(found: Mapping[str, Any], path: Path) -> None:
     axes.set_xlabel("seed")
     axes.set_ylabel("time to train / failure-free")
     figure.tight_layout()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    write_plot(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,6 +41,8 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _write_item
 
+from spare_megatron.megatron_adapter.distributed_state import with_other_names
+
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a file of the checkpoint, by name, for writing; on leaving it is on the disk."""
 
@@ -118,7 +120,7 @@ class Share:
         metadata.storage_data = {one.index: one.storage_data for results in written for one in results}
         metadata.storage_meta = self._writer.storage_meta()
         with create(METADATA) as stream:
-            pickle.dump(metadata, stream)
+            pickle.dump(with_other_names(metadata), stream)
         with create(CONFIG_FNAME) as stream:
             stream.write(json.dumps(dataclasses.asdict(CheckpointingConfig(_BACKEND, _VERSION))).encode())
 

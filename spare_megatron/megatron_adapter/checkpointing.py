@@ -34,6 +34,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import whole_optimizer
 from spare_megatron.megatron_adapter.checkpoint_writer import Share, ShareWriter
+from spare_megatron.megatron_adapter.distributed_state import (
+    BUCKETS,
+    FORM,
+    RESHARDABLE,
+    add_distributed,
+    form_of,
+    read_buckets,
+    rename_requests,
+)
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.world import barrier
 
@@ -44,7 +53,7 @@ _HERE = "optimizer of this layout"
 position with the parameter groups of the layout that saved, which may have other groups: expert parameters have an
 optimizer of their own only with EP > 1."""
 _RANK_STATE = "spare_rank_state"
-_CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+_CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
 
 
@@ -88,6 +97,7 @@ class Checkpointer:
         _give_adam_its_first_state(replica)
         whole = whole_optimizer.gathered(replica)
         state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
+        add_distributed(_parts(state["optimizer"]))
         state["args"] = argparse.Namespace(
             **{
                 **(args or {}),
@@ -137,12 +147,17 @@ def load(
     content = common.get("content_metadata") or dict(_CONTENT)
     whole = whole_optimizer.empty(replica) if optimizer else replica
     state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
-    if optimizer:
-        state[_HERE] = state.pop("optimizer")
+    stored = load_sharded_metadata(str(directory))
+    form = form_of(directory, stored) if optimizer else ""
+    here = state.pop("optimizer", None)
+    if form == RESHARDABLE:
+        rename_requests(here)
     try:
         mine = _rank_object(None)
-        if optimizer and mine.unique_key in load_sharded_metadata(str(directory)):
+        if optimizer and mine.unique_key in stored:
             state[_RANK_STATE] = mine
+        if optimizer and form != BUCKETS:
+            state[_HERE] = here
         state = dist_checkpointing.load(state, str(directory), strict=strictness)
     except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
@@ -154,7 +169,13 @@ def load(
     for name, module in _modules(replica):
         module.load_state_dict(state[name])
     if optimizer:
-        whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], common["optimizer"], whole))
+        if form == BUCKETS:
+            saved = dict(enumerate(read_buckets(directory, whole)))
+            mine_now = whole.optimizer.state_dict()
+            state[_HERE] = dict(enumerate(mine_now)) if isinstance(mine_now, list) else mine_now
+        else:
+            saved = common["optimizer"]
+        whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], saved, whole))
         whole_optimizer.scatter(whole, replica)
         replica.scheduler.num_steps = 0
         replica.scheduler.load_state_dict(common["opt_param_scheduler"])
@@ -217,11 +238,13 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
     steps = [
         part["common_step"] for part in (_inner(one).get("state", {}) for one in saved_parts) if "common_step" in part
     ]
+    steps += [torch.tensor(float(group["step"])) for group in options if group.get("step") is not None]
     scalers = [part["grad_scaler"] for part in saved_parts if "grad_scaler" in part]
     for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
         inner = _inner(part)
         for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
-            group.update({**_like(own, options), "params": group["params"]})
+            told = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
+            group.update({**told, "params": group["params"]})
             group["is_expert_parallel"] = own["is_expert_parallel"]
         inner.setdefault("state", {})
         if steps:

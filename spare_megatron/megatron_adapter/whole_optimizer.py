@@ -52,7 +52,7 @@ def gathered(replica: Replica) -> Replica:
         return replica
     for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
         _copy_options(split, plain)
-        mains = _mains(plain)
+        mains = main_copies(plain)
         steps = [state["step"] for state in split.optimizer.state.values() if "step" in state]
         for buffer_number, buffer in enumerate(split.buffers):
             for bucket_number, bucket in enumerate(buffer.buckets):
@@ -78,7 +78,7 @@ def scatter(whole: Replica, replica: Replica) -> None:
         return
     for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
         _copy_options(plain, split)
-        mains = _mains(plain)
+        mains = main_copies(plain)
         for buffer_number, buffer in enumerate(split.buffers):
             for bucket_number in range(len(buffer.buckets)):
                 for parameter, ranges in _shards(split, buffer_number, bucket_number):
@@ -105,7 +105,7 @@ def _copy_options(source: Any, target: Any) -> None:
         other.update({name: value for name, value in one.items() if name != "params"})
 
 
-def _mains(plain: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
+def main_copies(plain: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
     """Model parameter -> what a plain optimizer updates for it: an fp32 copy in half precision, else itself."""
     if not hasattr(plain, "float16_groups"):
         return {one: one for group in plain.optimizer.param_groups for one in group["params"]}

@@ -111,11 +111,13 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
     seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    half = bool(case["transformer"].get("bf16"))
     config = TransformerConfig(
         **{
             **toy.TRANSFORMER,
             **case["transformer"],
             **CPU_SETTINGS,
+            **({"params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16} if half else {}),
             "tensor_model_parallel_size": case["tensor"],
             "pipeline_model_parallel_size": case["pipeline"],
             "virtual_pipeline_model_parallel_size": case["virtual"],
@@ -137,7 +139,6 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
             share_embeddings_and_output_weights=case["tied"],
             vp_stage=vp_stage,
         )
-        half = config.bf16 or config.fp16
         model = Float16Module(config, model) if half else model
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)

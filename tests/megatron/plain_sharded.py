@@ -14,15 +14,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from megatron.core import dist_checkpointing
-from megatron.core import parallel_state as mpu
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
-from spare_megatron.megatron_adapter import checkpoint_writer
-from tests.megatron import plain_reference, toy
+install_cpu_shims()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import dist_checkpointing  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
+
+from spare_megatron.megatron_adapter import checkpoint_writer  # noqa: E402
+from tests.megatron import plain_reference, toy  # noqa: E402
 
 
 @contextmanager

@@ -36,11 +36,12 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
     whole = granularity == "shard"
     units = np.zeros((0 if _anywhere(placement, granularity) else redundancy, num_groups), dtype=np.int64)
     units[:1] = 1 if whole else pieces_per_shard
+    loads = np.full(num_groups, pieces_per_shard)
     slots = np.repeat(np.arange(redundancy, dtype=np.int32)[:, None], num_groups, axis=1) if whole else None
     owner = np.repeat(np.arange(num_groups, dtype=np.int32)[:, None], pieces_per_shard, axis=1)
     reason = f"all {num_groups} groups live; load {pieces_per_shard} pieces: every group computes its own shard"
     live = tuple(range(num_groups))
-    return _frozen(owner, pieces_per_shard, 0, reason, live, granularity, units, slots)
+    return _frozen(owner, loads, 0, reason, live, granularity, units, slots)
 
 
 def assign(
@@ -59,21 +60,27 @@ def assign(
     alive[list(live)] = True
     if _anywhere(placement, granularity) and len(live):
         return _assign_anywhere(placement, alive, previous)
-    hosts_alive = alive[placement.hosts()].sum(axis=1)
+    hosts_alive = alive.take(placement.by_layer.hosts).sum(axis=0)
     if not hosts_alive.all():
         return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
     units = 1 if granularity == "shard" else pieces_per_shard
     cap = max(-(-placement.num_groups * units // int(alive.sum())), -(-units // int(hosts_alive.min())))
     bound = cap
-    newcomers = not set(np.flatnonzero(alive).tolist()) <= set(previous.live)
-    if not newcomers:
+    if not (alive & ~previous.alive).any():
         # Fewer groups never need less, and the previous plan was the least for its own.
         cap = max(cap, previous.load_max * units // pieces_per_shard)
     if granularity == "shard":
         return _assign_shards(placement, alive, previous, cap, bound)
-    owned, cap, shortage = _least(placement, alive, previous.units, units, cap, None)
+    kept = _kept(placement, alive, previous)
+    owned, cap, shortage = _least(placement, alive, kept, units, cap, None)
     owner = _hand_over(placement, previous, owned)
-    return _planned(placement, alive, previous, owner, owned, None, bound, _why(shortage))
+    return _planned(placement, alive, previous, owner, kept, owned, None, bound, _why(shortage))
+
+
+def _kept(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> IntTable:
+    """What the live hosts own already, [r, N]."""
+    kept: IntTable = previous.units * alive.take(placement.by_layer.hosts)
+    return kept
 
 
 def _anywhere(placement: Placement, granularity: str) -> bool:
@@ -96,35 +103,33 @@ def _assign_anywhere(placement: Placement, alive: NDArray[np.bool_], previous: A
     moves = int(alive[owners[freed]].sum())
     owners[freed] = np.repeat(np.arange(num_groups, dtype=np.int32), room)[: len(freed)]
     owner = np.ascontiguousarray(owners.reshape(per_shard, num_groups).T)
-    load_max = int(np.bincount(owners, minlength=num_groups).max())
+    loads = np.bincount(owners, minlength=num_groups)
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
-        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> {load_max} pieces "
+        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> {loads.max()} pieces "
         f"(bound {cap}); {moves} pieces moved; every group hosts every shard"
     )
     units = np.zeros((0, num_groups), dtype=np.int64)
-    return _frozen(owner, load_max, moves, reason, live, previous.granularity, units, None)
+    return _frozen(owner, loads, moves, reason, live, previous.granularity, units, None)
 
 
 def _least(
     placement: Placement,
     alive: NDArray[np.bool_],
-    present: IntTable,
+    kept: IntTable,
     units: int,
     cap: int,
     slots: NDArray[np.int32] | None,
 ) -> tuple[IntTable, int, Shortage | None]:
     """(owned units, least cap from ``cap`` up, the proof that one less is too little if chains found it). With
     ``slots``, bringing up a shard that is not among the top ``cap`` slots of its host is the second cost."""
-    hosts = np.ascontiguousarray(placement.hosts().T)
-    stacks = np.ascontiguousarray(placement.stacks().T)
-    kept = np.where(alive[hosts], present, 0)
+    tables = placement.by_layer
     shortage: Shortage | None = None
     while True:
         extra = None
         if slots is not None:
-            extra = (slots[np.arange(len(hosts))[:, None], hosts] >= cap).astype(np.int64)
-        result = Chains(hosts, stacks, alive, kept, units, cap, extra).run()
+            extra = (np.take_along_axis(slots, tables.hosts, axis=1) >= cap).astype(np.int64)
+        result = Chains(tables, alive, kept, units, cap, extra).run()
         if not isinstance(result, Shortage):
             return result, cap, shortage
         shortage = result
@@ -152,26 +157,30 @@ def _assign_shards(
     placement: Placement, alive: NDArray[np.bool_], previous: Assignment, depth: int, bound: int
 ) -> Assignment:
     assert previous.slots is not None
-    hosts = placement.hosts().T
-    owned = _fixed(hosts, alive, previous, depth)
+    hosts = placement.by_layer.hosts
+    kept = _kept(placement, alive, previous)
+    owned = _fixed(hosts, alive, previous, kept, depth)
     slots = previous.slots
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"
     else:
-        owned, depth, shortage = _least(placement, alive, previous.units, 1, depth, slots)
+        owned, depth, shortage = _least(placement, alive, kept, 1, depth, slots)
         slots, reordered = _reorder(placement, owned, slots, depth)
         why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"
     group = np.take_along_axis(hosts, owned.argmax(axis=0)[None, :], axis=0)[0]
-    owner = np.repeat(group[:, None], previous.pieces_per_shard, axis=1)
-    return _planned(placement, alive, previous, owner, owned, slots, bound * previous.pieces_per_shard, f"; {why}")
+    owner = np.repeat(group.astype(np.int32)[:, None], previous.pieces_per_shard, axis=1)
+    bound *= previous.pieces_per_shard
+    return _planned(placement, alive, previous, owner, kept, owned, slots, bound, f"; {why}")
 
 
-def _fixed(hosts: NDArray[np.int32], alive: NDArray[np.bool_], previous: Assignment, depth: int) -> IntTable | None:
+def _fixed(
+    hosts: NDArray[np.int64], alive: NDArray[np.bool_], previous: Assignment, kept: IntTable, depth: int
+) -> IntTable | None:
     """The fixed phase: every shard that lost its owner goes to a live host that has it among its top slots. A slot
     holds one shard, so no two shards compete for it and no live owner changes; None where a shard is not covered."""
     if depth != previous.depth or previous.slots is None:
         return None
-    owned: IntTable = np.where(alive[hosts], previous.units, 0)
+    owned = kept.copy()
     lost = np.flatnonzero(owned.sum(axis=0) == 0)
     load = np.bincount(hosts.ravel(), weights=owned.ravel(), minlength=len(alive))
     for shard in lost.tolist():
@@ -194,8 +203,7 @@ def _reorder(
 ) -> tuple[NDArray[np.int32], int]:
     """Slots in which every group has the shards that it owns among its top ``depth``: each one below changes places
     with the lowest of the top that the group does not own. Also how many groups changed their order."""
-    stacks = placement.stacks().T
-    mine = owned[np.arange(len(stacks))[:, None], stacks] > 0
+    mine = owned.take(placement.by_layer.stack_cells) > 0
     below = np.flatnonzero((mine & (slots >= depth)).any(axis=0)).tolist()
     slots = slots.copy()
     for group in below:
@@ -213,26 +221,26 @@ def _planned(
     alive: NDArray[np.bool_],
     previous: Assignment,
     owner: NDArray[np.int32],
+    kept: IntTable,
     owned: IntTable,
     slots: NDArray[np.int32] | None,
     bound: int,
     why: str,
 ) -> Assignment:
-    per_shard = previous.pieces_per_shard
-    load_max = int(np.bincount(owner.ravel(), minlength=placement.num_groups).max())
-    kept = np.where(alive[placement.hosts().T], previous.units, 0)
-    moves = int(np.maximum(kept - owned, 0).sum()) * (per_shard if slots is not None else 1)
+    pieces_per_unit = previous.pieces_per_shard if slots is not None else 1
+    loads = owned.take(placement.by_layer.stack_cells).sum(axis=0) * pieces_per_unit
+    moves = int(np.maximum(kept - owned, 0).sum()) * pieces_per_unit
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
         f"{placement.num_groups - len(live)} of {placement.num_groups} groups lost; load {previous.load_max} -> "
-        f"{load_max} pieces (bound {bound}); {moves} pieces moved{why}"
+        f"{loads.max()} pieces (bound {bound}); {moves} pieces moved{why}"
     )
-    return _frozen(owner, load_max, moves, reason, live, previous.granularity, owned, slots)
+    return _frozen(owner, loads, moves, reason, live, previous.granularity, owned, slots)
 
 
 def _frozen(
     owner: NDArray[np.int32],
-    load_max: int,
+    loads: NDArray[np.int64],
     moves: int,
     reason: str,
     live: tuple[int, ...],
@@ -240,10 +248,10 @@ def _frozen(
     units: IntTable,
     slots: NDArray[np.int32] | None,
 ) -> Assignment:
-    for array in (owner, units, slots):
+    for array in (owner, units, slots, loads):
         if array is not None:
             array.flags.writeable = False
-    return Assignment(owner, load_max, moves, reason, live, granularity, units, slots)
+    return Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads)
 
 
 def _why(shortage: Shortage | None) -> str:

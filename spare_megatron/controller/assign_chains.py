@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spare_megatron.placement import LayerTables
+
 IntTable = NDArray[np.int64]
 _NEVER = 1 << 60
 
@@ -33,37 +35,41 @@ class Shortage:
 
 
 class Chains:
-    """One re-distribution at one cap: call ``run`` once."""
+    """One re-distribution at one cap: call ``run`` once.
+
+    Distances are measured by numpy on whole tables. Chains touch single cells, for which memoryviews of the same tables
+    (flat: layer * N + column) cost a third of numpy's own indexing; their names begin with an underscore.
+    """
 
     def __init__(
         self,
-        hosts: NDArray[np.int32],
-        stacks: NDArray[np.int32],
+        tables: LayerTables,
         live: NDArray[np.bool_],
         kept: IntTable,
         units: int,
         cap: int,
         extra: IntTable | None = None,
     ) -> None:
-        """``hosts`` shard table, ``stacks`` group table, ``live`` [N]; ``kept`` shard table: units that live groups
-        own now; ``units`` U; ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
-        redundancy, num_groups = hosts.shape
-        self.hosts, self.stacks, self.live, self.kept = hosts, stacks, live, kept
-        self.units, self.cap = units, cap
+        """``live`` [N]; ``kept`` shard table: units that live groups own now; ``units`` U; ``extra`` shard table in
+        {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
+        num_groups = len(live)
+        self.tables, self.live, self.units, self.num_groups = tables, live, units, num_groups
         self.owned = kept.copy()
         # A length is cost * hop + 1: among the cheapest chains the one of fewest hops, and no cycle of length 0.
         self.hop = 4 * num_groups
         # One move outweighs all extras that a whole plan can have.
         self.move = 1 if extra is None else num_groups * units + 1
-        self.extra = np.zeros_like(kept) if extra is None else extra
-        self.take: IntTable = np.where(live[hosts], self.extra * self.hop + 1, _NEVER)
-        give = np.where(kept > 0, self.move * self.hop + 1, _NEVER)
-        self.give: IntTable = give[np.arange(redundancy)[:, None], stacks]
-        load = np.bincount(hosts.ravel(), weights=kept.ravel(), minlength=num_groups).astype(np.int64)
-        self.room: IntTable = np.where(live, cap - load, 0)
+        taken: IntTable | int = 1 if extra is None else extra * self.hop + 1
+        self.take: IntTable = np.where(live.take(tables.hosts), taken, _NEVER)
+        kept_by_group = kept.take(tables.stack_cells)
+        self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
+        self.room: IntTable = np.where(live, cap - kept_by_group.sum(axis=0), 0)
         self.waiting: IntTable = units - kept.sum(axis=0)
-        # [2 N, r] in bytes: whether a node's distance is that over its arc of a layer (shards first, then groups).
-        self._exact = bytearray()
+        self._arcs: IntTable = np.empty_like(self.take)
+        self._hosts, self._stacks, self._kept = (_flat(table) for table in (tables.hosts, tables.stacks, kept))
+        self._owned, self._take, self._give = (_flat(table) for table in (self.owned, self.take, self.give))
+        self._room = _flat(self.room)
+        self._extra = None if extra is None else _flat(extra)
 
     def run(self) -> IntTable | Shortage:
         """The owned units (shard table) of least cost within the cap."""
@@ -73,95 +79,107 @@ class Chains:
             if not shards and not groups:
                 return self.owned
             self._measure()
-            if any(self.shard_far[i] == _NEVER for i in shards) or any(self.group_far[g] == _NEVER for g in groups):
+            far_max = _NEVER // 2
+            if any(self._shard_far[i] > far_max for i in shards) or any(self._group_far[g] > far_max for g in groups):
                 return self._shortage()
-            self._next_layer: dict[int, int] = {}
+            self._next_arc: dict[int, int] = {}
             for shard in shards:
-                while self.waiting[shard] and (path := self._walk(shard)) is not None:
-                    self.waiting[shard] -= self._move_along(path, int(self.waiting[shard]))
+                wanted = int(self.waiting[shard])
+                while wanted and (path := self._walk(shard)) is not None:
+                    wanted -= self._move_along(path, wanted)
+                self.waiting[shard] = wanted
             for group in groups:
-                while self.room[group] < 0 and (path := self._walk(len(self.room) + group)) is not None:
-                    self.room[group] += self._move_along(path, -int(self.room[group]))
+                while self._room[group] < 0 and (path := self._walk(self.num_groups + group)) is not None:
+                    self._room[group] += self._move_along(path, -self._room[group])
 
     def _measure(self) -> None:
         """Shortest distances of all shards and groups to a group with room (Bellman-Ford, all arcs at once)."""
         ends = np.where(self.room > 0, 0, _NEVER)
-        group_far = ends
+        group_far, arcs = ends, self._arcs
         for _ in range(2 * len(ends) + 2):
-            shard_far = (self.take + group_far[self.hosts]).min(axis=0)
-            shard_far[shard_far > _NEVER // 2] = _NEVER
-            further = np.minimum(ends, (self.give + shard_far[self.stacks]).min(axis=0))
-            further[further > _NEVER // 2] = _NEVER
-            if np.array_equal(further, group_far):
-                self.shard_far, self.group_far = shard_far, group_far
-                over_takes = self.take + group_far[self.hosts] == shard_far
-                over_gives = self.give + shard_far[self.stacks] == group_far
-                self._exact = bytearray(np.hstack([over_takes, over_gives]).T.tobytes())
+            group_far.take(self.tables.hosts, out=arcs, mode="clip")
+            arcs += self.take
+            shard_far = arcs.min(axis=0)
+            np.minimum(shard_far, _NEVER, out=shard_far)
+            shard_far.take(self.tables.stacks, out=arcs, mode="clip")
+            arcs += self.give
+            further = arcs.min(axis=0)
+            np.minimum(further, ends, out=further)
+            if (further == group_far).all():
+                self._shard_far, self._group_far = _flat(shard_far), _flat(group_far)
                 return
             group_far = further
         raise AssertionError("a cycle of negative length: the plan in hand is not the cheapest for its units")
 
     def _walk(self, start: int) -> list[tuple[int, int]] | None:
-        """A chain from ``start`` to a group with room along exact arcs: (node, layer of the arc it leaves by) ..., at
-        the end (group with room, -1). Nodes: shard i is i, group g is N + g. Each node goes on with the arc it used
-        last, as arcs once found useless stay so until distances are measured again (Dinic)."""
-        redundancy, num_groups = self.hosts.shape
-        following, exact = self._next_layer, self._exact
+        """A chain from ``start`` to a group with room along exact arcs, those over which a node's distance is the
+        shortest: (node, flat cell of the arc it leaves by) ..., at the end (group with room, -1). Nodes: shard i is i,
+        group g is N + g. Each node goes on with the arc it used last, as arcs once found useless stay so until
+        distances are measured again (Dinic)."""
+        num_groups, following, end = self.num_groups, self._next_arc, len(self._take)
+        shard_far, group_far, room = self._shard_far, self._group_far, self._room
         path: list[tuple[int, int]] = []
         node = start
         while True:
-            group = node - num_groups
-            if group >= 0 and self.group_far[group] == 0 and self.room[group] > 0:
-                path.append((node, -1))
-                return path
-            arcs = node * redundancy
-            at = exact.find(1, arcs + following.get(node, 0), arcs + redundancy)
-            if at >= 0:
-                layer = following[node] = at - arcs
-                path.append((node, layer))
-                node = num_groups + int(self.hosts[layer, node]) if group < 0 else int(self.stacks[layer, group])
+            if node < num_groups:
+                at = following.get(node, node)
+                far, length, to, there, base = shard_far[node], self._take, self._hosts, group_far, num_groups
+            else:
+                group = node - num_groups
+                far = group_far[group]
+                if far == 0 and room[group] > 0:
+                    path.append((node, -1))
+                    return path
+                at = following.get(node, group)
+                length, to, there, base = self._give, self._stacks, shard_far, 0
+            while at < end and length[at] + there[to[at]] != far:
+                at += num_groups
+            following[node] = at
+            if at < end:
+                path.append((node, at))
+                node = base + to[at]
             elif path:
-                following[node] = redundancy
                 node, _ = path.pop()
-                following[node] += 1
+                following[node] += num_groups
             else:
                 return None
 
     def _move_along(self, path: list[tuple[int, int]], wanted: int) -> int:
         """Move as many units as every arc and the room at the end allow, at most ``wanted``; returns how many."""
-        num_groups = len(self.room)
+        num_groups, owned, kept = self.num_groups, self._owned, self._kept
         end = path[-1][0] - num_groups
-        amount = min(wanted, int(self.room[end]))
-        arcs: list[tuple[int, int, int]] = []
-        for node, layer in path[:-1]:
+        amount = min(wanted, self._room[end])
+        cells: list[tuple[int, int]] = []
+        for node, arc in path[:-1]:
             takes = node < num_groups
-            shard = node if takes else int(self.stacks[layer, node - num_groups])
-            above = int(self.owned[layer, shard] - self.kept[layer, shard])
+            cell = arc if takes else arc - node + num_groups + self._stacks[arc]
+            above = owned[cell] - kept[cell]
             if takes and above < 0:
                 amount = min(amount, -above)
             elif not takes:
-                amount = min(amount, above if above > 0 else int(self.owned[layer, shard]))
-            arcs.append((layer, shard, 1 if takes else -1))
-        for layer, shard, sign in arcs:
-            self.owned[layer, shard] += sign * amount
-            self._relength(layer, shard)
-        self.room[end] -= amount
+                amount = min(amount, above if above > 0 else owned[cell])
+            cells.append((cell, 1 if takes else -1))
+        for cell, sign in cells:
+            owned[cell] += sign * amount
+            self._relength(cell)
+        self._room[end] -= amount
         return amount
 
-    def _relength(self, layer: int, shard: int) -> None:
+    def _relength(self, cell: int) -> None:
         """Lengths of the two arcs between a shard and one host: a unit given up comes home for what it cost."""
-        owned, kept = int(self.owned[layer, shard]), int(self.kept[layer, shard])
-        extra = int(self.extra[layer, shard])
-        take = (-self.move if owned < kept else extra) * self.hop + 1
-        give = (-extra if owned > kept else self.move) * self.hop + 1 if owned else _NEVER
-        group, redundancy = int(self.hosts[layer, shard]), len(self.hosts)
-        self.take[layer, shard], self.give[layer, group] = take, give
-        far, group_far = int(self.shard_far[shard]), int(self.group_far[group])
-        self._exact[shard * redundancy + layer] = take + group_far == far
-        self._exact[(len(self.room) + group) * redundancy + layer] = give + far == group_far
+        owned, kept = self._owned[cell], self._kept[cell]
+        extra = self._extra[cell] if self._extra is not None else 0
+        self._take[cell] = (-self.move if owned < kept else extra) * self.hop + 1
+        give = cell - cell % self.num_groups + self._hosts[cell]
+        self._give[give] = (-extra if owned > kept else self.move) * self.hop + 1 if owned else _NEVER
 
     def _shortage(self) -> Shortage:
         """Shards that cannot reach room have only hosts that cannot, and those own nothing else and are full."""
-        shards = np.flatnonzero(self.shard_far == _NEVER).tolist()
-        groups = np.flatnonzero((self.group_far == _NEVER) & self.live).tolist()
+        far_max = _NEVER // 2
+        shards = np.flatnonzero(np.asarray(self._shard_far) > far_max).tolist()
+        groups = np.flatnonzero((np.asarray(self._group_far) > far_max) & self.live).tolist()
         return Shortage(tuple(shards), tuple(groups), -(-self.units * len(shards) // len(groups)))
+
+
+def _flat(table: IntTable) -> memoryview:
+    return table.reshape(-1).data

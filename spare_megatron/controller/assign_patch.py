@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 
 from spare_megatron.controller.assign_types import Patch, WipeOut
 from spare_megatron.placement import Placement
@@ -40,7 +41,7 @@ def patch(
         names = ", ".join(str(shard) for shard in uncovered)
         return WipeOut(tuple(uncovered), f"wipe-out: {count} lost pieces of shards {names} have no live host left")
     load = {group: remaining.get(group, 0) for groups in hosts.values() for group in groups}
-    before_max = max([remaining.get(group, 0) for group in able], default=0)
+    before_max = max(map(remaining.get, able, repeat(0)), default=0)
     whole = granularity == "shard"
     added: dict[int, list[int]] = {}
     for size in sorted({len(pieces) for pieces in lost.values()}, reverse=True) if whole else [1]:

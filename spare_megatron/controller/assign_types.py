@@ -31,6 +31,8 @@ class Assignment:
     slots: NDArray[np.int32] | None
     """[r, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
     shards that a group owns are among its top ``depth`` slots."""
+    loads: NDArray[np.int64]
+    """[N]: pieces of every group."""
 
     @property
     def pieces_per_shard(self) -> int:
@@ -59,9 +61,11 @@ class Assignment:
         return self.owner.T.ravel()
 
     @cached_property
-    def loads(self) -> NDArray[np.int64]:
-        """[N]: pieces of every group."""
-        return np.bincount(self.owner.ravel(), minlength=len(self.owner))
+    def alive(self) -> NDArray[np.bool_]:
+        """[N]: whether it was made for this group."""
+        alive = np.zeros(len(self.owner), dtype=np.bool_)
+        alive[list(self.live)] = True
+        return alive
 
     @cached_property
     def _pieces(self) -> tuple[tuple[int, ...], ...]:

@@ -110,9 +110,12 @@ def lose(state: State, event: Lost) -> Outcome:
         SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses if loss.cause != "exited"
     ]
     members = {loss.group for loss in losses if state.live.get(loss.group) == loss.incarnation}
+    live = dict(state.live)
+    for group in members:
+        del live[group]
     after = replace(
         state,
-        live={g: i for g, i in state.live.items() if g not in members},
+        live=live,
         waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
         highest=_raise_highest(state.highest, losses),
     )
@@ -188,7 +191,7 @@ def _shrink(
     """A new epoch of a running job without the members ``dead``."""
     spec = after.job
     live = tuple(sorted(after.live))
-    holders = before.holders & after.live.keys()
+    holders = before.holders - dead
     after = replace(
         after,
         epoch=before.epoch + 1,
@@ -211,7 +214,7 @@ def _shrink(
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = replace(after, plan=plan, standing=Standing(drawn, live))
+    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.reason}"
@@ -227,21 +230,22 @@ def _patched_plan(
     missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
     left = before.plan.loads()
     if progress:
-        left[list(progress)] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
-    remaining = dict(zip(live, np.maximum(left[list(live)], 0).tolist(), strict=True))
+        told = np.fromiter(progress.keys(), dtype=np.int64, count=len(progress))
+        left[told] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
+    left_of = np.maximum(left, 0).tolist()
+    joiners = sorted(set(live) - holders) if len(holders) < len(live) else []
     added = patch(
         before.where,
-        able=sorted(holders),
-        last_resort=sorted(set(live) - holders),
+        able=sorted(holders) if joiners else live,
+        last_resort=joiners,
         missing=missing,
-        remaining=remaining,
+        remaining={group: left_of[group] for group in live},
         pieces_per_shard=spec.pieces_per_shard,
         granularity=spec.granularity,
     )
     if isinstance(added, WipeOut):
         return added
-    grown = {group: (*before.plan.alone(group), tuple(more)) for group, more in added.added.items() if more}
-    return before.plan.changed(live, grown), added
+    return before.plan.grown(live, added.added), added
 
 
 def retry(state: State, retries: Retries, why: str) -> Outcome:
@@ -264,16 +268,15 @@ def ask(state: State, verdict: audits.Verdict) -> Outcome:
     asked = audits.deciders(state, verdict)
     if isinstance(asked, str):
         return stop(state, "failed", with_checkpoint(state, asked))
-    segments = {group: state.plan.alone(group) for group in asked}
     told = {
-        group: (*audits.padded(state.audits.get(group, ()), len(segments[group])), pieces)
+        group: (*audits.padded(state.audits.get(group, ()), len(state.segments_of(group))), pieces)
         for group, pieces in asked.items()
     }
     again = replace(
         state,
         epoch=state.epoch + 1,
         votes={},
-        plan=state.plan.changed(tuple(sorted(state.live)), {g: (*own, ()) for g, own in segments.items()}),
+        plan=state.plan.grown(tuple(sorted(state.live)), dict.fromkeys(asked, ())),
         audits={**state.audits, **told},
         disputes=verdict.opinions,
     )
@@ -301,7 +304,7 @@ def admit(state: State, why: str) -> Outcome:
     drawn = assign(state.where, members, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
     joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
-    plan = state.plan.changed(members, dict.fromkeys(state.waiting, ((),)))
+    plan = state.plan.grown(members, {})
     grown = replace(
         state,
         epoch=state.epoch + 1,

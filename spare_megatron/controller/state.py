@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +20,18 @@ from spare_megatron.placement import Placement, placement_from_offsets
 
 
 class Plan(Mapping[int, Segments]):
-    """Group -> its segments. Only what differs from an assignment is held, the rest is made out when asked for: after
-    a failure few groups of thousands get another plan."""
+    """Group -> its segments: its share of an assignment, then what the step's failures added. The share is made out
+    when asked for: after a failure few groups of thousands get another plan."""
 
     def __init__(
-        self, assignment: Assignment | None, members: tuple[int, ...], changes: Mapping[int, Segments] | None = None
+        self, assignment: Assignment | None, members: tuple[int, ...], added: Mapping[int, Segments] | None = None
     ) -> None:
-        self.assignment, self.members, self.changes = assignment, members, changes or {}
+        self.assignment, self.members, self.added = assignment, members, added or {}
 
     def __getitem__(self, group: int) -> Segments:
-        if group in self.changes:
-            return self.changes[group]
         if self.assignment is None or group not in self._set:
             raise KeyError(group)
-        return (self.assignment.pieces_of(group),)
+        return (self.assignment.pieces_of(group), *self.added.get(group, ()))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.members)
@@ -44,31 +43,32 @@ class Plan(Mapping[int, Segments]):
     def _set(self) -> frozenset[int]:
         return frozenset(self.members)
 
-    def alone(self, group: int) -> Segments:
-        """The group's segments, made out for it alone: quicker for a few groups than the plan of all."""
-        if group in self.changes or self.assignment is None:
-            return self[group]
-        return (self.assignment.pieces_of_one(group),)
-
     def pieces(self, group: int) -> tuple[int, ...]:
-        """All pieces of one group."""
-        return tuple(piece for segment in self.alone(group) for piece in segment)
+        """All pieces of one group, made out for it alone: quicker for a few groups than the plan of all."""
+        if self.assignment is None:
+            raise KeyError(group)
+        return (*self.assignment.pieces_of_one(group), *chain.from_iterable(self.added.get(group, ())))
 
     def loads(self) -> NDArray[np.int64]:
         """[N]: number of pieces of every member, 0 for the others."""
-        every = np.zeros(len(self.assignment.loads) if self.assignment else 0, dtype=np.int64)
-        if self.assignment is not None:
-            members = np.asarray(self.members, dtype=np.int64)
-            every[members] = self.assignment.loads[members]
-        for group, segments in self.changes.items():
-            every[group] = sum(map(len, segments))
-        return every
+        if self.assignment is None:
+            return np.zeros(0, dtype=np.int64)
+        loads = self.assignment.loads.copy()
+        if self.members != self.assignment.live:
+            inside = np.zeros(len(loads), dtype=np.bool_)
+            inside[list(self.members)] = True
+            loads[~inside] = 0
+        for group, segments in self.added.items():
+            loads[group] += sum(map(len, segments))
+        return loads
 
-    def changed(self, members: tuple[int, ...], changes: Mapping[int, Segments]) -> Plan:
-        """The same for these ``members``, but for ``changes``."""
+    def grown(self, members: tuple[int, ...], more: Mapping[int, tuple[int, ...]]) -> Plan:
+        """The same for these ``members``, with one segment ``more`` for some of them."""
         inside = frozenset(members)
-        kept = {group: segments for group, segments in self.changes.items() if group in inside}
-        return Plan(self.assignment, members, {**kept, **changes})
+        added = {group: segments for group, segments in self.added.items() if group in inside}
+        for group, pieces in more.items():
+            added[group] = (*added.get(group, ()), pieces)
+        return Plan(self.assignment, members, added)
 
 
 NO_PLAN = Plan(None, ())

@@ -64,7 +64,7 @@ def all_voted(state: State, event: AllVoted) -> Outcome:
     """The single votes of every live group at once, all ok, all for their plans."""
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
-    if state.holders != state.live.keys():
+    if len(state.holders) < len(state.live):
         return ignore(state, "a joiner has not said Applied yet")
     return _commit(state)
 
@@ -209,7 +209,8 @@ def _commit(state: State) -> Outcome:
         state,
         phase="ending" if ends else "running",
         committed=(step, state.epoch),
-        holders=frozenset(state.live),
+        # Holders are members, so as many holders as members are all of them.
+        holders=state.holders if len(state.holders) == len(state.live) else frozenset(state.live),
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,

@@ -1,5 +1,5 @@
 """Which groups host which shard: offsets, stacks and hosts, as pure arrays."""
 
-from spare_megatron.placement.placement import Placement, build_placement, placement_from_offsets
+from spare_megatron.placement.placement import LayerTables, Placement, build_placement, placement_from_offsets
 
-__all__ = ["Placement", "build_placement", "placement_from_offsets"]
+__all__ = ["LayerTables", "Placement", "build_placement", "placement_from_offsets"]

@@ -20,6 +20,18 @@ from spare_megatron.placement.offsets import independent_offsets
 from spare_megatron.placement.overlap import max_overlap
 
 
+@dataclass(frozen=True, eq=False)
+class LayerTables:
+    """A placement with the layers in front, [r, N], read-only: what a planner goes through layer by layer."""
+
+    hosts: NDArray[np.int64]
+    """hosts[l, i]: the group that has shard i at layer l."""
+    stacks: NDArray[np.int64]
+    """stacks[l, g]: the shard at layer l of group g."""
+    stack_cells: NDArray[np.int64]
+    """Where the flattened table of shards has layer l of group g: ``take(stack_cells)`` makes a table of groups."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """A cyclic placement of N shards on N groups, each shard on r groups."""
@@ -45,6 +57,15 @@ class Placement:
     def hosts(self) -> NDArray[np.int32]:
         """[N, r]: hosts()[i, l] is the group that has shard i at layer l. Read-only."""
         return self._hosts
+
+    @cached_property
+    def by_layer(self) -> LayerTables:
+        """The same tables, layers in front."""
+        hosts, stacks = (np.ascontiguousarray(table.T, dtype=np.int64) for table in (self._hosts, self._stacks))
+        cells = stacks + np.arange(self.redundancy)[:, None] * self.num_groups
+        for table in (hosts, stacks, cells):
+            table.flags.writeable = False
+        return LayerTables(hosts, stacks, cells)
 
     @cached_property
     def _stacks(self) -> NDArray[np.int32]:

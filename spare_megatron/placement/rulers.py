@@ -10,9 +10,10 @@ people/s/shearer/mgrule.html): for up to 14 marks, the moduli at which a ruler e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import gcd
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,9 +95,8 @@ def known_ruler(num_groups: int, marks: int) -> tuple[int, ...] | None:
         return LISTED[num_groups, marks]
     if marks > MARKS_MAX:
         return None
-    for modulus, base in sorted(_families(marks)):
-        if len(base) < marks:
-            continue
+    for family, prime in _families(marks):
+        modulus, base = family(prime)
         if modulus == num_groups:
             return tuple(mark - base[0] for mark in base[:marks])
         for windows in _windows(modulus, base, marks):
@@ -127,18 +127,22 @@ def _first_ruler(num_groups: int, candidates: NDArray[np.int64]) -> tuple[int, .
     return tuple(int(mark) for mark in candidates[int(np.argmax(distinct))])
 
 
-@lru_cache(maxsize=128)
-def _families(marks: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """(modulus, ruler) of the smallest members of the families with at least this many marks."""
+def _families(marks: int) -> list[tuple[Callable[[int], tuple[int, tuple[int, ...]]], int]]:
+    """(family, prime) of the smallest members with at least this many marks, moduli ascending."""
     prime = max(marks - 1, 3)
-    found: list[tuple[int, tuple[int, ...]]] = []
+    found: list[tuple[int, Callable[[int], tuple[int, tuple[int, ...]]], int]] = []
     primes = 0
     while primes < _FAMILY_PRIMES:
         if all(prime % divisor for divisor in range(2, int(prime**0.5) + 1)):
             primes += 1
-            found += [singer(prime), bose(prime), ruzsa(prime)]
+            of_prime = (
+                (prime**2 + prime + 1, singer, prime + 1),
+                (prime**2 - 1, bose, prime),
+                (prime**2 - prime, ruzsa, prime - 1),
+            )
+            found += [(modulus, family, prime) for modulus, family, size in of_prime if size >= marks]
         prime += 1
-    return tuple(found)
+    return [(family, prime) for _, family, prime in sorted(found, key=itemgetter(0))]
 
 
 @lru_cache(maxsize=128)

@@ -57,7 +57,7 @@ class PiecesEngine(Engine):
             ready, self.held = began + self.cluster.rebuild_s, []
         done = self._reduced(finish, ready, per_piece)
         step = self.control.state.step_in_flight
-        self.failures.script(self._script.times(step, began, per_piece.tolist(), done, self.cluster.reduce_s))
+        self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
         while (at := min(self.failures.first, self.returns.next_s)) <= done:
             at = max(at, began)
             for group in self.returns.repaired(at):

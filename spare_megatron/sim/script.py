@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection, parse_injection
 
@@ -43,9 +46,11 @@ class Script:
         self._waiting = list(injections)
 
     def times(
-        self, step: int, began_s: float, per_piece_s: Sequence[float], ends_s: float, reduce_s: float
+        self, step: int, began_s: float, per_piece_s: NDArray[np.float64], ends_s: float, reduce_s: float
     ) -> list[tuple[float, int]]:
         """(time, group) of what happens in this step, if its undisturbed reduction ends at ``ends_s``."""
+        if not self._waiting:
+            return []
         now = [one for one in self._waiting if one.step == step]
         self._waiting = [one for one in self._waiting if one.step != step]
         times = []

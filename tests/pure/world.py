@@ -113,7 +113,7 @@ class World:
             if isinstance(action, m.SendFenced) and "gradient" in action.reason:
                 assert (action.group, action.incarnation) in self.ever_wrong, f"a false alarm: {decision.reason}"
             self._send(action)
-        if self.state.stopped == "failed" and before.phase != "forming":
+        if self.state.stopped == "failed" and before.phase not in ("forming", "stopped"):
             assert self.ever_wrong, f"a false alarm: {decision.reason}"
 
     def _send(self, action: m.Action) -> None:

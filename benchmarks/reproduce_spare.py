@@ -91,6 +91,8 @@ def sensitivity(steps: int) -> Iterator[Row]:
     yield "replication: cyclic, no blocks", Case(base, replace(replication, reading=Reading(blocks=False)))
     yield "spare: consecutive offsets", Case(base, replace(spare, placement="consecutive"))
     yield "spare: a patch waits for the slowest", Case(base, replace(spare, reading=Reading(patch_jitter=True)))
+    waits = replace(spare, reading=Reading(replans_at_once=False))
+    yield "spare: every death waits for the reduction", Case(base, waits)
     for work in (0.0, 0.035, 0.14, 0.28):
         yield (
             f"spare: patch work {work:g} in the save interval",
@@ -117,7 +119,10 @@ def row(label: str, case: Case, trials: list[Outcome]) -> dict[str, object]:
         "published_ratio": published[0] if published else "",
         "off_percent": 100 * (mean / published[0] - 1) if published else "",
         "availability_percent": 100 * available,
+        "availability_sd_points": 100 * stdev(one.availability for one in trials) if len(trials) > 1 else 0.0,
         "published_availability_percent": 100 * published[1] if published else "",
+        # Ratio times availability: what training itself took. Few long restarts scatter either, but hardly this.
+        "up_time_off_percent": 100 * (mean * available / (published[0] * published[1]) - 1) if published else "",
         "mean_work": fmean(outcome.mean_work for outcome in trials),
         "wipe_outs": fmean(outcome.tally.wipe_outs for outcome in trials),
         "patched_share": sum(o.tally.patched for o in trials) / max(1, sum(o.tally.failures for o in trials)),

@@ -88,10 +88,14 @@ class Job:
         return not self.live & set(range(first, min(first + size, self.groups)))
 
     def spare_step(self):
-        hit = []
-        for _ in range(self.depth):
-            hit += self.failed(self.now(), self.groups)
+        hit, layers = [], 0
+        while layers < self.depth:
+            if self.failed(self.now(), self.groups):
+                this_actor.sleep_for(SHRINK)
+                if not self.replan():
+                    return False
             this_actor.execute(LAYER * SPEED)
+            layers += 1
         while True:
             hit += self.failed(self.now() + self.reduce, self.groups)
             if not hit:

@@ -70,6 +70,9 @@ class Reading:
     """Replicas of a shard are blocks of consecutive groups; False: shard i on groups i .. i + r - 1, cyclic."""
     patch_jitter: bool = False
     """A patch waits for the slowest of all groups, as a step does."""
+    replans_at_once: bool = True
+    """SPARe plans for a death that is seen before a layer at once, and the layers still to come follow the new order
+    without a patch; False: every death waits for the reduction, and a patch where a shard is missing."""
     patch_work: float = 0.07
     """Mean patch of the published scheme, in shards per step, in the formula of its save interval. Fitted: with this
     value the formula gives the published save intervals, 15, 23 and 30 steps."""

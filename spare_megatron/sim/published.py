@@ -2,8 +2,10 @@
 simulation's reading).
 
 Clocks are looked at before each layer and at the reduction. A reduction that a death interrupts costs half its time and
-is not repeated unless a patch is needed. SPARe computes the top S slots of every stack; a patch is one layer and one
-reduction, only if the survivors' top S slots no longer hold every shard; its few hosts are not slowed by jitter.
+is not repeated unless a patch is needed. SPARe computes the top S slots of every stack. A death seen before a layer is
+planned for at once, and the layers still to come follow the new order; one seen at the reduction costs a patch, one
+layer and one reduction, only if the survivors' top S slots no longer hold every shard. Its few hosts are not slowed by
+jitter.
 ``Policy.reading`` turns single assumptions around.
 """
 
@@ -125,24 +127,24 @@ class SpareEngine(_SavesBySteps):
     def _step(self) -> bool:
         cluster, dead = self.cluster, []
         layer_s = cluster.compute_s * self.slowest()
-        layers = self.depth
-        for _ in range(layers):
+        work = 0
+        while work < self.depth:
             dead += self.poll(self.now_s)
+            if dead and self.policy.reading.replans_at_once:
+                if not self._shrinks(dead):
+                    return False
+                dead = []
             self.now_s += layer_s
-        work = layers
+            work += 1
         while True:
             dead += self.poll(self.now_s + cluster.reduce_s)
             if not dead:
                 self.now_s += cluster.reduce_s
                 break
-            self.now_s += cluster.reduce_s / 2 + cluster.rebuild_s
-            self.tally.down_s += cluster.rebuild_s
+            self.now_s += cluster.reduce_s / 2
             uncovered = self._uncovered()
-            if not self.control.lost(dead):
+            if not self._shrinks(dead):
                 return False
-            self.tally.masked += len(dead)
-            self.now_s += self.policy.reading.masked_layers * cluster.compute_s * len(dead)
-            self.depth = max(self.depth, self._standing().depth)
             if not uncovered:
                 break
             self.tally.patched += 1
@@ -151,6 +153,18 @@ class SpareEngine(_SavesBySteps):
             work += 1
         self.tally.work += work
         self.control.all_voted()
+        return True
+
+    def _shrinks(self, dead: list[int]) -> bool:
+        """Plan without the dead; False when they were a shard's last hosts."""
+        cluster = self.cluster
+        self.now_s += cluster.rebuild_s
+        self.tally.down_s += cluster.rebuild_s
+        if not self.control.lost(dead):
+            return False
+        self.tally.masked += len(dead)
+        self.now_s += self.policy.reading.masked_layers * cluster.compute_s * len(dead)
+        self.depth = max(self.depth, self._standing().depth)
         return True
 
     def _standing(self) -> Any:

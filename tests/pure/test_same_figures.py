@@ -31,7 +31,7 @@ RETURNING = Cluster(64, reduce_s=2.0, rejoin_s=2000.0)
             "0x1.356fb7ea41ac6p+15",
             "9620549faaa8259f",
         ),
-        (CLUSTER, Policy("spare", 6, steps=150), "0x1.ca0221cdbb908p+15", "9f36a74f84ff9df2"),
+        (CLUSTER, Policy("spare", 6, steps=150), "0x1.c821bf27a0825p+15", "559f44f6827f48c0"),
         (
             RETURNING,
             Policy("microbatch", 5, 8, steps=150, standby_groups=2),

@@ -3,7 +3,8 @@
 A checkpoint is written under ``partial/`` in a directory whose name holds group, incarnation and epoch, so that a
 partitioned group that writes on can never touch what another group published. It gets Megatron's name,
 ``iter_0000010``, only after the coordinator has accepted it; then ``latest_checkpointed_iteration.txt`` names it.
-``spare_manifest.json`` inside lists every file with its size and checksum: a checkpoint is *good* when all agree.
+``spare_manifest.json`` inside lists every file with its size and checksum, and has a checksum of its own: a checkpoint
+is *good* when all agree.
 
 Directories take and give up Megatron's name by renaming alone: a process may be killed anywhere in here, and what has
 that name is whole.
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from spare_megatron.checkpoint.files import Entry, entry_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
+CONFIG = "metadata.json"
+"""megatron-core's file by which it knows a checkpoint of its own; written last."""
 PARTIAL = "partial"
 _ITERATION = re.compile(r"iter_(\d{7,})(?:$|\.)")
 
@@ -64,7 +68,13 @@ def partial_directory(save: Path, step: int, group: int, incarnation: int, epoch
 
 def write_manifest(directory: Path, files: Mapping[str, Entry]) -> None:
     """List every file of a complete checkpoint; written atomically."""
-    _replace(directory / MANIFEST, json.dumps({"files": dict(sorted(files.items()))}, indent=1))
+    _replace(directory / MANIFEST, _manifest_text(files))
+
+
+def _manifest_text(files: Mapping[str, Entry]) -> str:
+    """The only text that a manifest of these files may have, so that any other byte in it shows."""
+    listed = dict(sorted(files.items()))
+    return json.dumps({"files": listed, "crc32": zlib.crc32(json.dumps(listed).encode())}, indent=1)
 
 
 def publish(partial: Path, save: Path, step: int) -> Path:
@@ -121,11 +131,13 @@ def damage(directory: Path) -> str:
         return f"{directory} does not exist"
     manifest = directory / MANIFEST
     if not manifest.exists():
-        return "" if (directory / "metadata.json").exists() else f"{directory} has neither {MANIFEST} nor metadata.json"
+        return "" if (directory / CONFIG).exists() else f"{directory} has neither {MANIFEST} nor {CONFIG}"
     try:
-        listed = {
-            name: (entry["bytes"], entry["crc32"]) for name, entry in json.loads(manifest.read_text())["files"].items()
-        }
+        text = manifest.read_bytes().decode()
+        files = json.loads(text)["files"]
+        if text != _manifest_text(files):
+            return f"{manifest} differs from its checksum"
+        listed = {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return f"{manifest} cannot be read: {error}"
     for name, (size, crc) in listed.items():
@@ -144,6 +156,23 @@ def _file_damage(path: Path, size: int, crc: int) -> str:
         return "" if entry_of(path)["crc32"] == crc else f"{path} differs from its checksum"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
+
+
+def pointer_damage(save: Path) -> str:
+    """Why Megatron's pointer file in a ``--save`` directory is not what the newest save wrote; empty if it is.
+
+    This framework writes the file and never reads it: a wrong one misleads Megatron-LM's tools only.
+    """
+    steps, pointer = iterations(save), save / TRACKER
+    if not steps:
+        return ""
+    try:
+        said = pointer.read_bytes().decode(errors="replace").strip()
+    except OSError as error:
+        return f"{pointer} cannot be read: {error.strerror}"
+    if said == str(steps[0]) or (said == "release" and (save / said).is_dir()):
+        return ""
+    return f"{pointer} says {said!r}, but the newest checkpoint is of step {steps[0]}; the next save writes it again"
 
 
 def last_good(save: Path) -> tuple[Path | None, list[Damage]]:

@@ -8,7 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron.checkpoint.folder import damage, iterations, last_good
+from spare_megatron.checkpoint.folder import (
+    CONFIG,
+    MANIFEST,
+    TRACKER,
+    damage,
+    iteration_name,
+    iterations,
+    last_good,
+    pointer_damage,
+)
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 
@@ -70,17 +79,25 @@ def _digest(directory: Path, as_json: bool) -> int:
 
 
 def _verify(directory: Path, as_json: bool) -> int:
-    """Every iteration of a --save directory, or the one that is given."""
+    """Every iteration of a --save directory and its pointer file, or the iteration that is given."""
     found = iterations(directory)
-    places = [directory / f"iter_{step:07d}" for step in found] or [directory]
+    places = [directory / iteration_name(step) for step in found] or [directory]
     reasons = {str(place): damage(place) for place in places}
+    if found:
+        reasons[str(directory / TRACKER)] = pointer_damage(directory)
     if as_json:
         sys.stdout.write(
             json.dumps({"damaged": {k: v for k, v in reasons.items() if v}, "checked": len(reasons)}) + "\n"
         )
     else:
-        sys.stdout.writelines(f"{place}: {reason or 'good'}\n" for place, reason in reasons.items())
+        sys.stdout.writelines(f"{place}: {reason or _praise(Path(place))}\n" for place, reason in reasons.items())
     return int(ExitCode.FAILED) if any(reasons.values()) else 0
+
+
+def _praise(place: Path) -> str:
+    """Of what no damage was found in; a checkpoint of Megatron-LM has no checksums to tell it by."""
+    unknown = place.is_dir() and not (place / MANIFEST).exists()
+    return f"has a {CONFIG}, and no {MANIFEST} to check it against" if unknown else "good"
 
 
 def _inspect(directory: Path, as_json: bool) -> int:

@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -147,7 +146,7 @@ def load(
     content = common.get("content_metadata") or dict(_CONTENT)
     whole = whole_optimizer.empty(replica) if optimizer else replica
     state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
-    stored = load_sharded_metadata(str(directory))
+    stored = _stored(directory)
     form = form_of(directory, stored) if optimizer else ""
     here = state.pop("optimizer", None)
     if form == RESHARDABLE:
@@ -201,14 +200,26 @@ def read_common(directory: str | Path) -> dict[str, Any]:
     try:
         ours = dist_checkpointing.check_is_distributed_checkpoint(str(directory))
         common = dist_checkpointing.load_common_state_dict(str(directory)) if ours else {}
-    except (CheckpointingException, OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:_REASON_CHARS]
-        raise ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise _unreadable(directory, error) from error
     if not ours:
         raise ConfigError(
             f"{directory} holds no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
         )
     return dict(common)
+
+
+def _stored(directory: Path) -> Mapping[str, Any]:
+    """What a checkpoint says that it has, by name; ConfigError."""
+    try:
+        return dict(load_sharded_metadata(str(directory)))
+    except Exception as error:  # a damaged pickle may raise anything
+        raise _unreadable(directory, error) from error
+
+
+def _unreadable(directory: Path, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:_REASON_CHARS] or type(error).__name__
+    return ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint")
 
 
 def _modules(replica: Replica) -> list[tuple[str, torch.nn.Module]]:

@@ -26,7 +26,7 @@ def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str
     install_cpu_shims()
     try:
         metadata = FileSystemReader(str(directory)).read_metadata()
-    except (OSError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged pickle may raise anything
         raise ConfigError(
             f"{directory} holds no readable checkpoint in torch_dist format ({type(error).__name__}); "
             "give the directory of one iteration, such as iter_0000010"

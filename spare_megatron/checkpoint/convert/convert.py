@@ -91,10 +91,12 @@ def _iteration(load_dir: Path) -> Path:
     """The newest iteration of a ``--save`` directory, or the directory itself."""
     tracker = load_dir / folder.TRACKER
     if tracker.is_file():
-        word = tracker.read_text().strip()
-        directory = load_dir / ("release" if word == "release" else folder.iteration_name(int(word or 0)))
-        if directory.is_dir():
+        word = tracker.read_bytes().decode(errors="replace").strip()
+        numbered = word.isascii() and word.isdigit()
+        directory = load_dir / (folder.iteration_name(int(word)) if numbered else "release")
+        if (numbered or word == "release") and directory.is_dir():
             return directory
+        raise ConfigError(f"{tracker} says {word!r}, and there is no such checkpoint; mend it or give --load-dir one")
     found = folder.iterations(load_dir)
     return load_dir / folder.iteration_name(found[0]) if found else load_dir
 

@@ -16,6 +16,7 @@ import torch
 from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors_file
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, Source, entries
+from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
 
 PART_BYTES_MAX = 5_000_000_000
@@ -66,7 +67,11 @@ class _Loaded:
         return self.tensor.dtype
 
     def read(self) -> torch.Tensor:
-        return self.tensor
+        """Its values, in memory of their own."""
+        values = self.tensor.contiguous().clone()
+        if self.tensor.is_contiguous():
+            release(self.tensor)
+        return values
 
 
 def _stored(folder: Path) -> dict[str, Any]:

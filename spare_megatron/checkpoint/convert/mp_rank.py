@@ -2,7 +2,7 @@
 
 ``iter_0000100/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`` holds the state of one rank's model, with the layers of its
 stage counted from 0. Files are mapped from disk when they are read and filled through a shared mapping when they are
-written, so no rank's model is ever in memory as a whole. Weights only.
+written, and pages are given back once used, so no rank's model is ever in memory as a whole. Weights only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.serialization import get_safe_globals, safe_globals, set_default_mmap
 
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
 from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, Source, entries, shape_of_args
+from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
 
 FILE = "model_optim_rng.pt"
@@ -104,7 +105,12 @@ class MpRankSource:
         return spans
 
     def read(self, entry: Entry) -> torch.Tensor:
-        return joined(self._parts(entry), entry)
+        parts = self._parts(entry)
+        whole = joined(parts, entry)
+        whole = whole.clone() if whole is parts[0] else whole
+        for part in parts:
+            release(part)
+        return whole
 
     def dtype(self, entry: Entry) -> torch.dtype:
         return self._parts(entry)[0].dtype
@@ -182,6 +188,7 @@ def write(
         for rank in ranks:
             for name in _names(entry, rank, source.shape, layout, implementation):
                 states[rank][name].copy_(parts[rank[0]])
+                release(states[rank][name])
         say(entry)
 
 

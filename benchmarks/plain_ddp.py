@@ -55,7 +55,7 @@ def _train(job, args, world) -> list[float]:
     from spare_megatron.training.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(args)
-    user_state.begin(job, args, tokenizer, world)
+    user_state.begin(job, args, tokenizer)
     rng.seed_start(job.training.seed, world.pipeline_rank)
     first, last = world.pipeline_rank == 0, world.is_last_stage
     module = pretrain_gpt.model_provider(first, last)

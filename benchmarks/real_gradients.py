@@ -60,7 +60,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     from spare_megatron.training.sampling import SampleOrder
     from spare_megatron.training.tokenizer import build_tokenizer
 
-    user_state.begin(job, args, build_tokenizer(args), world)
+    user_state.begin(job, args, build_tokenizer(args))
     replica = build_replica(job.settings(args.padded_vocab_size), world, pretrain_gpt.model_provider)
     provider = pretrain_gpt.train_valid_test_datasets_provider
     train = build_datasets(provider, sample_counts(job.train_iters, args), args, (), leads=True).train

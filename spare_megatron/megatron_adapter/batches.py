@@ -45,6 +45,18 @@ def tensor_rank() -> int:
     return parallel_state.get_tensor_model_parallel_rank()
 
 
+def data_rank() -> int:
+    """This rank's place among the group's inner data ranks."""
+    return parallel_state.get_data_parallel_rank()
+
+
+def max_over_model(value: float) -> float:
+    """The largest value of the ranks of this pipeline; collective in the model-parallel group."""
+    largest = torch.tensor([value], dtype=torch.float64, device=compute_device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=parallel_state.get_model_parallel_group())
+    return float(largest)
+
+
 def empty_value(key: str, micro_batch_size: int, seq_length: int) -> torch.Tensor:
     """Room for a value that tensor-parallel rank 0 will send."""
     dtype = {"loss_mask": torch.float32, "attention_mask": torch.bool}.get(key, torch.int64)

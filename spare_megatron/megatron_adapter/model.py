@@ -27,11 +27,13 @@ from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter import rng
 from spare_megatron.megatron_adapter.settings import (
     MegatronSettings,
@@ -44,7 +46,7 @@ from spare_megatron.megatron_adapter.values import with_objects
 from spare_megatron.megatron_adapter.world import GroupWorld
 
 ModelProvider = Callable[..., torch.nn.Module]
-"""Megatron's model provider: (pre_process, post_process[, vp_stage]) -> module."""
+"""Megatron's model provider: (pre_process, post_process[, vp_stage, config, pg_collection]) -> module."""
 
 CPU_TRANSFORMER_SETTINGS: dict[str, tuple[Any, str]] = {
     "use_cpu_initialization": (True, "there is no other device"),
@@ -103,10 +105,9 @@ class Replica:
     settings: MegatronSettings
 
 
-def transformer_config(settings: MegatronSettings, world: GroupWorld) -> TransformerConfig:
+def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
     """megatron-core's TransformerConfig from the settings, the group's degrees and what this machine needs."""
     values = with_objects(settings.transformer)
-    shape = world.shape
     values.update(
         tensor_model_parallel_size=shape.tensor,
         pipeline_model_parallel_size=shape.pipeline,
@@ -174,7 +175,7 @@ def build_replica(
     """
     check_settings(settings, world.shape)
     rng.seed_start(settings.seed, world.pipeline_rank)
-    config = transformer_config(settings, world)
+    config = transformer_config(settings, world.shape)
     provider = model_provider or default_model_provider(settings, config)
     modules = _provide_chunks(provider, world)
     config = get_model_config(modules[0])
@@ -189,7 +190,6 @@ def build_replica(
 def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[MegatronModule]:
     from megatron.core import parallel_state
 
-    chunks: list[MegatronModule] = []
     takes = inspect.signature(provider).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     if world.virtual_pipeline is None:
@@ -201,15 +201,20 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
             f"the model provider takes no vp_stage, which {world.virtual_pipeline} virtual pipeline stages need; "
             "add the argument vp_stage=None to it and pass it to the model, or leave virtual stages out"
         )
+    chunks: list[MegatronModule] = []
     for stage in stages:
-        arguments: dict[str, Any] = {
+        given: dict[str, Any] = {
             "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
             "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         }
-        if "vp_stage" in takes or takes_any:
-            arguments["vp_stage"] = stage
-        module = provider(**arguments)
+        offered = {"vp_stage": stage, "config": None, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
+        given |= {name: value for name, value in offered.items() if name in takes}
+        if takes_any:
+            given["vp_stage"] = stage
+        module = provider(**given)
         module.model_type = ModelType.encoder_or_decoder
+        if stage is not None:
+            module.vp_stage = stage
         chunks.append(module)
     return chunks
 

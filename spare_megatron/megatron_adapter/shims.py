@@ -122,6 +122,9 @@ def _no_fuser() -> None:
         return function if function is not None else (lambda decorated: decorated)
 
     torch.compile = keep  # type: ignore[assignment]
+    if "torch._dynamo" in sys.modules:
+        # a user's script imported megatron.core first: its functions are compiled at their first call, unless told not
+        torch.compiler.set_stance("force_eager")
 
 
 def _no_dynamo_in_optimizer() -> None:

@@ -9,7 +9,7 @@ May assume: one group per process, set up once at a time. Promises: ``destroy`` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,6 +48,14 @@ class GroupWorld:
         return self.shape.group_size - 1
 
 
+@dataclass(frozen=True)
+class EmbeddingRanks:
+    """Users' own choice of the pipeline ranks that hold embeddings; None: megatron-core's, the first and the last."""
+
+    word: Callable[..., list[int]] | None = None
+    position: Callable[..., list[int]] | None = None
+
+
 def init_group_world(
     shape: JobShape,
     position: int,
@@ -61,6 +69,7 @@ def init_group_world(
     timeout_s: float = 600.0,
     pipeline_before_data: bool = False,
     hierarchical_context: Sequence[int] | None = None,
+    embeddings: EmbeddingRanks | None = None,
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
@@ -74,6 +83,7 @@ def init_group_world(
         torch.cuda.set_device(device)
     from megatron.core import parallel_state
 
+    embeddings = embeddings or EmbeddingRanks()
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend or ("nccl" if cuda_available() else "gloo"),
@@ -93,6 +103,8 @@ def init_group_world(
         create_gloo_process_groups=False,
         order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
         hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
+        get_embedding_ranks=embeddings.word,
+        get_position_embedding_ranks=embeddings.position,
     )
     return GroupWorld(
         shape=shape,

@@ -25,6 +25,9 @@ from spare_megatron.megatron_adapter.settings import MegatronSettings, check_set
 from spare_megatron.training.choices import redundancy_of
 from spare_megatron.training.flags import check, parser, resolve, validate
 from spare_megatron.training.flags.specs import core_specs, core_table, own_specs
+from spare_megatron.training.user_state import core_transformer_config_from_args
+
+__all__ = ["JobArguments", "core_transformer_config_from_args", "parse_job"]
 
 MIXED_FIELDS = (
     "no_rope_freq",

@@ -33,7 +33,7 @@ from spare_megatron.megatron_adapter.engine import MegatronEngine
 from spare_megatron.megatron_adapter.losses import averages
 from spare_megatron.megatron_adapter.model import Replica, build_replica
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.world import GroupWorld, init_group_world
+from spare_megatron.megatron_adapter.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.recovery.inject import Injector
 from spare_megatron.training import user_state
@@ -87,6 +87,7 @@ def run_megatron_job(
     datasets_provider: Callable[..., Any],
     model_provider: Callable[..., Any],
     forward_step: Callable[..., Any],
+    embeddings: EmbeddingRanks | None = None,
 ) -> ExitCode:
     """This rank's whole life. ConfigError for what the user can mend."""
     place = job.place
@@ -99,6 +100,7 @@ def run_megatron_job(
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
+    user_state.begin(job, args, tokenizer)
     store = group_store(place, START_TIMEOUT_S)
     world = init_group_world(
         job.shape,
@@ -112,8 +114,8 @@ def run_megatron_job(
         timeout_s=job.training.distributed_timeout_minutes * 60.0,
         pipeline_before_data=job.training.use_tp_pp_dp_mapping,
         hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
+        embeddings=embeddings,
     )
-    user_state.begin(job, args, tokenizer, world)
     replica = build_replica(settings, world, model_provider)
     start = _load(job, replica)
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples

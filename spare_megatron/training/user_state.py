@@ -7,14 +7,17 @@ needs. Importing this module imports neither torch nor megatron.
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spare_megatron.megatron_adapter.world import GroupWorld
     from spare_megatron.training.arguments import JobArguments
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -23,12 +26,19 @@ class UserState:
 
     args: Namespace
     tokenizer: Any = None
-    timers: Any = None
     make_transformer_config: Callable[[], Any] | None = None
     """Makes megatron-core's TransformerConfig of this rank."""
 
+    @cached_property
+    def timers(self) -> Any:
+        """megatron-core's timers, made when they are first asked for."""
+        from spare_megatron.megatron_adapter import timers
+
+        return timers.make_timers(self.args.timing_log_level, self.args.timing_log_option)
+
 
 _state: UserState | None = None
+_startup: dict[str, float] = {}
 
 
 def start(state: UserState) -> None:
@@ -37,7 +47,7 @@ def start(state: UserState) -> None:
     _state = state
 
 
-def begin(job: JobArguments, args: Namespace, tokenizer: Any, world: GroupWorld | None = None) -> None:
+def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
     """:func:`start` for a Megatron job: what users' code reads from ``args`` that only torch can say is set here.
 
     ``args.padded_vocab_size`` must be set (:func:`spare_megatron.training.tokenizer.build_tokenizer` does).
@@ -51,14 +61,21 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any, world: GroupWorld 
         torch.use_deterministic_algorithms(True)
     args.params_dtype = torch.half if args.fp16 else torch.bfloat16 if args.bf16 else torch.float
     args.transformer_impl = "local" if uses_local_layers(settings) else "transformer_engine"
-    state = UserState(args, tokenizer)
-    if world is not None:
-        from spare_megatron.megatron_adapter import timers
+
+    def make_transformer_config() -> Any:
         from spare_megatron.megatron_adapter.model import transformer_config
 
-        state.timers = timers.make_timers(args.timing_log_level, args.timing_log_option)
-        state.make_transformer_config = lambda: transformer_config(settings, world)
-    start(state)
+        return transformer_config(settings, job.shape)
+
+    start(UserState(args, tokenizer, make_transformer_config))
+    if args.rank == 0 and len(_startup) == 2:
+        log.info("the script's own imports took %.1f s", _startup["main_entry"] - _startup["program_start"])
+
+
+def set_startup_timestamps(program_start: float | None = None, main_entry: float | None = None) -> None:
+    """Unix times at which the script began and at which its main part did; the job's first log line has the gap."""
+    given = {"program_start": program_start, "main_entry": main_entry}
+    _startup.update({name: value for name, value in given.items() if value is not None})
 
 
 def clear() -> None:
@@ -89,6 +106,14 @@ def get_tokenizer() -> Any:
 def get_timers() -> Any:
     """megatron-core's timers: ``timers('name', log_level=1).start()`` and ``.stop()``."""
     return current("get_timers()").timers
+
+
+def get_one_logger() -> None:
+    """Nothing, as under Megatron where its one-logger is not installed."""
+
+
+def get_adlr_autoresume() -> None:
+    """Nothing, as under Megatron without --adlr-autoresume."""
 
 
 def core_transformer_config_from_args(args: Namespace | None = None, config_class: type | None = None) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.training import names
 from spare_megatron.training.data_files import Blend, blends
 from spare_megatron.training.user_state import get_args, print_rank_0
 
 __all__ = [
+    "average_losses_across_data_parallel_group",
     "get_batch_on_this_cp_rank",
     "get_batch_on_this_tp_rank",
     "get_blend_and_blend_per_split",
@@ -19,9 +23,14 @@ __all__ = [
     "is_dataset_built_on_rank",
     "is_first_or_last_pipeline_stage",
     "is_last_rank",
+    "is_rank0",
+    "logical_and_across_model_parallel_group",
     "print_rank_0",
     "print_rank_last",
+    "reduce_max_stat_across_model_parallel_group",
+    "report_memory",
     "unwrap_model",
+    "warn_rank_0",
 ]
 
 
@@ -63,8 +72,11 @@ def is_dataset_built_on_rank(vp_stage: int | None = None) -> bool:
 
 
 def get_blend_and_blend_per_split(args: Namespace) -> tuple[Blend | None, list[Blend | None] | None]:
-    """(blend, blend per split) of the data flags, as GPTDatasetConfig takes them."""
-    return blends(args)
+    """(blend, blend per split) of the data flags, as GPTDatasetConfig takes them; ConfigError where none is given."""
+    named = blends(args)
+    if named == (None, None) and not args.mock_data:
+        raise ConfigError("there is no data; give --data-path PREFIX or --mock-data")
+    return named
 
 
 def get_ltor_masks_and_position_ids(
@@ -98,6 +110,58 @@ def get_ltor_masks_and_position_ids(
     return hidden, loss_mask, positions.contiguous()
 
 
+def average_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The losses of this microbatch, [number of losses], without their graph, to be returned in the report.
+
+    What the loss function reports is averaged over all microbatches of the committed step, those of other groups and
+    data ranks included, so nothing is left to average here: another group may be dead, and is never waited for.
+    """
+    return torch.cat([loss.detach().reshape(1).clone() for loss in losses])
+
+
+def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | None:
+    """The largest of the figures that the ranks of this pipeline know, None where none knows one.
+
+    Collective in the model-parallel group; a figure is not negative.
+    """
+    from spare_megatron.megatron_adapter import batches
+
+    largest = batches.max_over_model(-1.0 if stat is None else float(stat))
+    return None if largest == -1.0 else largest
+
+
+def logical_and_across_model_parallel_group(input: bool) -> bool:
+    """Whether it is true on every rank of this pipeline; collective in the model-parallel group."""
+    from spare_megatron.megatron_adapter import batches
+
+    return batches.max_over_model(0.0 if input else 1.0) == 0.0
+
+
+def report_memory(name: str) -> None:
+    """Print what the device's memory holds, on inner data rank 0 of each group; 0 without CUDA."""
+    from spare_megatron.megatron_adapter import batches
+
+    if batches.data_rank() == 0:
+        figures = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+        parts = [f"{each.replace('memory_', '').replace('_', ' ')}: {_mebibytes(each):.2f}" for each in figures]
+        print(f"[Rank {get_args().rank}] {name} memory (MB) | {' | '.join(parts)}", flush=True)
+
+
+def _mebibytes(figure: str) -> float:
+    return getattr(torch.cuda, figure)() / 2**20 if torch.cuda.is_available() else 0.0
+
+
+def is_rank0() -> bool:
+    """Whether this is rank 0 of the whole job."""
+    return bool(get_args().rank == 0)
+
+
+def warn_rank_0(message: str, rank: int | None = None) -> None:
+    """Warn once per job: on rank 0 of the whole job, or where ``rank`` is 0."""
+    if (get_args().rank if rank is None else rank) == 0:
+        warnings.warn(message, stacklevel=2)
+
+
 def is_last_rank() -> bool:
     """Whether this is the last rank of the whole job."""
     args = get_args()
@@ -117,3 +181,7 @@ def unwrap_model(model: Any) -> Any:
     while hasattr(model, "module"):
         model = model.module
     return model
+
+
+def __getattr__(name: str) -> Any:
+    raise names.missing(__name__, name)

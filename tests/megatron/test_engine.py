@@ -202,7 +202,7 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
         from spare_megatron.megatron_adapter.model import build_replica, default_model_provider, transformer_config
 
         calls: list[tuple[bool, bool]] = []
-        config = transformer_config(settings, world)
+        config = transformer_config(settings, world.shape)
 
         def older(
             pre_process: bool, post_process: bool, calls: Any = calls, config: Any = config, settings: Any = settings

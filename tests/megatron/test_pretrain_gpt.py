@@ -14,7 +14,8 @@ from tests.spawn import run_ranks
 CASES = {
     "plain": "",
     "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
-    "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --rotary-percent 0.5",
+    "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --rotary-percent 0.5 "
+    "--rotary-base 500000 --use-rope-scaling --rope-scaling-factor 4",
     "activations": "--squared-relu --hidden-dropout 0 --attention-dropout 0 --init-method-xavier-uniform",
     "experts": "--num-experts 4 --disable-bias-linear --moe-router-topk 2 --moe-aux-loss-coeff 0.01 "
     "--moe-layer-freq ([0]+[1])*2",
@@ -39,11 +40,12 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     from spare_megatron.training.dataset_build import build_datasets, sample_counts
     from spare_megatron.training.sampling import SampleOrder
     from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.training.utils import unwrap_model
 
     job, args = job_of(f"--global-batch-size 2 {extra}")
     shape: JobShape = job.shape
     world = group_world.init_group_world(shape, 0, store)
-    user_state.begin(job, args, build_tokenizer(args), world)
+    user_state.begin(job, args, build_tokenizer(args))
     replica = build_replica(job.settings(args.padded_vocab_size), world, pretrain_gpt.model_provider)
     provider = pretrain_gpt.train_valid_test_datasets_provider
     built = build_datasets(provider, sample_counts(job.train_iters, args), args, leads=True)
@@ -58,7 +60,12 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     loader.close()
     group_world.destroy()
     user_state.clear()
-    return {"losses": losses, "layers": args.transformer_impl}
+    rotary = getattr(unwrap_model(replica.chunks[0]), "rotary_pos_emb", None)
+    return {
+        "losses": losses,
+        "layers": args.transformer_impl,
+        "frequencies": None if rotary is None else rotary.inv_freq.tolist(),
+    }
 
 
 def worker(_rank: int, store: Any, _arguments: Any) -> dict[str, Any]:
@@ -79,6 +86,19 @@ def test_two_steps(trained: dict[str, Any], name: str) -> None:
     assert first == pytest.approx(math.log(1024), rel=0.1)
     assert second == pytest.approx(first, rel=0.05)
     assert trained[name]["layers"] == "local"
+
+
+def test_rope_is_scaled_as_llama_3_does_it(trained: dict[str, Any]) -> None:
+    """Of 8 rotary dimensions one wavelength is short (as it is), one in between (mixed), two are long (a quarter)."""
+    plain = [500000.0 ** (-index / 4) for index in range(4)]
+    wanted = []
+    for frequency in plain:
+        turns = 8192 * frequency / (2 * math.pi)
+        share = min(1.0, max(0.0, (turns - 1) / (4 - 1)))
+        wanted.append(frequency * (share + (1 - share) / 4))
+    assert trained["llama"]["frequencies"] == pytest.approx(wanted, rel=1e-5)
+    assert trained["llama"]["frequencies"] != pytest.approx(plain, rel=1e-5)
+    assert trained["plain"]["frequencies"] is None
 
 
 def test_masks_and_positions_are_those_of_megatron_core() -> None:

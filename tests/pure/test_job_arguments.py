@@ -130,7 +130,6 @@ def test_what_does_not_go_together_is_one_sentence(extra: str, sentence: str) ->
         ("--micro-batch-size", "--micro-batch-size is missing"),
         ("--train-iters", "neither --train-iters nor --train-samples is given"),
         ("--lr", "--lr is missing"),
-        ("--mock-data", "there is no data; give --data-path PREFIX or --mock-data"),
         ("--tokenizer-type", "--tokenizer-type is missing"),
         ("--vocab-size", "NullTokenizer needs --vocab-size"),
     ],
@@ -138,6 +137,17 @@ def test_what_does_not_go_together_is_one_sentence(extra: str, sentence: str) ->
 def test_what_a_job_cannot_do_without(drop: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         job_of(drop=(drop,))
+
+
+def test_data_are_missed_by_who_reads_the_data_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    from spare_megatron.training.utils import get_blend_and_blend_per_split
+
+    _, args = job_of(drop=("--mock-data",))
+    with pytest.raises(ConfigError, match="there is no data; give --data-path PREFIX or --mock-data"):
+        get_blend_and_blend_per_split(args)
+    with pytest.raises(SystemExit):
+        job_of("--spare-check", drop=("--mock-data",))
+    assert "data of the script's own provider" in capsys.readouterr().out
 
 
 def shape(environ: dict[str, str], extra: str = "") -> JobShape:

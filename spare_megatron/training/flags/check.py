@@ -20,6 +20,12 @@ from spare_megatron.training.flags.specs import CORE_SECTIONS, SECTIONS, all_spe
 ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
 """Modules whose selective recomputation refers to transformer-engine without asking whether it is there."""
 
+DATA_FLAGS = (
+    *("mock_data", "data_path", "data_args_path", "per_split_data_args_path"),
+    *("train_data_path", "valid_data_path", "test_data_path"),
+)
+"""Flags that name data, or ask for made-up ones."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -136,6 +142,8 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
+    if not any(getattr(ns, name) for name in DATA_FLAGS):
+        lines.append("  data of the script's own provider, as no flag names any")
     if ns.spare_notes:
         lines += ["taken, and without effect here:", *(f"  {note}" for note in ns.spare_notes)]
     titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS

@@ -224,7 +224,7 @@ def check_checkpoint(ns: Namespace) -> None:
 
 
 def check_data(ns: Namespace) -> None:
-    """One source of data, and a tokenizer that can be built."""
+    """One source of data at most (a script's own provider needs none), and a tokenizer that can be built."""
     per_split = [ns.train_data_path, ns.valid_data_path, ns.test_data_path]
     sources = {
         "--mock-data": ns.mock_data,
@@ -233,7 +233,6 @@ def check_data(ns: Namespace) -> None:
         "--per-split-data-args-path": ns.per_split_data_args_path is not None,
     }
     given = [name for name, there in sources.items() if there]
-    refuse(not given, "there is no data; give --data-path PREFIX or --mock-data")
     refuse(len(given) > 1, " and ".join(given) + " are different sources of data; give one of them")
     refuse(ns.num_workers < 0, f"--num-workers is {ns.num_workers}, but must not be negative")
     refuse(ns.num_dataset_builder_threads < 1, "--num-dataset-builder-threads must be at least 1")

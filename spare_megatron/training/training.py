@@ -2,7 +2,7 @@
 
 A user's script calls it with a provider of data sets, a provider of the model and a forward step. One process is one
 rank; its place comes from spare-launch, torchrun or Slurm. A wrong flag ends the process with one sentence before
-torch is imported.
+torch is imported. The module has Megatron's name for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
+from spare_megatron.training import names
 from spare_megatron.training.arguments import parse_job
+from spare_megatron.training.user_state import get_args
 
 
 def pretrain(
@@ -28,6 +30,8 @@ def pretrain(
     process_non_loss_data_func: Callable[..., Any] | None = None,
     extra_args_provider: Callable[..., Any] | None = None,
     args_defaults: Mapping[str, Any] | None = None,
+    get_embedding_ranks: Callable[..., list[int]] | None = None,
+    get_position_embedding_ranks: Callable[..., list[int]] | None = None,
     **unsupported: Any,
 ) -> None:
     """Train until the job is over for this rank; returns when it finished, else leaves with an exit code.
@@ -39,6 +43,8 @@ def pretrain(
         forward_step_func: (data iterator, model) -> (output tensor, loss function).
         extra_args_provider: adds flags to an argparse parser.
         args_defaults: defaults of flags, by name.
+        get_embedding_ranks: (ranks of a pipeline) -> those that hold a word embedding; megatron-core's own if None.
+        get_position_embedding_ranks: the same of position embeddings.
         unsupported: Megatron's other hooks, refused by name when they are given.
     """
     if process_non_loss_data_func is not None:
@@ -51,9 +57,13 @@ def pretrain(
         job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
         place = job.place
         _log_to_stderr(place, job.logging.logging_level)
+        from spare_megatron.megatron_adapter.world import EmbeddingRanks
         from spare_megatron.training.megatron_job import run_megatron_job
 
-        code = run_megatron_job(job, args, train_valid_test_datasets_provider, model_provider, forward_step_func)
+        embeddings = EmbeddingRanks(get_embedding_ranks, get_position_embedding_ranks)
+        code = run_megatron_job(
+            job, args, train_valid_test_datasets_provider, model_provider, forward_step_func, embeddings
+        )
     except ConfigError as error:
         code = _refuse(str(error), place)
     if code != ExitCode.FINISHED:
@@ -61,6 +71,18 @@ def pretrain(
         sys.stderr.flush()
         # Other ranks of this group may be gone: nothing that waits for them may run now.
         os._exit(code)
+
+
+def get_train_valid_test_num_samples() -> tuple[int, int, int]:
+    """Samples that the job draws for training, validation and test."""
+    from spare_megatron.training.dataset_build import sample_counts
+
+    args = get_args()
+    return sample_counts(args.train_iters, args)
+
+
+def __getattr__(name: str) -> Any:
+    raise names.missing(__name__, name)
 
 
 def _log_to_stderr(place: Place, level: int | None) -> None:

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Runs the tests that touch megatron-core with another version of it, beside .venv and without changing it.
+# Usage: ./scripts/test_core.sh VERSION [pytest arguments]        e.g. ./scripts/test_core.sh 0.16.0
+# Add the version to TESTED_CORE_VERSIONS in spare_megatron/megatron_adapter/versions.py first (jobs refuse others), and
+# leave it there if this passes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+version=${1:?usage: ./scripts/test_core.sh VERSION [pytest arguments]}
+shift
+./scripts/setup.sh
+export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+
+# an environment of its own that has only megatron-core and finds everything else in .venv
+beside=.venv-core-$version
+site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+if [ ! -f "$beside/ready" ]; then
+  .venv/bin/python -m venv --without-pip "$beside"
+  own=$("$beside/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --target "$own" "megatron-core==$version"
+  echo "import site; site.addsitedir('$site')" >"$own/rest_of_the_environment.pth"
+  touch "$beside/ready"
+fi
+found=$("$beside/bin/python" -c 'import importlib.metadata as m; print(m.version("megatron-core"))')
+[ "$found" = "$version" ] || { echo "test_core.sh: megatron-core $found is found instead of $version" >&2; exit 1; }
+tests=(tests/megatron/test_{core_flags,settings,pretrain_gpt,engine,parity,exact,masking,checkpointing,distributed_state}.py)
+"$beside/bin/python" -m pytest -m "not full" "${@:-${tests[@]}}"

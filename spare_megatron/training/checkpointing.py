@@ -1,0 +1,11 @@
+"""Megatron's module of this name: every function of it is refused with what to use, for ``pretrain`` does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spare_megatron.training import names
+
+
+def __getattr__(name: str) -> Any:
+    raise names.missing(__name__, name)

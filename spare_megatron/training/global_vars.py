@@ -1,0 +1,14 @@
+"""Megatron's module of this name: what users' code asks for from anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spare_megatron.training import names
+from spare_megatron.training.user_state import get_adlr_autoresume, get_args, get_one_logger, get_timers, get_tokenizer
+
+__all__ = ["get_adlr_autoresume", "get_args", "get_one_logger", "get_timers", "get_tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    raise names.missing(__name__, name)

@@ -1,0 +1,65 @@
+"""A user's script runs here with its imports of megatron.training renamed, and loses a group without a trace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.harness import Job, launch
+
+SCRIPT = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
+STEPS = 6
+FLAGS = (
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
+    *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--global-batch-size", "8", "--lr", "1e-2"),
+    *(
+        "--train-iters",
+        str(STEPS),
+        "--vocab-size",
+        "61",
+        "--log-interval",
+        "1",
+        "--eval-iters",
+        "0",
+        "--num-workers",
+        "0",
+    ),
+    *("--pipeline-model-parallel-size", "2", "--mlp-scale", "0.5", "--timing-log-level", "2", "--num-workers", "0"),
+)
+
+
+def ported(folder: Path) -> Path:
+    """The script with its import lines changed, and nothing else."""
+    old = SCRIPT.read_text().splitlines()
+    new = [re.sub(r"^from megatron\.training\b", "from spare_megatron.training", line) for line in old]
+    changed = [line for line, before in zip(new, old, strict=True) if line != before]
+    assert len(changed) == 4, changed
+    script = folder / "pretrain_own.py"
+    script.write_text("\n".join(new) + "\n")
+    return script
+
+
+def train(folder: Path, *inject: str) -> tuple[Job, list[dict[str, Any]]]:
+    folder.mkdir()
+    job = launch(folder / "run", *FLAGS, groups=2, group_size=None, script=str(ported(folder)), inject=inject)
+    return job, job.finish(timeout_s=240)
+
+
+@pytest.mark.timeout(600)
+def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
+    _, calm = train(tmp_path / "calm")
+    job, lines = train(tmp_path / "killed", "sigkill:group=1,step=3,at=backward,n=1")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
+    for line, other in zip(lines, calm, strict=True):
+        for name in ("loss", "grad_norm", "lr", "tokens"):
+            assert line[name] == other[name], f"{name} of step {line['step']}"
+    assert lines[-1]["loss"] < lines[0]["loss"], "the own data can be learnt"
+    printed = (job.run_dir / "launch.out").read_text()
+    assert printed.count(" plain loss: ") == STEPS
+    log = (job.run_dir / "logs" / "group-0" / "rank-0.log").read_text()
+    assert log.count("building the model with scaled MLPs") == 1
+    assert "the script's own imports took" in log

@@ -6,8 +6,13 @@ one sentence. Importing this module imports megatron-core (and torch).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import shutil
+import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,12 @@ PACKAGES = {
 }
 """Packages that megatron-core's tokenizers need and that do not come with this framework."""
 
+GPT2_CONFIG = {
+    "tokenizer_class": "GPT2Tokenizer",
+    **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+}
+"""What the model named gpt2 on the Hugging Face hub says of its tokenizer, as far as ids depend on it."""
+
 
 def build_tokenizer(args: Namespace) -> Any:
     """The tokenizer that the flags say: with ``tokenize``, ``detokenize``, ``vocab_size`` and ``eod``."""
@@ -42,12 +53,38 @@ def build_tokenizer(args: Namespace) -> Any:
         args.tokenizer_special_tokens = args.tiktoken_special_tokens
     said = f"--tokenizer-type {args.tokenizer_type}"
     try:
-        tokenizer = build(args)
+        with gpt2_files(args):
+            tokenizer = build(args)
     except (OSError, ValueError, RuntimeError, AssertionError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{said} cannot be built: {reason[:300]}; check --tokenizer-model and its kind") from error
     check_vocab_size(args, int(tokenizer.vocab_size))
     return tokenizer
+
+
+@contextlib.contextmanager
+def gpt2_files(args: Namespace) -> Iterator[None]:
+    """While inside, megatron-core's GPT2BPETokenizer is made of --vocab-file and --merge-file.
+
+    megatron-core 0.16 asks the Hugging Face hub for the model named gpt2, which a node without network cannot, and
+    where it can, the files that the flags name may be passed over. For the published files the ids are the same.
+    """
+    if args.tokenizer_type != "GPT2BPETokenizer":
+        yield
+        return
+    from megatron.core.tokenizers.text.libraries.megatron_hf_tokenizer import MEGATRON_CONFIG_MAP
+
+    entry = MEGATRON_CONFIG_MAP[args.tokenizer_type]
+    name = entry["tokenizer_name"]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(args.vocab_file, f"{folder}/vocab.json")
+        shutil.copyfile(args.merge_file, f"{folder}/merges.txt")
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(GPT2_CONFIG))
+        entry["tokenizer_name"] = folder
+        try:
+            yield
+        finally:
+            entry["tokenizer_name"] = name
 
 
 def check_vocab_size(args: Namespace, size: int) -> None:

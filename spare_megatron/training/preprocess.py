@@ -1,27 +1,22 @@
 """From JSON lines to data files: tokenizes the text of each document and writes it in megatron-core's format.
 
 The command line is that of Megatron-LM's ``tools/preprocess_data.py``. The pair of files of a key appears when it is
-complete, ``PREFIX_KEY_document.bin`` first and ``.idx`` last, so an interrupted run leaves no pair that looks whole.
-The order of the documents is that of the input, whatever the number of workers; with ``--partitions P`` it is
-Megatron's: documents are dealt out to P parts in turn and the parts follow one another.
+complete, ``PREFIX_KEY_document.bin`` first and ``.idx`` last, so an interrupted run leaves no pair that looks whole;
+the same command goes on where it was. The order of the documents is that of the input, whatever the number of workers;
+with ``--partitions P`` it is Megatron's: documents are dealt out to P parts in turn and the parts follow one another.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import multiprocessing
 import sys
 import time
+import zlib
 from argparse import Namespace
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
@@ -29,13 +24,24 @@ from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.training.flags import refusals
 from spare_megatron.training.flags.parser import Parser, add_flag, nearest_of
 from spare_megatron.training.flags.specs import docs_of, specs_of
-from spare_megatron.training.text_files import check_inputs, documents, inputs_of
+from spare_megatron.training.preprocess_encode import EncodedBlock, WorkerLostError, encoded
+from spare_megatron.training.preprocess_output import Output, Progress, progress_of
+from spare_megatron.training.text_files import blocks, check_inputs, inputs_of
 
 PROGRAM = "tools/preprocess_data.py"
-EXAMPLE = """example:
+EXAMPLE = """examples:
   python tools/preprocess_data.py --input corpus.jsonl --output-prefix corpus --append-eod --workers 4 \\
     --tokenizer-type SentencePieceTokenizer --tokenizer-model tokenizer.model
-writes corpus_text_document.bin and corpus_text_document.idx; train with --data-path corpus_text_document"""
+writes corpus_text_document.bin and corpus_text_document.idx; train with --data-path corpus_text_document
+
+  python tools/preprocess_data.py --input 'shards/*.jsonl.zst' more.parquet --output-prefix corpus --append-eod \\
+    --workers 16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIRECTORY_WITH_tokenizer.json
+reads several files of several kinds, one behind the other
+
+  ... --tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
+  ... --tokenizer-type TikTokenizer --tokenizer-model vocab.json --vocab-size 131072 --tiktoken-pattern v2
+
+An interrupted run leaves PREFIX.progress and goes on from there when the same command is given again."""
 
 REFUSED = {
     "--split-sentences": ("sentences are for BERT, and only decoder-only models are trained here", "leave it out"),
@@ -44,26 +50,11 @@ REFUSED = {
     "--legacy-tokenizer": ("Megatron-LM's older tokenizers are not part of megatron-core", "use --tokenizer-type"),
 }
 
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 512, 1 << 20
-"""What goes to a worker at once, whichever is reached first: small enough to keep all workers busy, large enough that
-sending it costs little beside tokenizing it."""
-BATCHES_AHEAD = 4
-"""Batches in flight for each worker."""
-
-Numbered = tuple[str, str]
-"""(where a document comes from, for messages; its text: a line of JSON, or the words of a text file)."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The documents of one batch under one key, ready to be written."""
-
-    tokens: bytes
-    """Token ids one behind the other, in the width of the data file."""
-    lengths: list[int]
-    """Of each part of each document."""
-    parts: list[int]
-    """Number of parts of each document."""
+BLOCK_BYTES = 1 << 19
+"""Of input that go to a worker at once: enough that sending them costs little beside tokenizing them, few enough that
+all workers are busy to the end."""
+KEPT_EVERY_S = 2.0
+"""Between two records of how far it is; what is lost with an interruption."""
 
 
 @dataclass(frozen=True)
@@ -130,229 +121,131 @@ def check(args: Namespace) -> None:
         raise ConfigError(f"--output-prefix {args.output_prefix} is in {folder}, which does not exist; make it first")
 
 
-class Encoder:
-    """Tokenizes documents; one in each worker."""
-
-    def __init__(self, args: Namespace) -> None:
-        from spare_megatron.megatron_adapter.datasets import DType
-        from spare_megatron.megatron_adapter.tokenizers import build_tokenizer
-
-        self.keys, self.append_eod = tuple(args.json_keys), args.append_eod
-        self.tokenizer = build_tokenizer(args)
-        self.dtype = DType.optimal_dtype(int(self.tokenizer.vocab_size))
-
-    def encode(self, batch: Sequence[Numbered]) -> dict[str, Encoded]:
-        """The tokens under each key; ConfigError names the line that is no document."""
-        texts = [self._texts(where, line) for where, line in batch]
-        return {key: self._encoded([one[key] for one in texts]) for key in self.keys}
-
-    def _texts(self, where: str, line: str) -> dict[str, list[str]]:
-        try:
-            document = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{where} is no JSON: {error}; give one object a line") from None
-        found: dict[str, list[str]] = {}
-        for key in self.keys:
-            text = document.get(key) if isinstance(document, dict) else None
-            found[key] = text if isinstance(text, list) else [text]
-            if not all(isinstance(part, str) for part in found[key]):
-                raise ConfigError(f"{where} has no text under {key!r}; name the right key with --json-keys")
-        return found
-
-    def _encoded(self, texts: list[list[str]]) -> Encoded:
-        tokens: list[int] = []
-        lengths: list[int] = []
-        parts: list[int] = []
-        tokenize = self.tokenizer.tokenize
-        for text in texts:
-            before = len(lengths)
-            for part in text:
-                ids = tokenize(part)
-                if ids:
-                    tokens.extend(ids)
-                    lengths.append(len(ids))
-            if len(lengths) > before and self.append_eod:
-                tokens.append(self.tokenizer.eod)
-                lengths[-1] += 1
-            parts.append(len(lengths) - before)
-        return Encoded(np.array(tokens, dtype=self.dtype).tobytes(), lengths, parts)
+def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
+    """What decides the bytes of the output, by name: flags, inputs, files of the tokenizer."""
+    ignored = ("workers", "log_interval", "output_prefix", "input")
+    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in ignored}
+    settings["--input"] = [str(path) for path in files]
+    models = (args.tokenizer_model, args.vocab_file, args.merge_file)
+    for path in (*files, *(Path(model) for model in models if model is not None)):
+        if path.is_file():
+            found = path.stat()
+            settings[f"the size and time of {path}"] = [found.st_size, found.st_mtime_ns]
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
 
-_encoder: Encoder | None = None
+class Run:
+    """One run of the tool: where it stands, and its outputs, which are opened when the width of tokens is known."""
 
+    def __init__(self, args: Namespace, say: Callable[[str], None]) -> None:
+        self._args, self._say = args, say
+        self.files = inputs_of(args.input)
+        settings = settings_of(args, self.files)
+        self._record = Path(f"{args.output_prefix}.progress")
+        found = progress_of(self._record, settings)
+        self.progress = found or Progress(settings, tokens=dict.fromkeys(args.json_keys, 0))
+        self.outputs: dict[str, Output] = {}
+        if found is not None:
+            say(f"Going on behind {found.documents} documents of an interrupted run.")
+            self._open(found.dtype)
+        self._start_s = self._kept_s = time.monotonic()
+        self._bytes, self._before, self._tokens_before = 0, self.progress.documents, sum(self.progress.tokens.values())
 
-def start_worker(args: Namespace) -> None:
-    global _encoder
-    _encoder = Encoder(args)
+    def _open(self, dtype: str) -> None:
+        self.progress.dtype = dtype
+        for key in self._args.json_keys:
+            prefix = f"{self._args.output_prefix}_{key}_document"
+            self.outputs[key] = Output(prefix, dtype, self._args.partitions, self.progress.sizes.get(key))
+            self.outputs[key].documents = self.progress.documents
 
+    def add(self, block: EncodedBlock) -> None:
+        """Write what became of a block; now and then note how far it is, and say it."""
+        if not self.outputs:
+            self._open(block.dtype)
+        progress = self.progress
+        for key, found in block.keys.items():
+            self.outputs[key].add(found)
+            progress.tokens[key] += int(found.lengths.sum())
+        said = progress.documents // self._args.log_interval
+        progress.place, progress.documents = block.end, next(iter(self.outputs.values())).documents
+        self._bytes += block.bytes_in
+        if progress.documents // self._args.log_interval > said:
+            self._say(f"Processed {progress.documents} documents {self.rates()}.")
+        if time.monotonic() - self._kept_s >= KEPT_EVERY_S:
+            self.keep()
 
-def encode_in_worker(batch: Sequence[Numbered]) -> dict[str, Encoded]:
-    assert _encoder is not None
-    return _encoder.encode(batch)
+    def keep(self) -> None:
+        """Put what is written on the disk, and the record of it."""
+        self.progress.sizes = {key: [part.sizes() for part in one.parts] for key, one in self.outputs.items()}
+        self.progress.keep(self._record)
+        self._kept_s = time.monotonic()
 
-
-def batches(stream: Iterator[Numbered], most: int) -> Iterator[list[Numbered]]:
-    """Documents in order, at most ``most`` at a time."""
-    batch: list[Numbered] = []
-    characters = 0
-    for one in stream:
-        batch.append(one)
-        characters += len(one[1])
-        if len(batch) == most or characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-Job = tuple[int, dict[str, Encoded]]
-"""(characters that went in, what came out) of a batch."""
-
-
-def encoded(args: Namespace, stream: Iterator[list[Numbered]], encoder: Encoder) -> Iterator[Job]:
-    """The batches in order, encoded by as many processes as --workers says; few are held at a time."""
-    if args.workers == 1:
-        for batch in stream:
-            yield sum(len(text) for _, text in batch), encoder.encode(batch)
-        return
-    # spawn: a process that has imported torch must not be forked
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers, start_worker, (args,)) as pool:
-        flying: deque[tuple[int, Any]] = deque()
-        for batch in itertools.chain(stream, [None]):
-            if batch is not None:
-                size = sum(len(text) for _, text in batch)
-                flying.append((size, pool.apply_async(encode_in_worker, (batch,))))
-            while flying and (batch is None or len(flying) >= BATCHES_AHEAD * args.workers):
-                size, result = flying.popleft()
-                yield size, result.get()
-
-
-class Output:
-    """The pair of files of one key, collected in parts; it takes its names when it is finished."""
-
-    def __init__(self, prefix: str, vocab_size: int, partitions: int = 1) -> None:
-        from spare_megatron.megatron_adapter.datasets import DType, IndexedDatasetBuilder
-
-        self.prefix, self.documents, self.dtype = prefix, 0, DType.optimal_dtype(vocab_size)
-        self.parts = [f"{prefix}.part{number}" for number in range(partitions)]
-        self.builders = [IndexedDatasetBuilder(f"{part}.bin", dtype=self.dtype) for part in self.parts]
-
-    def add(self, batch: Encoded) -> None:
-        """As the builder's ``add_document`` does it, for many at once; with partitions one by one."""
-        if len(self.builders) == 1:
-            self._write(0, batch.tokens, batch.lengths, batch.parts)
-            return
-        at, sequence, width = 0, 0, self.dtype().itemsize
-        for parts in batch.parts:
-            lengths = batch.lengths[sequence : sequence + parts]
-            size = sum(lengths) * width
-            self._write(self.documents % len(self.builders), batch.tokens[at : at + size], lengths, [parts])
-            at, sequence = at + size, sequence + parts
-
-    def _write(self, builder: int, tokens: bytes, lengths: list[int], parts: list[int]) -> None:
-        one = self.builders[builder]
-        one.data_file.write(tokens)
-        first = len(one.sequence_lengths)
-        one.sequence_lengths.extend(lengths)
-        one.document_indices.extend(first + count for count in itertools.accumulate(parts))
-        self.documents += len(parts)
-
-    def finish(self) -> None:
-        for part, builder in zip(self.parts, self.builders, strict=True):
-            builder.finalize(f"{part}.idx")
-        whole = self.parts[0] if len(self.parts) == 1 else self._merged()
-        Path(f"{self.prefix}.idx").unlink(missing_ok=True)
-        for end in ("bin", "idx"):
-            Path(f"{whole}.{end}").replace(f"{self.prefix}.{end}")
-        self.drop()
-
-    def _merged(self) -> str:
-        """One pair of the parts' pairs, one behind the other."""
-        from spare_megatron.megatron_adapter.datasets import IndexedDatasetBuilder
-
-        whole = f"{self.prefix}.whole"
-        self.parts.append(whole)
-        merged = IndexedDatasetBuilder(f"{whole}.bin", dtype=self.dtype)
-        self.builders.append(merged)
-        for part in self.parts[:-1]:
-            merged.add_index(part)
-        merged.finalize(f"{whole}.idx")
-        return whole
-
-    def drop(self) -> None:
-        """Remove what is not finished."""
-        for builder in self.builders:
-            builder.data_file.close()
-        for part in self.parts:
-            for end in ("bin", "idx"):
-                Path(f"{part}.{end}").unlink(missing_ok=True)
-
-
-def preprocess(args: Namespace, say: Callable[[str], None]) -> dict[str, tuple[int, int]]:
-    """Write the files; key -> (documents, tokens)."""
-    encoder = Encoder(args)
-    outputs = {
-        key: Output(f"{args.output_prefix}_{key}_document", int(encoder.tokenizer.vocab_size), args.partitions)
-        for key in args.json_keys
-    }
-    try:
-        counts = write_all(args, encoder, outputs, say)
-        if not any(tokens for _, tokens in counts.values()):
-            raise ConfigError(f"--input {' '.join(args.input)} has no text; give a file of JSON objects, one a line")
-        for output in outputs.values():
-            output.finish()
-    except BaseException:
-        for output in outputs.values():
-            output.drop()
-        raise
-    return counts
-
-
-def write_all(
-    args: Namespace, encoder: Encoder, outputs: dict[str, Output], say: Callable[[str], None]
-) -> dict[str, tuple[int, int]]:
-    """Tokenize every line into the outputs; progress with rates."""
-    start, total_bytes = time.monotonic(), 0
-    counts = dict.fromkeys(outputs, (0, 0))
-
-    def rates(documents: int) -> str:
-        elapsed = max(time.monotonic() - start, 1e-9)
-        tokens = sum(tokens for _, tokens in counts.values())
-        megabytes = total_bytes / elapsed / 2**20
+    def rates(self) -> str:
+        """Of this run."""
+        elapsed = max(time.monotonic() - self._start_s, 1e-9)
+        documents = self.progress.documents - self._before
+        tokens = sum(self.progress.tokens.values()) - self._tokens_before
+        megabytes = self._bytes / elapsed / 2**20
         return f"({documents / elapsed:.1f} docs/s, {megabytes:.2f} MB/s, {tokens / elapsed:.0f} tokens/s)"
 
-    done, said = 0, 0
-    most = min(BATCH_DOCUMENTS, args.log_interval)
-    stream = batches(documents(inputs_of(args.input), args.json_keys), most)
-    for characters, found in encoded(args, stream, encoder):
-        total_bytes += characters
-        done += len(next(iter(found.values())).parts)
-        for key, batch in found.items():
-            outputs[key].add(batch)
-            counts[key] = (done, counts[key][1] + sum(batch.lengths))
-        if done // args.log_interval > said:
-            said = done // args.log_interval
-            say(f"Processed {done} documents {rates(done)}.")
-    say(f"Processed {done} documents {rates(done)} in {time.monotonic() - start:.1f} s.")
-    return counts
+    def finish(self) -> None:
+        """The pairs of files get their names."""
+        if not any(self.progress.tokens.values()):
+            raise ConfigError(f"--input {' '.join(self._args.input)} has no text; give a file of JSON objects")
+        elapsed = time.monotonic() - self._start_s
+        self._say(f"Processed {self.progress.documents} documents {self.rates()} in {elapsed:.1f} s.")
+        for output in self.outputs.values():
+            output.prepare()
+        self._record.unlink(missing_ok=True)
+        for output in self.outputs.values():
+            output.publish()
+
+    def drop(self) -> None:
+        """Remove what is not finished, unless an earlier run did a part of it."""
+        if self._before:
+            for output in self.outputs.values():
+                output.close()
+            return
+        self._record.unlink(missing_ok=True)
+        for output in self.outputs.values():
+            output.remove()
+
+
+def preprocess(args: Namespace, say: Callable[[str], None]) -> Progress:
+    """Write the files; what was written. What the user must mend leaves nothing behind, any other end a record."""
+    run = Run(args, say)
+    try:
+        for block in encoded(args, blocks(run.files, args.json_keys, BLOCK_BYTES, run.progress.place)):
+            run.add(block)
+        run.finish()
+    except ConfigError:
+        run.drop()
+        raise
+    except WorkerLostError:
+        if run.outputs:
+            run.keep()
+        raise
+    return run.progress
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """The command; its exit code: 2 for what the user must mend, 1 where the same command may be given again."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
         args = parse(sys.argv[1:] if words is None else words)
-        counts = preprocess(args, say)
+        done = preprocess(args, say)
     except ConfigError as error:
         say(f"{PROGRAM}: {error}")
         return 2
-    except (UnicodeDecodeError, OSError) as error:
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         say(f"{PROGRAM}: {error}")
         return 2
-    for key, (done, tokens) in counts.items():
-        print(f"{args.output_prefix}_{key}_document: {done} documents, {tokens} tokens")
+    except WorkerLostError as error:
+        say(f"{PROGRAM}: {error}; give the same command with fewer --workers and it goes on where it was")
+        return 1
+    for key, tokens in done.tokens.items():
+        print(f"{args.output_prefix}_{key}_document: {done.documents} documents, {tokens} tokens")
     return 0

@@ -1,10 +1,11 @@
 """Files of text for the preprocess tool: JSON lines, plain text and Parquet, plain or compressed.
 
 What a file is follows from its name: ``.parquet``; ``.txt`` (a file is a document); anything else is JSON objects, one
-a line. ``.gz`` and ``.zst`` may follow. Every document comes out as a line of JSON, so that one encoder serves all.
+a line. ``.gz`` and ``.zst`` may follow. Every document comes out as a line of JSON in UTF-8, so that one encoder serves
+all; many lines travel as one block of bytes, which nobody looks into before the process that tokenizes it.
 
-Promises: documents come in the order of the files, and of each file's lines or rows; one row group, or one text file,
-is in memory at a time.
+Promises: documents come in the order of the files, and of each file's lines or rows; one block, a thousand rows or one
+text file is in memory at a time; reading can begin behind any block that was read before.
 """
 
 from __future__ import annotations
@@ -16,13 +17,46 @@ import importlib
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from spare_megatron.config.errors import ConfigError
 
 PACKAGES = {".parquet": ("pyarrow.parquet", "pyarrow"), ".zst": ("zstandard", "zstandard")}
 """Ending -> (module, package) that reading it needs."""
+ROWS = 1024
+"""Of a Parquet file, decoded at once."""
+
+
+class Place(NamedTuple):
+    """Where a block ends and the next one begins."""
+
+    file: int = 0
+    """Number among the inputs."""
+    offset: int = 0
+    """Bytes of the (unpacked) file before it; of a Parquet file none."""
+    items: int = 0
+    """Lines or rows of the file before it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some documents of one file."""
+
+    source: str
+    """The file, for messages."""
+    unit: str
+    """What is counted in it: line, row, or nothing where the file is one document."""
+    first: int
+    """Number of the first line or row, from 1."""
+    data: bytes
+    """Lines of JSON in UTF-8."""
+    end: Place
+
+    def where(self, at: int) -> str:
+        """What to call the ``at``-th line of the block, from 0."""
+        return f"{self.unit} {self.first + at} of {self.source}" if self.unit else self.source
 
 
 def inputs_of(words: Sequence[str]) -> list[Path]:
@@ -50,35 +84,66 @@ def check_inputs(words: Sequence[str]) -> None:
                 _module(path)
 
 
-def documents(files: Sequence[Path], keys: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(where it comes from, a line of JSON) of every document. ConfigError for a file that cannot be read."""
-    for path in files:
-        where = "the input" if len(files) == 1 else str(path)
+def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: Place) -> Iterator[Block]:
+    """The documents behind ``start``, about ``size`` bytes at a time. ConfigError for a file that cannot be read."""
+    for number in range(start.file, len(files)):
+        path = files[number]
+        source = "the input" if len(files) == 1 else str(path)
+        place = start if number == start.file else Place(number)
         if path.suffix == ".parquet":
-            yield from _rows(path, where, keys)
+            yield from _rows(path, source, keys, size, place)
         elif path.name.removesuffix(".gz").removesuffix(".zst").endswith(".txt"):
-            with _opened(path) as file:
-                yield where, json.dumps(dict.fromkeys(keys, file.read()))
+            with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+                line = json.dumps(dict.fromkeys(keys, text.read()))
+            yield Block(source, "", 1, line.encode(), Place(number + 1))
         else:
             with _opened(path) as file:
-                # an empty line is no document
-                yield from ((f"line {n} of {where}", line) for n, line in enumerate(file, 1) if line.strip())
+                yield from _lines(file, source, size, place)
+
+
+def _lines(file: BinaryIO, source: str, size: int, place: Place) -> Iterator[Block]:
+    """Blocks end at the end of a line; a longer line is a block of its own."""
+    if file.seekable():
+        file.seek(place.offset)
+    else:
+        for skipped in _parts(place.offset, size):
+            file.read(skipped)
+    pending: list[bytes] = []
+    while part := file.read(size):
+        cut = part.rfind(b"\n") + 1
+        if not cut:
+            pending.append(part)
+            continue
+        data = b"".join([*pending, part[:cut]])
+        pending = [part[cut:]]
+        end = Place(place.file, place.offset + len(data), place.items + data.count(b"\n"))
+        yield Block(source, "line", place.items + 1, data, end)
+        place = end
+    if last := b"".join(pending):
+        yield Block(source, "line", place.items + 1, last, Place(place.file + 1))
+
+
+def _parts(total: int, size: int) -> Iterator[int]:
+    while total > 0:
+        yield min(total, size)
+        total -= size
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The unpacked bytes of a file."""
     with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(path.open("rb"))
         if path.suffix == ".gz":
-            yield stack.enter_context(gzip.open(path, "rt", encoding="utf-8"))
+            yield cast(BinaryIO, stack.enter_context(gzip.open(raw)))
         elif path.suffix == ".zst":
-            raw = stack.enter_context(path.open("rb"))
             reader = stack.enter_context(_module(path).ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-            yield io.TextIOWrapper(reader, encoding="utf-8")
+            yield cast(BinaryIO, stack.enter_context(io.BufferedReader(reader)))
         else:
-            yield stack.enter_context(path.open(encoding="utf-8"))
+            yield raw
 
 
-def _rows(path: Path, where: str, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: Place) -> Iterator[Block]:
     with _module(path).ParquetFile(path) as file:
         missing = [key for key in keys if key not in file.schema_arrow.names]
         if missing:
@@ -86,11 +151,24 @@ def _rows(path: Path, where: str, keys: Sequence[str]) -> Iterator[tuple[str, st
                 f"{path} has no column {missing[0]!r}, only {', '.join(file.schema_arrow.names)}; "
                 "name the right ones with --json-keys"
             )
-        number = 0
-        for group in file.iter_batches(columns=list(keys)):
+        pending: list[bytes] = []
+        number = held = 0
+        for group in file.iter_batches(batch_size=ROWS, columns=list(keys)):
+            if number + len(group) <= place.items:
+                number += len(group)
+                continue
             for row in group.to_pylist():
                 number += 1
-                yield f"row {number} of {where}", json.dumps(row)
+                if number <= place.items:
+                    continue
+                pending.append(json.dumps(row).encode())
+                held += len(pending[-1])
+                if held >= size:
+                    end = Place(place.file, 0, number)
+                    yield Block(source, "row", place.items + 1, b"\n".join(pending), end)
+                    pending, held, place = [], 0, end
+        if pending:
+            yield Block(source, "row", place.items + 1, b"\n".join(pending), Place(place.file + 1))
 
 
 def _module(path: Path) -> Any:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import random
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
+from benchmarks._corpus import lines
+from spare_megatron.megatron_adapter import tokenizers
+from spare_megatron.megatron_adapter.batch_tokenizers import PROBES, Words, encode_many
 from spare_megatron.training import preprocess
 from spare_megatron.training.data_files import check_file
 
@@ -50,7 +55,7 @@ def test_tokens_in_order(tmp_path: Path, workers: str, name: str, capsys: pytest
     assert documents_of(tmp_path / "out_text_document") == [[1, 2, 3, 100], [4, 100], [99, 98, 97, 96, 100]]
     assert check_file(str(tmp_path / "out_text_document")).dtype == "uint16"
     out = capsys.readouterr()
-    assert "Processed 2 documents (" in out.err
+    assert "Processed 3 documents (" in out.err
     assert "tokens/s) in" in out.err
     assert out.out == f"{tmp_path}/out_text_document: 3 documents, 11 tokens\n"
     assert sorted(file.name for file in tmp_path.iterdir() if "out" in file.name) == [
@@ -100,7 +105,8 @@ def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
         ("", "--output-prefix nowhere/x", "is in nowhere, which does not exist"),
         ("", "--tokenizer-type SentencePieceTokenizer", "needs --tokenizer-model FILE"),
         ("", "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere", "nowhere does not exist"),
-        ("", "--tokenizer-type TikTokenizer --tokenizer-model x", "needs the package tiktoken"),
+        ('{"text": "1"}\n{"text": "2 x"}\n', "", "line 2 of the input cannot be tokenized: invalid literal"),
+        ('{"text": "70000"}\n', "", "has the token 70000, which uint16 cannot hold"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(
@@ -113,6 +119,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert sentence in error
     assert [line for line in error.splitlines() if "preprocess_data.py: " in line] == [error.splitlines()[-1]]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["TikTokenizer", "HuggingFaceTokenizer"])
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: None)
+    path = write_lines(tmp_path / "in.jsonl", [{"text": "1"}])
+    assert run(path, "--tokenizer-type", kind, "--tokenizer-model", str(path)) == 2
+    assert f"needs the package {tokenizers.PACKAGES[kind]}, which is not installed" in capsys.readouterr().err
 
 
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,3 +162,44 @@ def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partiti
     assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
     made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
     assert tuple(made) == GOLDEN[partitions]
+
+
+def train(path: Path, kind: str, **options: object) -> Path:
+    with path.open("wb") as model:
+        texts = [json.loads(line)["text"] for line in itertools.islice(lines(seed=2), 60)]
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([text for text in texts if isinstance(text, str)]),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=600,
+            minloglevel=2,
+            **options,
+        )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("bpe", {}, True),  # spaces are collapsed, letters normalized
+        ("bpe", {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True}, True),
+        ("bpe", {"split_by_whitespace": False}, False),
+        ("bpe", {"treat_whitespace_as_suffix": True}, False),
+        ("bpe", {"user_defined_symbols": ["a b", "<x>"]}, False),
+        ("bpe", {"user_defined_symbols": ["<x>", "  "]}, True),
+        ("unigram", {}, False),
+    ],
+)
+def test_many_texts_get_the_ids_of_each(tmp_path: Path, kind: str, options: dict[str, object], words: bool) -> None:
+    model = train(tmp_path / "model", kind, **options)
+    flags = ["--input", str(model), "--output-prefix", str(tmp_path / "out")]
+    flags += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
+    tokenizer = tokenizers.build_tokenizer(preprocess.parse(flags))
+    many = encode_many(tokenizer)
+    assert isinstance(many, Words) == words
+    draw = random.Random(3)
+    alphabet = [" ", " ", "  ", "▁", "a", "b", "a b", "<x>", "ver", "ISH", "\n", "\t", "é", "e\u0301", "ﬁ", "🙂", "東"]
+    texts = ["".join(draw.choices(alphabet, k=draw.randrange(12))) for _ in range(2000)] + list(PROBES)
+    for _ in range(2):  # the second time all words are known
+        for text, ids in zip(texts, many(texts), strict=True):
+            assert list(ids) == tokenizer.tokenize(text), repr(text)

@@ -95,15 +95,16 @@ class Chains:
     def _measure(self) -> None:
         """Shortest distances of all shards and groups to a group with room (Bellman-Ford, all arcs at once)."""
         ends = np.where(self.room > 0, 0, _NEVER)
-        group_far, arcs = ends, self._arcs
+        group_far, arcs, least = ends, self._arcs, np.minimum.reduce
+        shard_far = np.empty_like(ends)
         for _ in range(2 * len(ends) + 2):
             group_far.take(self.tables.hosts, out=arcs, mode="clip")
             arcs += self.take
-            shard_far = arcs.min(axis=0)
+            least(arcs, axis=0, out=shard_far)
             np.minimum(shard_far, _NEVER, out=shard_far)
             shard_far.take(self.tables.stacks, out=arcs, mode="clip")
             arcs += self.give
-            further = arcs.min(axis=0)
+            further = least(arcs, axis=0)
             np.minimum(further, ends, out=further)
             if (further == group_far).all():
                 self._shard_far, self._group_far = _flat(shard_far), _flat(group_far)
@@ -130,7 +131,8 @@ class Chains:
                 if far == 0 and room[group] > 0:
                     path.append((node, -1))
                     return path
-                at = following.get(node, group)
+                # Every arc has a length, so none is exact at a group that had room and is full now.
+                at = following.get(node, group) if far else end
                 length, to, there, base = self._give, self._stacks, shard_far, 0
             while at < end and length[at] + there[to[at]] != far:
                 at += num_groups

@@ -124,7 +124,7 @@ def test_merged_files_are_those_of_the_whole(
         (["--multimodal"], "holds no modes; leave --multimodal out"),
         (["--output-prefix", str(shards / "0_numbers_document")], "is one of the pairs to be merged"),
         (["--input", "nowhere"], "--input needs the directory nowhere"),
-        (["--input", str(tmp_path)], "has tokens of uint16, but"),
+        (["--input", str(tmp_path), "--output-prefix", str(tmp_path / "new")], "has tokens of uint16, but"),
     ]:
         assert merge_datasets.main([*words, *change]) == 2
         assert sentence in capsys.readouterr().err

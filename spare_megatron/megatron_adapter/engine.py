@@ -194,6 +194,7 @@ class MegatronEngine:
         if updated:
             replica.scheduler.step(increment=self._batches.size(step))
         values = averages(scalars)
+        own = [name for name in values if name != "lm loss"]
         return {
             "loss": values.get("lm loss", next(iter(values.values()), 0.0)),
             "grad_norm": None if grad_norm is None else float(grad_norm),
@@ -202,6 +203,7 @@ class MegatronEngine:
             "skipped": int(not updated),
             "loss_scale": loss_scale,
             **({} if zeros is None else {"num_zeros": int(zeros)}),
+            **({"reported": own} if own else {}),
             **values,
         }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.observe.iteration_line import EVALUATIONS, throughput
+from spare_megatron.observe.iteration_line import EVALUATIONS, loss_values, throughput
 
 _NAMES = {"grad_norm": "grad-norm", "num_zeros": "num-zeros", "params_norm": "params-norm"}
 _PERPLEXITY_EXPONENT_MAX = 20.0
@@ -27,10 +27,7 @@ def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None
     values: dict[str, float] = {"batch-size": float(batch_size or job.global_batch_size)}
     if line.get("lr") is not None:
         values["learning-rate"] = float(line["lr"])
-    for index, name in enumerate(job.loss_names):
-        value = line.get("loss") if index == 0 else line.get(name)
-        if value is not None:
-            values[name] = float(value)
+    values |= loss_values(line, job)
     for key, name in _NAMES.items():
         if line.get(key) is not None:
             values[name] = float(line[key])

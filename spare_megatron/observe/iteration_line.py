@@ -32,6 +32,13 @@ def evaluation_lines(line: Mapping[str, Any]) -> list[str]:
     return texts
 
 
+def loss_values(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
+    """What the loss function reported for the step: the job's losses, then what else a user's function names."""
+    values = {name: line.get("loss") if index == 0 else line.get(name) for index, name in enumerate(job.loss_names)}
+    values |= {name: line.get(name) for name in line.get("reported", ()) if name not in values}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
 class IterationLines:
     """Collects committed steps; a line every ``log_interval`` steps."""
 
@@ -52,10 +59,9 @@ class IterationLines:
         self._time_s += line["step_time_s"]
         skipped = bool(line.get("skipped"))
         self._skipped += skipped
-        for index, name in enumerate(job.loss_names):
-            value = line.get("loss") if index == 0 else line.get(name)
-            if value is not None and not skipped:
-                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        for name, value in loss_values(line, job).items():
+            if not skipped:
+                self._sums[name] = self._sums.get(name, 0.0) + value
                 self._counts[name] = self._counts.get(name, 0) + 1
         if line.get("recovery"):
             self._recovered.append(line["recovery"])
@@ -86,9 +92,8 @@ class IterationLines:
         if line.get("lr") is not None:
             fields.append(f" learning rate: {line['lr']:.6E}")
         fields.append(f" global batch size: {self.batch_size(step):5d}")
-        for name in job.loss_names:
-            if self._counts.get(name):
-                fields.append(f" {name}: {self._sums[name] / self._counts[name]:.6E}")
+        for name, count in self._counts.items():
+            fields.append(f" {name}: {self._sums[name] / count:.6E}")
         fields.append(f" loss scale: {line.get('loss_scale') or 1.0:.1f}")
         if line.get("grad_norm") is not None:
             fields.append(f" grad norm: {line['grad_norm']:.3f}")

@@ -10,7 +10,7 @@ _PROGRAM_START_TIME = time.time()
 from functools import partial
 
 import torch
-from megatron.core import mpu, tensor_parallel
+from megatron.core import tensor_parallel
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -118,7 +118,7 @@ def forward_step(data_iterator, model):
     timers("batch-generator").stop()
     with stimer:
         output = model(tokens, position_ids, attention_mask, labels=labels)
-    assert logical_and_across_model_parallel_group(isinstance(unwrap_model(model), GPTModel)) or mpu is None
+    assert isinstance(unwrap_model(model), GPTModel)
     return output, partial(loss_func, loss_mask, model=model)
 
 
@@ -126,6 +126,7 @@ def train_valid_test_datasets_provider(train_val_test_num_samples):
     """Our own data sets, larger by a flag of this script."""
     args = get_args()
     assert get_one_logger() is None
+    assert logical_and_across_model_parallel_group(args.surplus >= 1.0)
     sizes = [int(number * args.surplus) for number in train_val_test_num_samples]
     return tuple(CountingDataset(size, args.seq_length, args.vocab_size) for size in sizes)
 

@@ -179,6 +179,16 @@ def test_skipped_steps_and_recoveries_show_in_the_line() -> None:
     assert text.endswith(" masked loss of group 1,2 in 0.50 s |")
 
 
+def test_what_a_users_loss_function_reports_is_in_the_line_and_on_the_boards() -> None:
+    lines = IterationLines(JOB, 0)
+    own = {"plain loss": 1.0, "reported": ["plain loss"]}
+    lines.add(line(1, loss=4.0, **own))
+    text = lines.add(line(2, loss=2.0, **own | {"plain loss": 2.0}))
+    assert text is not None
+    assert " lm loss: 3.000000E+00 | plain loss: 1.500000E+00 |" in text
+    assert scalars(line(2, **own), JOB)["plain loss"] == 1.0
+
+
 def test_scalars_have_megatrons_names() -> None:
     values = scalars(line(2, loss_scale=1.0, recovery={"total_s": 0.5, "lost_groups": [1]}), JOB)
     assert values["lm loss"] == 2.0

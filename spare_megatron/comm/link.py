@@ -165,14 +165,15 @@ class Session:
         when the run ends (``orders.leave``) and the state is saved. The group's Applied goes out with the last."""
         self._control.post(Holds(step))
 
-    def saved(self, step: int, directory: str, timeout_s: float = 60.0) -> bool:
+    def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final
-        name only after True. False: this group is no member any more, or nobody answered in time."""
+        name only after True, which comes when the groups' votes have agreed on its weights: with the next commit, or at
+        the end of the run. False: this group is no member any more, or the job is over."""
         key = (step, directory)
         with self._changed:
             self._answers[key] = False
             self._control.post(SaveRequest(step, directory))
-            self._changed.wait_for(lambda: self._answers[key] or self._orders.over, timeout_s)
+            self._changed.wait_for(lambda: self._answers[key] or self._orders.over)
             return self._answers.pop(key)
 
     def request_stop(self, reason: str) -> None:

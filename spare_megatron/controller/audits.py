@@ -158,15 +158,21 @@ def majority(checksums: Iterable[int]) -> int | None:
 def _accusation(state: State, piece: int, group: int, known: Mapping[int, int], right: int) -> tuple[int, str]:
     others = sorted(g for g, checksum in known.items() if checksum == right)
     said = f"its gradient of piece {piece} in step {state.step_in_flight} differs from that of {name_groups(others)}"
-    position, names = _where(state, piece, group, others)
+    position, names = place(state, piece, group, others)
+    return position, said + listed(names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """': in A, B and 7 more'; nothing for no names."""
     if not names:
-        return -1, said
+        return ""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return position, f"{said}: in {', '.join(names[:NAMED_MAX])}{more}"
+    return f": in {', '.join(names[:NAMED_MAX])}{more}"
 
 
-def _where(state: State, piece: int, group: int, others: Sequence[int]) -> tuple[int, list[str]]:
-    """The first rank position whose gradient of the piece is wrong, and the parameters that are, if votes say it."""
+def place(state: State, piece: int, group: int, others: Sequence[int]) -> tuple[int, list[str]]:
+    """The first rank position whose gradient of the piece (or whose weights) differs from what ``others`` have, and the
+    parameters that do; -1 and none where votes do not say it."""
     mine = _parts(state, piece, group)
     theirs = next((parts for other in others if (parts := _parts(state, piece, other))), {})
     unlike = sorted(key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key])

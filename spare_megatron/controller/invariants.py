@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spare_megatron.controller.audits import padded
-from spare_megatron.controller.messages import Decision, Event, Opened, SendCommit, SendView, Vote
+from spare_megatron.controller.messages import AcceptSave, AllVoted, Decision, Event, Opened, SendCommit, SendView, Vote
 from spare_megatron.controller.state import State
 
 
@@ -27,6 +27,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         raise InvariantError(f"{type(event).__name__} led to a decision without a reason")
     _membership(before, after)
     _commits(before, event, after, decision)
+    _saves(before, event, after, decision)
     if after.phase == "running":
         _plans(after)
         _votes(after)
@@ -79,6 +80,21 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
         raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
     _agreement(before, event)
+
+
+def _saves(before: State, event: Event, after: State, decision: Decision) -> None:
+    """Only a member's checkpoint counts, while the job runs only of a step whose weights were compared (rule 8)."""
+    for action in decision.actions:
+        if not isinstance(action, AcceptSave):
+            continue
+        if before.live.get(action.group) != action.incarnation:
+            raise InvariantError(f"a checkpoint of group {action.group} counts, which is no member")
+        if action.step < before.committed[0] or after.outcome == "wipe-out" or isinstance(event, AllVoted):
+            continue
+        votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+        digests = {votes[g].weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()}
+        if len(digests) != 1 or None in digests:
+            raise InvariantError(f"the checkpoint of step {action.step} counts before its weights were compared")
 
 
 def _agreement(before: State, event: Event) -> None:

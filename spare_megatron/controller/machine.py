@@ -10,18 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.controller import voting
-from spare_megatron.controller.membership import (
-    Outcome,
-    begin,
-    begin_if_ready,
-    decide,
-    ignore,
-    lose,
-    stop,
-)
+from spare_megatron.controller import ending, voting
+from spare_megatron.controller.membership import begin, begin_if_ready, lose
 from spare_megatron.controller.messages import (
-    AcceptSave,
     AllHere,
     AllVoted,
     Applied,
@@ -39,6 +30,7 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
+from spare_megatron.controller.outcome import Outcome, decide, ignore, stop
 from spare_megatron.controller.state import State, initial_state, opened_state
 
 __all__ = ["State", "initial_state", "step"]
@@ -65,7 +57,7 @@ def step(state: State, event: Event) -> Outcome:
     if isinstance(event, Lost):
         return lose(state, event)
     if isinstance(event, Saved):
-        return _saved(state, event)
+        return ending.saved(state, event)
     if isinstance(event, StartupOver):
         return _startup_over(state, event)
     if isinstance(event, Tuned):
@@ -95,7 +87,7 @@ def _after_stop(state: State, event: Event) -> Outcome:
     if isinstance(event, Hello | Vote):
         return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
     if isinstance(event, Saved):
-        return _saved(state, event)
+        return ending.saved(state, event)
     return ignore(state, "the job is over")
 
 
@@ -199,19 +191,6 @@ def _queue(state: State, event: Hello) -> Outcome:
     )
     reason = f"group {group} incarnation {event.incarnation} joins with the next commit"
     return decide(queued, decision.actions, f"{decision.reason}; {reason}" if decision.reason else reason)
-
-
-def _saved(state: State, event: Saved) -> Outcome:
-    """A checkpoint counts when the group that wrote it is still a member (rule 8)."""
-    group = event.group
-    if state.live.get(group) != event.incarnation:
-        reason = f"group {group} incarnation {event.incarnation} is not in the live set: its checkpoint does not count"
-        return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
-    if event.step > state.committed[0]:
-        return ignore(state, f"group {group} saved step {event.step}, only {state.committed[0]} is committed")
-    kept = replace(state, saved_step=max(state.saved_step, event.step))
-    accept = AcceptSave(group, event.incarnation, event.step, event.directory)
-    return decide(kept, [accept], f"the checkpoint of step {event.step} by group {group} counts")
 
 
 def _startup_over(state: State, event: StartupOver) -> Outcome:

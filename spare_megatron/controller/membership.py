@@ -11,48 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from spare_megatron.controller import audits
+from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
-from spare_megatron.controller.messages import (
-    Action,
-    Decision,
-    Deferred,
-    Loss,
-    Lost,
-    SendFenced,
-    SendStop,
-    SendView,
-)
+from spare_megatron.controller.messages import Action, Deferred, Loss, Lost, SendFenced
+from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, stop, views, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
-
-Outcome = tuple[State, Decision]
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-
-
-def ignore(state: State, reason: str) -> Outcome:
-    """Nothing changes."""
-    return state, Decision((), reason, state.epoch)
-
-
-def decide(state: State, actions: Iterable[Action], reason: str) -> Outcome:
-    """The state with what is to be done and why."""
-    made = actions if isinstance(actions, Deferred) else tuple(actions)
-    return state, Decision(made, reason, state.epoch)
-
-
-def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
-    """The actions ``before``, then a view for every member."""
-    first = tuple(before)
-    return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
-
-
-def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Outcome:
-    """The job is over for every group that is still there, also for those that wait to be admitted."""
-    groups = tuple(sorted({*state.live, *state.waiting}))
-    stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
-    return decide(stopped, [*before, SendStop(groups, outcome, reason)], reason)
 
 
 def begin(state: State, why: str) -> Outcome:
@@ -74,6 +40,7 @@ def begin(state: State, why: str) -> Outcome:
         phase="running",
         epoch=state.epoch + 1,
         holders=frozenset(live),
+        witnesses=frozenset(live),
         plan=standing.plan,
         standing=standing,
         audits=audits.draw(spec, state.where, drawn, live, state.step_in_flight),
@@ -118,13 +85,14 @@ def lose(state: State, event: Lost) -> Outcome:
         live=live,
         waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
         highest=_raise_highest(state.highest, losses),
+        unproved=None if state.unproved is not None and state.unproved.group in members else state.unproved,
     )
     if state.phase == "forming":
         return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
     if not members:
         return decide(after, fences, f"lost before it was admitted: {why}")
     if state.phase == "ending":
-        return _lose_while_ending(state, after, fences, why)
+        return ending.lost(state, after, fences, why)
     return _shrink(after, state, members, dict(event.progress), fences, why)
 
 
@@ -146,43 +114,6 @@ def _raise_highest(highest: Mapping[int, int], losses: Iterable[Loss]) -> Mappin
 def _with_actions(outcome: Outcome, before: list[Action]) -> Outcome:
     state, decision = outcome
     return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
-
-
-def _lose_while_ending(before: State, after: State, fences: list[Action], why: str) -> Outcome:
-    """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
-
-    The member with the lowest id saves (training.loop). When it dies before its checkpoint counts, the next one is
-    asked: its Applied is withdrawn and a view of a new epoch tells it that it is the lowest now.
-    """
-    step = after.committed[0]
-    after = replace(
-        after, holders=after.holders & after.live.keys(), applied_last=after.applied_last & after.live.keys()
-    )
-    saved = after.saved_step == step
-    if not after.live:
-        if saved:
-            return stop(after, _ending(after)[0], f"{why}; step {step} is saved", fences)
-        return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
-    if min(after.live) != min(before.live) and not saved:
-        asked = replace(after, epoch=after.epoch + 1, applied_last=after.applied_last - {min(after.live)})
-        return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
-    if after.applied_last >= after.live.keys():
-        return stop(after, *_ending(after), before=fences)
-    return decide(after, fences, f"{why}; the run ends with {len(after.live)} groups")
-
-
-def _ending(state: State) -> tuple[str, str]:
-    step = state.committed[0]
-    if state.leave:
-        return "left", f"{state.leave}; step {step} is committed, applied and saved"
-    return "finished", f"step {step}, the last, is committed and applied by all {len(state.live)} live groups"
-
-
-def finish_if_applied(state: State, why: str) -> Outcome:
-    """Stop when every live group has applied (and saved) the last step."""
-    if state.applied_last >= state.live.keys():
-        return stop(state, *_ending(state))
-    return ignore(state, f"{why}; {len(state.applied_last)} of {len(state.live)} groups are done")
 
 
 def _shrink(
@@ -289,12 +220,6 @@ def ask(state: State, verdict: audits.Verdict) -> Outcome:
     return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {len(again.live)} groups")
 
 
-def with_checkpoint(state: State, reason: str) -> str:
-    """The reason of a stop after which only a checkpoint is known to be good."""
-    good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
-    return f"{reason}; {good}"
-
-
 def admit(state: State, why: str) -> Outcome:
     """Groups that wait become members: no piece in the step in flight, a share of the steps after it (rule 13)."""
     spec = state.job
@@ -317,9 +242,3 @@ def admit(state: State, why: str) -> Outcome:
     )
     reason = f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
     return decide(grown, views(grown), reason)
-
-
-def describe(loss: Loss) -> str:
-    """One loss in words: 'group 2 (rank 1) exited: killed by signal 9'."""
-    who = f"group {loss.group}" if loss.position < 0 else f"group {loss.group} (rank {loss.position})"
-    return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")

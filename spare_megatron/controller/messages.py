@@ -89,9 +89,14 @@ class StartupOver:
     waited_s: float
 
 
+WEIGHTS = -1
+"""Stands for the weights where a piece could: in ``View.disputed`` and ``Part.piece``."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """The checksum of one parameter's gradient of one piece on one rank: what names the place of wrong arithmetic."""
+    """The checksum of one parameter's gradient of one piece on one rank, or of the parameter itself (piece
+    ``WEIGHTS``): what names the place of wrong arithmetic or damaged memory."""
 
     piece: int
     position: int
@@ -124,7 +129,7 @@ class Vote:
     audits: tuple[tuple[int, int], ...] = ()
     """(piece, checksum of its gradient) of every piece that the group audited, in order."""
     parts: tuple[Part, ...] = ()
-    """Of the pieces that the view called disputed."""
+    """Of the pieces (or ``WEIGHTS``) that the view called disputed."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ class View:
     """Pieces that this group audits in ``step``: entry k is computed in the pipeline of segment k, after its pieces,
     and added to nothing. Segments beyond the last entry have none."""
     disputed: tuple[int, ...] = ()
-    """Pieces over whose gradient groups disagree: votes for them carry parts."""
+    """Pieces over whose gradient groups disagree, or ``WEIGHTS``: the next votes carry parts of them."""
     save: bool = False
     """t* is to be saved."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import Assignment
-from spare_megatron.controller.messages import JobSpec, Segments, View, Vote
+from spare_megatron.controller.messages import JobSpec, Saved, Segments, View, Vote
 from spare_megatron.placement import Placement, placement_from_offsets
 
 
@@ -130,6 +130,8 @@ class State:
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
+    witnesses: frozenset[int] = frozenset()
+    """Members of (t*, e*): only their weights say what is right; a joiner has copied its own."""
     plan: Plan = field(default_factory=lambda: NO_PLAN)
     """Group -> plan of the step in flight."""
     standing: Standing | None = None
@@ -151,6 +153,8 @@ class State:
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
     """The last step whose save the machine ordered; the first step of the life before that."""
+    unproved: Saved | None = None
+    """A complete checkpoint whose weights no votes have compared yet."""
     saved_step: int = -1
     """Newest checkpoint that counts, -1 before the first."""
     outcome: str = ""
@@ -177,6 +181,14 @@ class State:
     def stopped(self) -> str | None:
         """How the job ended, or None."""
         return self.outcome or None
+
+    @property
+    def last_weights(self) -> str | None:
+        """What the groups agreed the weights after the last step are; None where the run did not come to its end, or
+        its arithmetic may differ between groups."""
+        if self.outcome not in ("finished", "left"):
+            return None
+        return next((vote.weights_digest for vote in self.votes.values() if vote.weights_digest), None)
 
     def segments_of(self, group: int) -> Segments:
         """The group's plan of the step in flight."""

@@ -8,11 +8,12 @@ voted sets together are the whole batch. The decision is final.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
-from spare_megatron.controller import audits, membership
-from spare_megatron.controller.membership import Outcome, decide, ignore, lose, retry, with_checkpoint
+from spare_megatron.controller import audits, ending, membership
+from spare_megatron.controller.divergence import check_weights, diverged
+from spare_megatron.controller.membership import lose, retry
 from spare_megatron.controller.messages import (
     AllVoted,
     Applied,
@@ -24,6 +25,7 @@ from spare_megatron.controller.messages import (
     SendView,
     Vote,
 )
+from spare_megatron.controller.outcome import Outcome, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Retries, State
 
 FENCE_AFTER_FAILURES = 3
@@ -37,8 +39,10 @@ def vote(state: State, event: Vote) -> Outcome:
         return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
     if state.phase not in ("running", "ending"):
         return ignore(state, f"group {group} voted while the job is {state.phase}")
-    if event.step != state.step_in_flight or state.phase == "ending":
+    if event.step != state.step_in_flight:
         return _vote_of_another_step(state, event)
+    if state.phase == "ending":
+        return ending.vote(state, event)
     if event.corrupt:
         return lose(state, Lost((Loss(group, event.incarnation, "corrupt", detail=event.detail),)))
     if not event.ok:
@@ -66,7 +70,7 @@ def all_voted(state: State, event: AllVoted) -> Outcome:
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if len(state.holders) < len(state.live):
         return ignore(state, "a joiner has not said Applied yet")
-    return _commit(state)
+    return _with_proof(state, _commit)
 
 
 def applied(state: State, event: Applied) -> Outcome:
@@ -77,8 +81,7 @@ def applied(state: State, event: Applied) -> Outcome:
     if event.step != state.committed[0]:
         return ignore(state, f"group {group} applied step {event.step}, the last commit is {state.committed[0]}")
     if state.phase == "ending":
-        done = replace(state, applied_last=state.applied_last | {group})
-        return membership.finish_if_applied(done, f"group {group} is done")
+        return ending.applied(state, event)
     if group in state.holders:
         return ignore(state, f"group {group} holds step {event.step} already")
     return ignore(
@@ -134,19 +137,28 @@ def _fence_most_blamed(state: State, retries: Retries, why: str) -> Outcome | No
 
 
 def _all_ok(state: State, at_s: float) -> Outcome:
-    """Every live group voted ok: compare the digests, then commit (rule 12)."""
-    suspects = _minority({g: v.weights_digest for g, v in state.votes.items()})
-    if suspects is None:
-        reason = f"the weights after step {state.committed[0]} differ between groups and no majority agrees"
-        return membership.stop(state, "failed", with_checkpoint(state, reason))
-    if suspects:
-        return _fence_diverged(state, suspects, f"weights after step {state.committed[0]}")
+    """Every live group voted ok (rule 12)."""
+    return check_weights(state, _fence) or _with_proof(state, lambda proved: _same_weights(proved, at_s))
+
+
+def _with_proof(state: State, follows: Callable[[State], Outcome]) -> Outcome:
+    """All votes agree on the weights that the step began with: a checkpoint of them counts, whatever follows."""
+    state, accepts, counts = proved(state)
+    after, decision = follows(state)
+    if not accepts:
+        return after, decision
+    actions = Deferred(lambda: (*accepts, *decision.actions))
+    return after, replace(decision, actions=actions, reason=f"{counts}; {decision.reason}")
+
+
+def _same_weights(state: State, at_s: float) -> Outcome:
+    """Compare what the audits found and the results, then commit."""
     verdict = audits.judge(state)
     if verdict.wrong:
         return _fence_wrong(state, verdict)
     if verdict.open:
         return membership.ask(state, verdict)
-    suspects = _minority({g: v.result_digest for g, v in state.votes.items()})
+    suspects = minority({g: v.result_digest for g, v in state.votes.items()})
     if suspects == frozenset():
         _check_partition(state)
         return _commit(state)
@@ -155,28 +167,12 @@ def _all_ok(state: State, at_s: float) -> Outcome:
         return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups")
     if suspects is None:
         reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
-        return membership.stop(state, "failed", with_checkpoint(state, reason))
-    return _fence_diverged(state, suspects, f"reduced result of step {state.step_in_flight}")
+        return stop(state, "failed", with_checkpoint(state, reason))
+    return _fence(state, diverged(state, suspects, f"reduced result of step {state.step_in_flight}"))
 
 
-def _minority(digests: dict[int, str]) -> frozenset[int] | None:
-    """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
-
-    A group that gave no digest takes no part.
-    """
-    given = {g: d for g, d in digests.items() if d}
-    counts = Counter(given.values()).most_common()
-    if len(counts) <= 1:
-        return frozenset()
-    digest, number = counts[0]
-    if 2 * number <= len(given):
-        return None
-    return frozenset(g for g, d in given.items() if d != digest)
-
-
-def _fence_diverged(state: State, suspects: Iterable[int], what: str) -> Outcome:
-    detail = f"its {what} differs from the majority's"
-    return lose(state, Lost(tuple(Loss(g, state.live[g], "diverged", detail=detail) for g in sorted(suspects))))
+def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
+    return lose(state, Lost(losses))
 
 
 def _fence_wrong(state: State, verdict: audits.Verdict) -> Outcome:
@@ -185,7 +181,7 @@ def _fence_wrong(state: State, verdict: audits.Verdict) -> Outcome:
         Loss(group, state.live[group], "corrupt", position, detail)
         for group, (position, detail) in sorted(verdict.wrong.items())
     )
-    return lose(replace(state, disputes=verdict.opinions), Lost(tuple(losses)))
+    return _fence(replace(state, disputes=verdict.opinions), tuple(losses))
 
 
 def _check_partition(state: State) -> None:
@@ -205,12 +201,14 @@ def _commit(state: State) -> Outcome:
     assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
     save = state.save_now or 0 < state.save_interval <= step - state.save_step
+    # Holders are members, so as many holders as members are all of them.
+    holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
         state,
         phase="ending" if ends else "running",
         committed=(step, state.epoch),
-        # Holders are members, so as many holders as members are all of them.
-        holders=state.holders if len(state.holders) == len(state.live) else frozenset(state.live),
+        holders=holders,
+        witnesses=holders,
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,

@@ -33,7 +33,7 @@ from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.outflow import Outflow, Outlet, gradient_buffers
 from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.state import weights_digest
+from spare_megatron.megatron_adapter.state import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.world import GroupWorld
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,10 @@ class MegatronEngine:
         """Of the parameters and lasting buffers in the exact modes, which ask all groups for the same arithmetic; empty
         in the others, where a sum inside one group may differ from another's in its last bit and nobody minds."""
         return weights_digest(self.replica) if self.exact is not None else ""
+
+    def weights_checksums(self) -> Mapping[str, int]:
+        """As :meth:`weights_digest`, of each parameter and buffer."""
+        return weights_checksums(self.replica)
 
     # ------------------------------------------------------------------------------------------- evaluation
 

@@ -76,3 +76,9 @@ def weights_digest(replica: Replica) -> str:
     """16 hex digits that change when any bit of this rank's weights changes. Equal weights give equal digests on every
     machine; taken where the tensors lie, at memory speed."""
     return f"{kernels.digest([tensor.detach().contiguous() for _, tensor in model_tensors(replica)]):016x}"
+
+
+def weights_checksums(replica: Replica) -> dict[str, int]:
+    """Name -> 64 bits, signed, of each tensor of :func:`model_tensors`: says where weights differ."""
+    found = {name: kernels.digest([tensor.detach().contiguous()]) for name, tensor in model_tensors(replica)}
+    return {name: (checksum ^ 1 << 63) - (1 << 63) for name, checksum in found.items()}

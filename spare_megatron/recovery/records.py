@@ -133,7 +133,7 @@ class Records:
             "lives": state.life,
             "stall_s": round(self.book.stall_s, 3),
             "loss": last.get("loss"),
-            "weights_digest": last.get("weights_digest"),
+            "weights_digest": state.last_weights,
             "live_groups": sorted(state.live),
             "saved_step": state.saved_step - self._closes(state.saved_step),
         }

@@ -84,7 +84,11 @@ class JobTuning:
             self._changed = True
         if isinstance(event, Tuned):
             self._tuned(event)
-        if isinstance(event, Saved) and after.saved_step != before.saved_step and event.step == after.save_step:
+        if (
+            isinstance(event, Saved)
+            and event.step == after.save_step
+            and after.live.get(event.group) == event.incarnation
+        ):
             self._write_s = time_s - self._ordered_s
         if after.committed[0] > before.committed[0]:
             self._committed(time_s, before, after)

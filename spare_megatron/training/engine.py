@@ -90,6 +90,9 @@ class StepEngine(Protocol):
     def weights_digest(self) -> str:
         """A fingerprint of this rank's weights as they are: equal for equal weights, empty for none. No collective."""
 
+    def weights_checksums(self) -> Mapping[str, int]:
+        """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` is about. No collective."""
+
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """The committed update: ``reduced`` has the sum over *all* pieces of the step, shaped as :meth:`local_sum`.
 

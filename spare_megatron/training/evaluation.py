@@ -40,15 +40,13 @@ class EvaluatingEngine(PassThrough):
     """Passes after the last step (Megatron: validation and test)."""
     average: Callable[[Mapping[str, float]], Mapping[str, float]]
     """From committed sums to the values that are logged."""
-    closing: bool
-    """A round without training follows the last step: it has the passes of the end, and its votes compare the weights
-    after the last step before they are saved."""
     _sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:
-        """The last step that is to be committed: one more than the training steps where there is a closing round."""
-        return self.train_iters + (1 if self.closing else 0)
+        """The last step that is to be committed: one more than the training steps where something is evaluated after
+        them, in a round without training."""
+        return self.train_iters + (1 if self.at_end else 0)
 
     def passes_before(self, step: int) -> Sequence[Evaluation]:
         """What is evaluated in the pieces of ``step``, on the state before it."""

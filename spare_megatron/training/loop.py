@@ -46,6 +46,10 @@ class TrainingLoop:
     """How long the last save kept this rank from training, until it is reported."""
     _last_saver: int | None = field(default=None, init=False)
     _last_due: int = field(default=-1, init=False)
+    _ended: int | None = field(default=None, init=False)
+    """The step that ended the run, once it is applied."""
+    _voted: int = field(default=0, init=False)
+    """The epoch of the newest vote on the end."""
 
     def run(self) -> Orders:
         """Train until the job is over for this rank; the orders that say how."""
@@ -114,13 +118,24 @@ class TrainingLoop:
 
     def _tick(self, step: int) -> None:
         self.session.progress("checkpoint", step, 0)
+        self._vote_on_the_end(self.session.orders)
+
+    def _vote_on_the_end(self, orders: Orders) -> None:
+        """Once in each epoch after the last step; also while a save waits, whose acceptance waits for the votes."""
+        if self._ended is not None and self._voted < orders.epoch and not orders.over:
+            self._voted = orders.epoch
+            self.runner.vote_on_the_end(self._ended, orders)
 
     def _end(self, committed: Committed) -> Orders:
-        """The last step is applied: save it if this group is the one, say so, and stay until the job is over.
+        """The last step is applied: vote on its weights, save it if this group is the one, say so, and stay until the
+        job is over.
 
-        Should the group that saves die, a view without it makes the next one the lowest.
+        Should the group that saves die, a view without it makes the next one the lowest. A view of a newer epoch asks
+        for the vote again.
         """
         step, live, saved = committed.step, committed.live, False
+        self._ended = step
+        self._tick(step)
         if self.saver is not None:
             self.saver.settle(lambda: self._tick(step))
         orders = self.session.orders
@@ -131,6 +146,7 @@ class TrainingLoop:
             self.session.holds(step)
             while not orders.over and orders.live_groups == live:
                 orders = self.session.wait(orders.version)
+                self._vote_on_the_end(orders)
             if orders.over:
                 return orders
             live = orders.live_groups

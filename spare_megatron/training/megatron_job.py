@@ -282,8 +282,7 @@ def _evaluating(
         test = loaders.make("test", datasets.test, iterations * batch)
         passes.append(Evaluation("test", iterations, lambda _state, iteration: evaluation_source(test, iteration)))
     last = _last_step(job, start)
-    closing = last == final and (bool(passes) or start.step < final)
-    return EvaluatingEngine(engine, last, interval, during, passes if closing else (), averages, closing)
+    return EvaluatingEngine(engine, last, interval, during, passes if last == final else (), averages)
 
 
 def _last_step(job: JobArguments, start: Start) -> int:

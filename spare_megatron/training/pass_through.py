@@ -79,6 +79,10 @@ class PassThrough:
         """As the engine's."""
         return self.engine.weights_digest()
 
+    def weights_checksums(self) -> Mapping[str, int]:
+        """As the engine's."""
+        return self.engine.weights_checksums()
+
     def evaluate(self, step: int, pieces: Sequence[int], source: Source) -> Mapping[str, float]:
         """As the engine's."""
         return self.engine.evaluate(step, pieces, source)

@@ -2,7 +2,8 @@
 
 The training thread of every rank *takes* its share (a copy in memory, collective in the group); a thread beside it
 writes the share and tells position 0, whose thread completes the checkpoint, lists its files, asks the coordinator and
-publishes. Training waits for the copy alone; with ``asynchronous`` False, and at the end of a run, for all of it.
+publishes. Training waits for the copy alone; with ``asynchronous`` False for the files, and at the end of a run for all
+of it. (The coordinator's word on step t comes with the commit of t + 1, so no step may wait for it.)
 
 Nothing that a disk does ends training: a save that fails is said loudly once, its remains are removed when the next
 one succeeds, and the next interval tries again. One save is in flight at a time.
@@ -80,7 +81,10 @@ class _Flight:
     """Time that training waited until the share was taken."""
     started_s: float
     waits: bool
-    """Training waits for the rest as well."""
+    """Training waits for the files as well."""
+    asked: threading.Event = field(default_factory=threading.Event)
+    """This rank's files are written; position 0 has asked whether they count, or given up."""
+    asked_s: float = 0.0
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -146,21 +150,17 @@ class GroupSaver:
             self._number, step, trained, partial, share, ask, now_s - started_s, now_s, waits
         )
         threading.Thread(target=self._fly, args=(flight,), name="checkpoint", daemon=True).start()
-        if waits:
+        if final:
             self._settle(ask.tick, None)
+        elif waits:
+            _wait(flight.asked, ask.tick, None)
 
     def settle(self, tick: Callable[[], None]) -> None:
         """Wait until nothing is in flight."""
         self._settle(tick, None)
 
     def _settle(self, tick: Callable[[], None], patience_s: float | None) -> bool:
-        flight, waited_s = self._flight, 0.0
-        while flight is not None and not flight.done.wait(TICK_S if waited_s else 0.0):
-            if patience_s is not None and waited_s >= patience_s:
-                return False
-            tick()
-            waited_s += TICK_S
-        return True
+        return self._flight is None or _wait(self._flight.done, tick, patience_s)
 
     # ------------------------------------------------------------------------------------------------ position 0
 
@@ -190,6 +190,8 @@ class GroupSaver:
     def _fly(self, flight: _Flight) -> None:
         try:
             self.mail.written(flight.number, self._write(flight))
+            if not self.place.is_leader:
+                flight.asked.set()
             if self.place.is_leader:
                 flight.failure = self._conclude(flight, self.mail.collect(flight.number))
                 self.mail.end(flight.number, flight.failure)
@@ -199,6 +201,7 @@ class GroupSaver:
             flight.failure = f"the group's store is gone: {error}"
             log.warning("the checkpoint of step %d is given up: %s", flight.trained, flight.failure)
         finally:
+            flight.asked.set()
             flight.done.set()
 
     def _write(self, flight: _Flight) -> Written:
@@ -233,6 +236,8 @@ class GroupSaver:
             if path.name not in files.entries:
                 files.entries[path.name] = entry_of(path)
         write_manifest(flight.partial, files.entries)
+        flight.asked_s = time.monotonic()
+        flight.asked.set()
         if not flight.ask.accept(flight.step, str(flight.partial)):
             return "the coordinator does not accept it"
         publish(flight.partial, self.directory, flight.trained)
@@ -240,7 +245,7 @@ class GroupSaver:
 
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:
         """Say what it cost and tidy up."""
-        written_s = max(time.monotonic() - flight.started_s, 1e-9)
+        written_s = max(flight.asked_s - flight.started_s, 1e-9)
         stall_s = flight.stall_s + (written_s if flight.waits else 0.0)
         share = f" ({100 * stall_s / flight.ask.step_s:.1f} % of a step)" if flight.ask.step_s else ""
         log.info(
@@ -272,6 +277,17 @@ class GroupSaver:
         if self._failures == 1:
             again = "the next save tries again" if trained < self.last_step else "there is no later one"
             self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; training goes on, {again}")
+
+
+def _wait(event: threading.Event, tick: Callable[[], None], patience_s: float | None) -> bool:
+    """Wait for ``event`` with a sign of life now and then; False when it has not come in time."""
+    waited_s = 0.0
+    while not event.wait(TICK_S if waited_s else 0.0):
+        if patience_s is not None and waited_s >= patience_s:
+            return False
+        tick()
+        waited_s += TICK_S
+    return True
 
 
 def _reason(error: Exception) -> str:

@@ -31,8 +31,11 @@ from spare_megatron.comm.reduce import GradientReduction, PlainReduction, Reduce
 from spare_megatron.comm.reports import checksum_of
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import Part
+from spare_megatron.controller.messages import WEIGHTS, Part
 from spare_megatron.training.engine import StepEngine
+
+Parts = Mapping[int, Mapping[str, int]]
+"""Piece -> parameter -> checksum."""
 
 
 class LeaveError(Exception):
@@ -156,6 +159,13 @@ class StepRunner:
                 self.session.progress("vote", step, self._done)
                 self.session.wait(orders.version)
 
+    def vote_on_the_end(self, step: int, orders: Orders) -> None:
+        """The run ended with ``step``: vote once more, in the epoch of ``orders``, on the weights that came of it."""
+        self._pieces, self._audited, self._done = [], [], 0
+        self._weights = self.engine.weights_digest()
+        self._step = step + 1
+        self._report(orders, ReduceOutcome(ok=True, stale=False), StepTimes())
+
     def on_piece(self, phase: str, n: int) -> None:
         """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
         if phase == "backward":
@@ -262,9 +272,12 @@ class StepRunner:
             parts=[
                 Part(piece, self.session.position, name, checksum)
                 for piece in orders.disputed
-                for name, checksum in (inside.get(piece) or audited.get(piece) or {}).items()
+                for name, checksum in self._parts(piece, inside, audited).items()
             ],
         )
+
+    def _parts(self, piece: int, inside: Parts, audited: Parts) -> Mapping[str, int]:
+        return self.engine.weights_checksums() if piece == WEIGHTS else inside.get(piece) or audited.get(piece) or {}
 
     def _committed(self, step: int, orders: Orders, attempt: _Attempt, times: StepTimes) -> Committed:
         epoch = orders.committed[1]

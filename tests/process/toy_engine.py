@@ -181,6 +181,10 @@ class ToyEngine:
     def weights_digest(self) -> str:
         return self.digest()
 
+    def weights_checksums(self) -> Mapping[str, int]:
+        with torch.no_grad():
+            return {str(n): checksum_of(str(one.numpy().tobytes())) for n, one in enumerate(self.weights)}
+
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         total = self.num_groups * self.pieces_per_shard
         assert scalars["pieces"] == total, f"{scalars['pieces']} pieces were summed, {total} are a batch"

@@ -25,6 +25,7 @@ Commands::
 from __future__ import annotations
 
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,14 +127,21 @@ class Player:
         told = [p for part in self.state.audits.get(group, ()) for p in part]
         inside = audits.selected(self.state.job, step, pieces)
         wrong_rank = int(options.get("at-rank", 0))
+        asked = m.WEIGHTS in self.state.disputes
+        weights = [zlib.crc32(options.get("weights", "").encode()), 0]
+        if wrong_rank:
+            weights.reverse()
         return {
             "checksums": tuple((p, found[p]) for p in inside),
             "audits": tuple((p, found[p]) for p in told),
             "parts": tuple(
-                m.Part(p, rank, "weight", found[p] if rank == wrong_rank else p)
-                for p in sorted(self.state.disputes)
-                if p in (*inside, *told)
-                for rank in (0, 1)
+                [m.Part(m.WEIGHTS, rank, "weight", weights[rank]) for rank in (0, 1) if asked]
+                + [
+                    m.Part(p, rank, "weight", found[p] if rank == wrong_rank else p)
+                    for p in sorted(self.state.disputes)
+                    if p in (*inside, *told)
+                    for rank in (0, 1)
+                ]
             ),
         }
 

@@ -60,6 +60,21 @@ def test_wrong_arithmetic_in_an_audited_piece_is_never_committed(
     _walk(world, walk)
 
 
+@SETTINGS
+@given(
+    num_groups=st.integers(2, 5),
+    granularity=st.sampled_from(["microbatch", "shard"]),
+    faults=st.integers(1, 12),
+    walk=WALK,
+)
+def test_damaged_weights_are_never_in_a_checkpoint_that_counts(
+    num_groups: int, granularity: str, faults: int, walk: list[int]
+) -> None:
+    world = World(num_groups, 2, num_groups, granularity, 5, faults, damages=True)
+    world.form()
+    _walk(world, walk)
+
+
 def _walk(world: World, walk: list[int]) -> None:
     for number in walk:
         choice = world.pick(number)

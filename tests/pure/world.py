@@ -7,6 +7,7 @@ the invariants are checked, and with them what only an observer of the whole job
 
 * no two groups ever apply different results for one step, and every applied result holds each piece exactly once;
 * a group applies steps in order, without gap or repeat;
+* a checkpoint that counts has the right weights, unless nobody was left who could have told;
 * a piece that its owner computed wrongly is never applied when another group of that epoch audited it rightly, and
   only groups that computed something wrongly are ever fenced for it;
 * the journal, replayed, gives the same state and the same actions.
@@ -47,6 +48,12 @@ class Group:
     audited: dict[int, int] = field(default_factory=dict)
     wrong: int = 0
     """Pieces that it will compute wrongly from now on."""
+    weights: str = ""
+    """Digest of its weights, when it took it: after its last apply."""
+    damaged: str = ""
+    """What a bit that flipped since then makes of it."""
+    saved: dict[int, str] = field(default_factory=dict)
+    """Step -> digest of the weights in its checkpoint."""
     held: Result | None = None
     last_vote: m.Vote | None = None
     inbox: deque[m.Action] = field(default_factory=deque)
@@ -68,6 +75,7 @@ class World:
         steps: int,
         faults: int,
         audit_rate: float = 0.0,
+        damages: bool = False,
     ) -> None:
         placement = build_placement(num_groups, redundancy)
         self.spec = m.JobSpec(
@@ -84,7 +92,7 @@ class World:
             audit_rate=audit_rate,
             audit_seed=7,
         )
-        self.faults_left = faults
+        self.faults_left, self.damages = faults, damages
         self.clock_s = 0.0
         self.state: State = initial_state()
         self.journal: list[tuple[m.Event, m.Decision]] = []
@@ -94,6 +102,10 @@ class World:
         """What each group of a reduction found, of its pieces and of those that it audited."""
         self.ever_wrong: set[tuple[int, int]] = set()
         """(group, incarnation) that computed something wrongly."""
+        self.ever_damaged: set[tuple[int, int]] = set()
+        """(group, incarnation) whose weights were damaged."""
+        self.blind = False
+        """Weights were damaged, and for a while there was only one group to ask."""
         self.trace: list[str] = []
         self.feed(m.Opened(self.spec, 1, 1))
         self.groups = [Group(g, 0) for g in range(num_groups)]
@@ -106,15 +118,25 @@ class World:
         """One event through the machine, with all checks; actions go into the inboxes."""
         before = self.state
         self.state, decision = step(before, event)
+        if self.ever_damaged and (len(before.witnesses & self.state.live.keys()) < 2 or self.state.stopped):
+            self.blind = True
         check(before, event, self.state, decision)
         self.journal.append((event, decision))
         self.trace.append(f"{event} => {decision.reason}")
         for action in decision.actions:
             if isinstance(action, m.SendFenced) and "gradient" in action.reason:
                 assert (action.group, action.incarnation) in self.ever_wrong, f"a false alarm: {decision.reason}"
+            if isinstance(action, m.SendFenced) and "weights" in action.reason:
+                assert (action.group, action.incarnation) in self.ever_damaged, f"a false alarm: {decision.reason}"
+            if isinstance(action, m.AcceptSave):
+                self._check_saved(action)
             self._send(action)
         if self.state.stopped == "failed" and before.phase not in ("forming", "stopped"):
-            assert self.ever_wrong, f"a false alarm: {decision.reason}"
+            assert self.ever_wrong or self.ever_damaged, f"a false alarm: {decision.reason}"
+
+    def _check_saved(self, action: m.AcceptSave) -> None:
+        content = self.groups[action.group].saved[action.step]
+        assert content == str(action.step) or self.blind, f"damaged weights of step {action.step} count"
 
     def _send(self, action: m.Action) -> None:
         if isinstance(action, m.SendView):
@@ -189,6 +211,8 @@ class World:
                 choices.append((f"repeat {group.id}", lambda g=group: self._repeat(g)))
             if self.spec.audit_rate:
                 choices += [(f"err {group.id} {n}", lambda g=group, n=n: self._err(g, n)) for n in (1, 3)]
+            if self.damages and not group.damaged:
+                choices.append((f"damage {group.id}", lambda g=group: self._damage(g)))
             if self._reducing(group):
                 choices.append((f"fail {group.id}", lambda g=group: self._fail(g)))
         return choices
@@ -196,8 +220,11 @@ class World:
     def _work(self, group: Group) -> list[Choice]:
         """What the group itself can do next."""
         orders = group.orders
-        if orders.epoch == 0 or orders.over or orders.leave:
+        if orders.epoch == 0 or orders.over:
             return []
+        if orders.leave:
+            due = group.applied == orders.committed[0] and not self._voted(group)
+            return [(f"vote on the end {group.id}", lambda: self._vote(group, True))] if due else []
         if orders.donors:
             donor = next((d for d in orders.donors if self._gives(d, orders)), None)
             return [] if donor is None else [(f"join {group.id}", lambda: self._take_state(group))]
@@ -246,6 +273,9 @@ class World:
             group.outbox.append(group.last_vote)
         again = change in (Change.SAME, Change.EPOCH)
         if again and orders.leave and group.applied == orders.committed[0]:
+            if group.id == min(orders.live_groups):
+                group.saved[group.applied] = group.weights
+                group.outbox.append(m.Saved(group.id, group.incarnation, group.applied, "d"))
             group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
         if orders.over or orders.donors:
             return
@@ -261,6 +291,10 @@ class World:
         self._check_audits(key)
         group.applied = done
         self._fresh(group)
+        group.weights = group.damaged or str(done)
+        if group.id == min(group.orders.live_groups):
+            group.saved[done] = group.weights
+            group.outbox.append(m.Saved(group.id, group.incarnation, done, "d"))
         if group.orders.leave:
             group.outbox.append(m.Applied(group.id, group.incarnation, done))
 
@@ -295,6 +329,11 @@ class World:
         self.faults_left -= 1
         group.wrong = pieces
 
+    def _damage(self, group: Group) -> None:
+        self.faults_left -= 1
+        self.ever_damaged.add((group.id, group.incarnation))
+        group.damaged = f"damaged in group {group.id} incarnation {group.incarnation}"
+
     def _contribute(self, group: Group) -> None:
         key = (group.orders.step, group.orders.epoch)
         self.contributions.setdefault(key, {})[group.id] = tuple(group.ran)
@@ -319,7 +358,8 @@ class World:
             orders.step,
             orders.epoch,
             ok,
-            tuple(group.ran),
+            () if orders.leave else tuple(group.ran),
+            weights_digest=group.weights,
             blamed=blamed,
             at_s=self.clock_s,
             checksums=tuple((p, group.found[p]) for p in audits.selected(self.spec, orders.step, group.ran)),
@@ -333,8 +373,12 @@ class World:
         return group.alive and group.applied == orders.committed[0] and not group.orders.over
 
     def _take_state(self, group: Group) -> None:
+        donor = next(self.groups[d] for d in group.orders.donors if self._gives(d, group.orders))
         group.applied = group.orders.committed[0]
         self._fresh(group)
+        group.weights, group.damaged = donor.damaged or donor.weights, donor.damaged
+        if donor.damaged:
+            self.ever_damaged.add((group.id, group.incarnation))
         group.orders = take_view(group.orders, self._without_donors(group))[0]
         group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
 

@@ -1,0 +1,49 @@
+"""Weights that differ between groups: who is wrong, and where (protocol rule 12).
+
+Every vote carries a digest of the weights that its step began with, and the votes of the end one of the last weights.
+A digest cannot say which rank's parameter is damaged, and saying it in each vote would cost many times the digest. So
+the first votes that differ are not counted: a new epoch of the same members asks for the digest of each parameter, and
+the minority is fenced by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from spare_megatron.controller import audits
+from spare_megatron.controller.messages import WEIGHTS, Loss
+from spare_megatron.controller.outcome import Outcome, decide, minority, stop, views, with_checkpoint
+from spare_megatron.controller.state import State
+
+Fence = Callable[[State, tuple[Loss, ...]], Outcome]
+
+
+def check_weights(state: State, fence: Fence) -> Outcome | None:
+    """What follows when the votes' weights are not all the same; None when they are. ``fence`` loses groups."""
+    suspects = minority({g: v.weights_digest for g, v in state.votes.items()}, state.witnesses)
+    step = state.committed[0]
+    if suspects is None:
+        reason = f"the weights after step {step} differ between groups and no majority agrees"
+        return stop(state, "failed", with_checkpoint(state, reason))
+    if not suspects:
+        return None
+    if WEIGHTS in state.disputes:
+        right = sorted(state.votes.keys() - suspects)
+        return fence(state, diverged(state, suspects, f"weights after step {step}", right))
+    asked = replace(state, epoch=state.epoch + 1, votes={}, disputes={**state.disputes, WEIGHTS: {}})
+    who = audits.name_groups(sorted(suspects))
+    reason = f"the weights of {who} after step {step} differ from the majority's; epoch {asked.epoch} asks where"
+    return decide(asked, views(asked), reason)
+
+
+def diverged(state: State, suspects: Iterable[int], what: str, right: Iterable[int] = ()) -> tuple[Loss, ...]:
+    """The losses of groups whose ``what`` is not the majority's, with the place where votes say it; ``right`` are
+    groups to compare with."""
+    others = list(right)
+    found = []
+    for group in sorted(suspects):
+        position, names = audits.place(state, WEIGHTS, group, others)
+        detail = f"its {what} differ{'' if what.startswith('weights') else 's'} from the majority's"
+        found.append(Loss(group, state.live[group], "diverged", position, detail + audits.listed(names)))
+    return tuple(found)

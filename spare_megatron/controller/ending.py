@@ -1,0 +1,112 @@
+"""The end of a run (protocol rule 14), and when a checkpoint counts (rule 8).
+
+The last step is committed. Every group applies it, votes once more, for the step that will not be, with the digest of
+its last weights; the lowest group saves. The job is over when the votes agree and every group has said Applied.
+
+A checkpoint of step t holds weights that only the votes of step t + 1 compare. So it counts with the commit of t + 1,
+or with the votes of the end. Where the job dies before that, it counts as it is: the alternative is to give up an
+interval of everybody's work for a comparison that nobody can make any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from spare_megatron.controller.divergence import check_weights
+from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
+from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, proved, stop, views
+from spare_megatron.controller.state import State
+
+
+def saved(state: State, event: Saved) -> Outcome:
+    """A checkpoint is complete: it counts now, or when its weights have been compared."""
+    group = event.group
+    if state.live.get(group) != event.incarnation:
+        reason = f"group {group} incarnation {event.incarnation} is not in the live set: its checkpoint does not count"
+        return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
+    step = state.committed[0]
+    if event.step > step:
+        return ignore(state, f"group {group} saved step {event.step}, only {step} is committed")
+    waiting = replace(state, unproved=event)
+    agreed = state.phase == "ending" and state.votes.keys() == state.live.keys()
+    if event.step < step or agreed or (state.phase == "stopped" and state.outcome != "failed"):
+        return decide(*proved(waiting))
+    if state.phase == "stopped":
+        return ignore(state, f"the job failed before the weights of step {event.step} were compared")
+    when = "the groups have voted on the last weights" if state.phase == "ending" else f"step {step + 1} is committed"
+    return ignore(waiting, f"group {group} saved step {event.step}: it counts when {when}")
+
+
+def vote(state: State, event: Vote) -> Outcome:
+    """A group's vote on the last weights."""
+    if event.epoch != state.epoch or not event.ok:
+        return ignore(state, f"group {event.group} voted in epoch {event.epoch}, the run ends in epoch {state.epoch}")
+    counted = replace(state, votes={**state.votes, event.group: replace(event, at_s=0.0)})
+    return _settle(counted, [], f"group {event.group} voted on the weights after step {state.committed[0]}")
+
+
+def applied(state: State, event: Applied) -> Outcome:
+    """A group has nothing left to do."""
+    done = replace(state, applied_last=state.applied_last | {event.group})
+    return _settle(done, [], f"group {event.group} is done")
+
+
+def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome:
+    """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
+
+    The member with the lowest id saves (training.loop). When it dies before its checkpoint counts, the next one is
+    asked: its Applied is withdrawn and a view of a new epoch tells it that it is the lowest now.
+    """
+    step = after.committed[0]
+    after = replace(
+        after,
+        holders=after.holders & after.live.keys(),
+        applied_last=after.applied_last & after.live.keys(),
+        votes={group: vote for group, vote in after.votes.items() if group in after.live},
+    )
+    kept = after.saved_step == step
+    if not after.live:
+        if kept:
+            return stop(after, ending(after)[0], f"{why}; step {step} is saved", fences)
+        return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
+    if min(after.live) != min(before.live) and not kept:
+        asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=after.applied_last - {min(after.live)})
+        return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
+    return _settle(after, fences, why)
+
+
+def ending(state: State) -> tuple[str, str]:
+    """Outcome and reason of a run that has come to its end."""
+    step = state.committed[0]
+    if state.leave:
+        return "left", f"{state.leave}; step {step} is committed, applied and saved"
+    return "finished", f"step {step}, the last, is committed and applied by all {len(state.live)} live groups"
+
+
+def _settle(state: State, before: Iterable[Action], why: str) -> Outcome:
+    """Once every live group has voted, compare; then what was saved counts, and the job is over when all are done."""
+    actions = list(before)
+    if state.votes.keys() != state.live.keys():
+        return decide(state, actions, f"{why}; {len(state.votes)} of {len(state.live)} groups have voted on the end")
+    unlike = check_weights(state, _fence)
+    if unlike is not None:
+        after, decision = unlike
+        return after, replace(decision, actions=(*actions, *decision.actions), reason=f"{why}; {decision.reason}")
+    state, accepts, counts = proved(state)
+    actions += accepts
+    why = f"{why}; {counts}" if counts else why
+    if state.applied_last >= state.live.keys():
+        return stop(state, *ending(state), before=actions)
+    return decide(state, actions, f"{why}; {len(state.applied_last)} of {len(state.live)} groups are done")
+
+
+def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
+    gone = {loss.group for loss in losses}
+    without = replace(
+        state,
+        live={g: i for g, i in state.live.items() if g not in gone},
+        unproved=None if state.unproved is not None and state.unproved.group in gone else state.unproved,
+    )
+    fences: list[Action] = [SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses]
+    return lost(state, without, fences, "; ".join(map(describe, losses)))

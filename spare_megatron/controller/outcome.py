@@ -1,0 +1,80 @@
+"""What every rule of the controller ends with: the next state, what is to be done about it, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from spare_megatron.controller.messages import AcceptSave, Action, Decision, Deferred, Loss, SendStop, SendView
+from spare_megatron.controller.state import State
+
+Outcome = tuple[State, Decision]
+
+
+def ignore(state: State, reason: str) -> Outcome:
+    """Nothing changes."""
+    return state, Decision((), reason, state.epoch)
+
+
+def decide(state: State, actions: Iterable[Action], reason: str) -> Outcome:
+    """The state with what is to be done and why."""
+    made = actions if isinstance(actions, Deferred) else tuple(actions)
+    return state, Decision(made, reason, state.epoch)
+
+
+def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
+    """The actions ``before``, then a view for every member."""
+    first = tuple(before)
+    return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
+
+
+def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Outcome:
+    """The job is over for every group that is still there, also for those that wait to be admitted.
+
+    A checkpoint that waited for votes counts as it is, unless the job failed: nobody can make that comparison any more.
+    """
+    state, accepts, counts = proved(state) if outcome != "failed" else (state, [], "")
+    reason = f"{reason}; {counts}" if counts else reason
+    groups = tuple(sorted({*state.live, *state.waiting}))
+    stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
+    return decide(stopped, [*before, *accepts, SendStop(groups, outcome, reason)], reason)
+
+
+def with_checkpoint(state: State, reason: str) -> str:
+    """The reason of a stop after which only a checkpoint is known to be good."""
+    good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
+    return f"{reason}; {good}"
+
+
+def proved(state: State) -> tuple[State, list[Action], str]:
+    """The checkpoint that waited for votes to agree on its weights: the state in which it counts, who is told, and the
+    reason; nothing where none waited."""
+    event = state.unproved
+    if event is None:
+        return state, [], ""
+    counted = replace(state, unproved=None, saved_step=max(state.saved_step, event.step))
+    accept = AcceptSave(event.group, event.incarnation, event.step, event.directory)
+    return counted, [accept], f"the checkpoint of step {event.step} by group {event.group} counts"
+
+
+def describe(loss: Loss) -> str:
+    """One loss in words: 'group 2 (rank 1) exited: killed by signal 9'."""
+    who = f"group {loss.group}" if loss.position < 0 else f"group {loss.group} (rank {loss.position})"
+    return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")
+
+
+def minority(digests: Mapping[int, str], witnesses: Collection[int] = ()) -> frozenset[int] | None:
+    """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
+
+    A group that gave no digest takes no part. Where any of ``witnesses`` gave one, only theirs are counted; a single
+    one cannot be told from a group that is wrong.
+    """
+    given = {g: d for g, d in digests.items() if d}
+    if len(set(given.values())) <= 1:
+        return frozenset()
+    counted = [d for g, d in given.items() if g in witnesses] or list(given.values())
+    digest, number = Counter(counted).most_common(1)[0]
+    if 2 * number <= len(counted) or len(counted) == 1:
+        return None
+    return frozenset(g for g, d in given.items() if d != digest)

@@ -77,15 +77,18 @@ def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: 
     assert "group 2 corrupt: rank 0: the accumulator of" in said(job)
     job, found = train(tmp_path / "weights", 3, DENSE, f"bitflip:group=0,position=1,step={STEPS},at=weights")
     assert found == dense
-    assert f"group 0 diverged: its weights after step {STEPS}" in said(job)
+    place = f"group 0 (rank 1) diverged: its weights after step {STEPS} differ from the majority's: in 0."
+    assert place in said(job)
 
 
 @pytest.mark.timeout(600)
 def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp_path: Path) -> None:
-    inject = "bitflip:group=1,position=0,step=3,at=weights"
-    job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "2"), inject, code=1)
+    inject = "bitflip:group=0,position=0,step=3,at=weights"
+    job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "1"), inject, code=1)
     assert "the weights after step 3 differ between groups and no majority agrees" in said(job)
     assert "the last good checkpoint is step 2" in said(job)
+    kept = sorted(path.name for path in (tmp_path / "save").glob("iter_*"))
+    assert kept == ["iter_0000001", "iter_0000002"], "group 0 saves: its step 3 has the damaged weights"
 
 
 @pytest.mark.timeout(600)

@@ -138,8 +138,9 @@ def flips(shape: Shape, rng: random.Random) -> list[Flip]:
     for group, step, point in zip((first, second), (2, 3), points, strict=True):
         position = rng.randrange(shape.size)
         spec = f"bitflip:group={group},position={position},step={step},at={point}"
-        corrupt, diverged = f"group {group} corrupt: rank {position}: the accumulator of", f"group {group} diverged: "
-        said = corrupt if point == "accumulate" else f"{diverged}its weights after step {step}"
+        corrupt = f"group {group} corrupt: rank {position}: the accumulator of"
+        diverged = f"group {group} (rank {position}) diverged: its weights after step {step} differ from the majority's: in"
+        said = corrupt if point == "accumulate" else diverged
         found.append(Flip(spec, said))
     for step in (1, STEPS - 1, STEPS):
         group, position = rng.choice(others), rng.randrange(shape.size)

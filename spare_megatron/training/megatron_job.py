@@ -9,7 +9,6 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.folder import Retention, damage, iteration_name, last_good
+from spare_megatron.checkpoint.folder import Retention
 from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
 from spare_megatron.comm.rundir import RunDirectory
-from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
@@ -31,7 +29,7 @@ from spare_megatron.megatron_adapter.checkpoint_writer import Share
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
 from spare_megatron.megatron_adapter.engine import MegatronEngine
 from spare_megatron.megatron_adapter.losses import averages
-from spare_megatron.megatron_adapter.model import Replica, build_replica
+from spare_megatron.megatron_adapter.model import build_replica
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.placement import Placement, build_placement
@@ -57,6 +55,7 @@ from spare_megatron.training.reporting import ReportingEngine
 from spare_megatron.training.sampling import SampleOrder
 from spare_megatron.training.save_mail import SaveMail
 from spare_megatron.training.saving import GroupSaver
+from spare_megatron.training.start import Start, load_start
 from spare_megatron.training.tokenizer import build_tokenizer
 from spare_megatron.training.worker import RankJob, train_rank
 
@@ -65,20 +64,6 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 PER_RANK = frozenset({"rank", "local_rank"})
 """Names in the namespace that differ between ranks: not part of the job's identity."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where training begins."""
-
-    step: int = 0
-    consumed_samples: int = 0
-    rank_state: Any = None
-    """What this rank position's engine needs beside model and optimizer."""
-
-    def batches(self, job: JobArguments) -> BatchSchedule:
-        """The batch size of each step from here on."""
-        return job.batches.schedule(self.step + 1, self.consumed_samples)
 
 
 def run_megatron_job(
@@ -117,7 +102,7 @@ def run_megatron_job(
         embeddings=embeddings,
     )
     replica = build_replica(settings, world, model_provider)
-    start = _load(job, replica)
+    start = load_start(job, replica)
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
     placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.group == 0 and place.is_leader:
@@ -160,65 +145,6 @@ def run_megatron_job(
     finally:
         end_hooks()
         loaders.close()
-
-
-def _load(job: JobArguments, replica: Replica) -> Start:
-    """The state to begin with, chosen by position 0 for its group; collective."""
-    chosen: list[Any] = [None, None]
-    if job.place.is_leader:
-        try:
-            chosen[0] = _checkpoint(job)
-        except ConfigError as error:
-            chosen[1] = str(error)
-    dist.broadcast_object_list(chosen, 0)
-    directory, refusal = chosen
-    if refusal:
-        raise ConfigError(refusal)
-    if directory is None:
-        return Start()
-    restart = job.place.life > 1
-    fresh = job.checkpoint.finetune and not restart
-    loaded = checkpointing.load(
-        directory,
-        replica,
-        optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
-        strictness=job.checkpoint.dist_ckpt_strictness,
-    )
-    if job.place.is_leader:
-        log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
-    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
-
-
-def _checkpoint(job: JobArguments) -> Path | None:
-    """The directory to load, None to begin anew. A later life begins with what the job itself saved, if anything."""
-    config = job.checkpoint
-    if job.place.life > 1 and config.save:
-        own, _ = _newest(Path(config.save))
-        if own is not None:
-            return own
-    if config.load is None:
-        return None
-    if config.ckpt_step is not None:
-        directory = Path(config.load) / iteration_name(config.ckpt_step)
-        reason = damage(directory)
-        if reason:
-            raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
-        return directory
-    directory_found, passed = _newest(Path(config.load))
-    if directory_found is None and (config.exit_on_missing_checkpoint or passed):
-        why = "; ".join(passed) if passed else "it has no checkpoint"
-        raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
-    if directory_found is None:
-        log.warning("--load %s has no checkpoint: training begins at step 0", config.load)
-    return directory_found
-
-
-def _newest(save: Path) -> tuple[Path | None, list[str]]:
-    directory, passed = last_good(save)
-    reasons = [one.reason for one in passed]
-    for reason in reasons:
-        log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)
-    return directory, reasons
 
 
 class _Loaders:

@@ -139,7 +139,9 @@ def flips(shape: Shape, rng: random.Random) -> list[Flip]:
         position = rng.randrange(shape.size)
         spec = f"bitflip:group={group},position={position},step={step},at={point}"
         corrupt = f"group {group} corrupt: rank {position}: the accumulator of"
-        diverged = f"group {group} (rank {position}) diverged: its weights after step {step} differ from the majority's: in"
+        diverged = (
+            f"group {group} (rank {position}) diverged: its weights after step {step} differ from the majority's: in"
+        )
         said = corrupt if point == "accumulate" else diverged
         found.append(Flip(spec, said))
     for step in (1, STEPS - 1, STEPS):

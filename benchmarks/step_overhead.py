@@ -78,17 +78,7 @@ def _against_plain(options: argparse.Namespace) -> None:
             (_median(run_ours(groups, flags), "step_time_s"), _plain(groups, size, flags))
             for _ in range(options.rounds)
         ]
-        ratios = [ours / plain for ours, plain in pairs]
-        rows.append(
-            {
-                "case": name,
-                "ours_s": round(statistics.median(ours for ours, _ in pairs), 4),
-                "plain_s": round(statistics.median(plain for _, plain in pairs), 4),
-                "ratio": round(statistics.median(ratios), 4),
-                "ratio_min": round(min(ratios), 4),
-                "ratio_max": round(max(ratios), 4),
-            }
-        )
+        rows.append({"case": name, **_ratio("ours_s", "plain_s", pairs)})
     report("step_overhead", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
 
 
@@ -103,19 +93,21 @@ def _modes(options: argparse.Namespace) -> None:
             for _ in range(options.rounds)
         ]
         for mode in options.reduce:
-            ratios = [one[mode] / one["fp32"] for one in rounds]
-            rows.append(
-                {
-                    "case": name,
-                    "reduce": mode,
-                    "step_s": round(statistics.median(one[mode] for one in rounds), 4),
-                    "fp32_step_s": round(statistics.median(one["fp32"] for one in rounds), 4),
-                    "ratio": round(statistics.median(ratios), 4),
-                    "ratio_min": round(min(ratios), 4),
-                    "ratio_max": round(max(ratios), 4),
-                }
-            )
+            pairs = [(one[mode], one["fp32"]) for one in rounds]
+            rows.append({"case": name, "reduce": mode, **_ratio("step_s", "fp32_step_s", pairs)})
     report("step_modes", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
+
+
+def _ratio(one: str, other: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Medians of both sides over the rounds, and of their ratio in each round."""
+    ratios = [first / second for first, second in pairs]
+    return {
+        one: round(statistics.median(first for first, _ in pairs), 4),
+        other: round(statistics.median(second for _, second in pairs), 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_min": round(min(ratios), 4),
+        "ratio_max": round(max(ratios), 4),
+    }
 
 
 def _overlap(options: argparse.Namespace) -> None:
@@ -138,12 +130,10 @@ def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:
     def middle(side: int, what: str) -> float:
         return statistics.median(_median(pair[side], what) for pair in pairs)
 
-    ratios = [_median(overlapped, "step_time_s") / _median(without, "step_time_s") for without, overlapped in pairs]
+    steps = [(_median(overlapped, "step_time_s"), _median(without, "step_time_s")) for without, overlapped in pairs]
     hidden = [1 - _median(overlapped, "reduce_s") / _median(without, "reduce_s") for without, overlapped in pairs]
     return {
-        "step_s": round(middle(0, "step_time_s"), 4),
-        "step_overlap_s": round(middle(1, "step_time_s"), 4),
-        "ratio": round(statistics.median(ratios), 4),
+        **_ratio("step_overlap_s", "step_s", steps),
         "reduce_s": round(middle(0, "reduce_s"), 4),
         "reduce_overlap_s": round(middle(1, "reduce_s"), 4),
         "hidden_share": round(statistics.median(hidden), 3),

@@ -12,6 +12,7 @@ that name is whole.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -86,6 +87,21 @@ def publish(partial: Path, save: Path, step: int) -> Path:
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
+
+
+def publish_left_over(save: Path, accepted: str) -> None:
+    """Publish a checkpoint that the coordinator accepted and whose writer died before it could; ``accepted`` is its
+    directory. Nothing where it is published, damaged, elsewhere or not newer than what is. Any number of processes
+    may call this at once."""
+    partial = Path(accepted)
+    match = _ITERATION.match(partial.name)
+    if match is None or partial.parent != save / PARTIAL or not (partial / MANIFEST).exists():
+        return
+    step = int(match[1])
+    if step <= max(iterations(save), default=-1) or damage(partial):
+        return
+    with contextlib.suppress(FileNotFoundError):  # another process has been quicker
+        publish(partial, save, step)
 
 
 def retire(save: Path, retention: Retention) -> list[int]:

@@ -53,6 +53,7 @@ class RunDirectory:
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
+        self._accepted = self.path / "accepted.json"
         self._token = self.path / "token"
 
     def create(self) -> None:
@@ -97,6 +98,15 @@ class RunDirectory:
         """Where the coordinator is, None before the first one."""
         plain = read_json(self._coordinator)
         return None if plain is None else CoordinatorAddress(**plain)
+
+    def publish_accepted(self, checkpoint: str) -> None:
+        """Note which checkpoint was accepted last: its writer may die before it gets its name."""
+        write_json(self._accepted, {"directory": checkpoint}, durable=True)
+
+    def accepted(self) -> str:
+        """The directory of the checkpoint that was accepted last, as it was when its writer asked; empty for none."""
+        plain = read_json(self._accepted)
+        return "" if plain is None else str(plain["directory"])
 
     def publish_leader(self, group: int, incarnation: int, address: str) -> None:
         """Say where the leader of a group listens for its ranks."""

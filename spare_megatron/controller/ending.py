@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
-from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, proved, stop, views
+from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, kept, proved, stop, views
 from spare_megatron.controller.state import State
 
 
@@ -65,12 +65,13 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome
         applied_last=after.applied_last & after.live.keys(),
         votes={group: vote for group, vote in after.votes.items() if group in after.live},
     )
-    kept = after.saved_step == step
+    there = after.saved_step == step
     if not after.live:
-        if kept:
+        if there:
             return stop(after, ending(after)[0], f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
-    if min(after.live) != min(before.live) and not kept:
+    after = replace(after, unproved=kept(after))
+    if min(after.live) != min(before.live) and not there:
         asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=after.applied_last - {min(after.live)})
         return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
     return _settle(after, fences, why)
@@ -106,7 +107,6 @@ def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
     without = replace(
         state,
         live={g: i for g, i in state.live.items() if g not in gone},
-        unproved=None if state.unproved is not None and state.unproved.group in gone else state.unproved,
     )
     fences: list[Action] = [SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses]
     return lost(state, without, fences, "; ".join(map(describe, losses)))

@@ -14,7 +14,7 @@ import numpy as np
 from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, Loss, Lost, SendFenced
-from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, stop, views, with_checkpoint
+from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, kept, stop, views, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
 
 BACKOFF_FIRST_S = 0.1
@@ -85,7 +85,6 @@ def lose(state: State, event: Lost) -> Outcome:
         live=live,
         waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
         highest=_raise_highest(state.highest, losses),
-        unproved=None if state.unproved is not None and state.unproved.group in members else state.unproved,
     )
     if state.phase == "forming":
         return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
@@ -145,7 +144,7 @@ def _shrink(
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live))
+    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live), unproved=kept(after))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.reason}"

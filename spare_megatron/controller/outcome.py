@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from spare_megatron.controller.messages import AcceptSave, Action, Decision, Deferred, Loss, SendStop, SendView
+from spare_megatron.controller.messages import AcceptSave, Action, Decision, Deferred, Loss, Saved, SendStop, SendView
 from spare_megatron.controller.state import State
 
 Outcome = tuple[State, Decision]
@@ -56,6 +56,13 @@ def proved(state: State) -> tuple[State, list[Action], str]:
     counted = replace(state, unproved=None, saved_step=max(state.saved_step, event.step))
     accept = AcceptSave(event.group, event.incarnation, event.step, event.directory)
     return counted, [accept], f"the checkpoint of step {event.step} by group {event.group} counts"
+
+
+def kept(state: State) -> Saved | None:
+    """The checkpoint that waits for votes, if its group is still a member: of a lost one nobody will say whether its
+    weights were right."""
+    event = state.unproved
+    return event if event is not None and state.live.get(event.group) == event.incarnation else None
 
 
 def describe(loss: Loss) -> str:

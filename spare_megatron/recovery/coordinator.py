@@ -28,6 +28,7 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.machine import State, step
 from spare_megatron.controller.messages import (
+    AcceptSave,
     Applied,
     Decision,
     Event,
@@ -238,6 +239,8 @@ class Coordinator:
             raise
         self._records.observe(record, before, decision, self._state, detect_s, live=True)
         for action in decision.actions:
+            if isinstance(action, AcceptSave):
+                self._dir.publish_accepted(action.directory)
             self._speaker.say(action)
             if isinstance(action, SendFenced):
                 self._detector.lost(action.group, action.incarnation)

@@ -91,7 +91,11 @@ class Client:
         orders = self.session.orders
         if not orders.over:
             self.session.holds(step)
+        voted = 0
         while not orders.over:
+            if voted < orders.epoch:
+                self.session.reduced(step + 1, orders.epoch, True)
+                voted = orders.epoch
             orders = self.session.wait(orders.version)
         self.session.close()
         if orders.fenced is not None:

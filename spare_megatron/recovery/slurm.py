@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm.channel import Security
 from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
 from spare_megatron.recovery.office import Term, Terms
 from spare_megatron.recovery.processes import Child, Processes
@@ -264,9 +264,7 @@ def last_word(code: ExitCode, launch: SlurmLaunch, notice: Callable[[str], None]
     if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
         return code
     why = summary.get("reason", "every group is lost")
-    checkpoint = None
-    for directory in launch.checkpoint_dirs:
-        checkpoint = checkpoint or last_good(Path(directory))[0]
+    checkpoint = checkpoint_to_start_from(launch.run_dir, launch.checkpoint_dirs, notice, "spare-slurm")
     if checkpoint is None:
         where = " or ".join(launch.checkpoint_dirs) or "(no --save or --load was given)"
         notice(f"spare-slurm: {why}; there is no good checkpoint in {where} to start again from")

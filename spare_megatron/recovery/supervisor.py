@@ -10,11 +10,10 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
-from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.comm.rundir import read_json
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import Launch, Life
 from spare_megatron.recovery.processes import Processes, publish_processes
 
@@ -61,9 +60,10 @@ class Supervisor:
             why = (read_json(self._dir.summary) or {}).get("reason", "every group is lost")
             if code is ExitCode.RESTART and self._stop_reason:
                 return ExitCode.REQUEUE
-            checkpoint = self._last_checkpoint()
+            directories = self._launch.checkpoint_dirs
+            checkpoint = checkpoint_to_start_from(self._dir, directories, self._notice, "spare-launch")
             if checkpoint is None:
-                dirs = " or ".join(self._launch.checkpoint_dirs) or "(no --save or --load was given)"
+                dirs = " or ".join(directories) or "(no --save or --load was given)"
                 self._notice(f"spare-launch: {why}; there is no good checkpoint in {dirs} to start again from")
                 return ExitCode.NO_CHECKPOINT
             if idle >= LIVES_WITHOUT_COMMIT:
@@ -73,15 +73,6 @@ class Supervisor:
                 return ExitCode.REQUEUE
             number += 1
             self._notice(f"spare-launch: {why}; the job starts again from {checkpoint}")
-
-    def _last_checkpoint(self) -> Path | None:
-        for directory in self._launch.checkpoint_dirs:
-            good, passed = last_good(Path(directory))
-            for damage in passed:
-                self._notice(f"spare-launch: {damage.reason}; it is passed over")
-            if good is not None:
-                return good
-        return None
 
     def _signal(self, name: str) -> None:
         """The first signal asks for a save; the second one ends everything."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.folder import damage, iteration_name, last_good, publish_left_over
-from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import checkpointing
@@ -68,8 +67,6 @@ def _checkpoint(job: JobArguments) -> Path | None:
     """The directory to load, None to begin anew. A later life begins with what the job itself saved, if anything."""
     config = job.checkpoint
     if job.place.life > 1 and config.save:
-        if job.place.run_dir is not None:
-            publish_left_over(Path(config.save), RunDirectory(job.place.run_dir).accepted())
         own, _ = _newest(Path(config.save))
         if own is not None:
             return own

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -148,10 +149,14 @@ class Client:
         self.session.applied(step, report if self.place.position == self.place.group_size - 1 else {})
         interval = self.args.save_interval
         if interval and step % interval == 0 and orders.group == min(orders.live_groups) and self.place.is_leader:
-            directory = Path(self.args.save) / iteration_name(step)
-            if self.session.saved(step, str(directory)):
-                directory.mkdir(parents=True)
-                (directory / "metadata.json").write_text("{}")
+            threading.Thread(target=self._save, args=(step,), daemon=True).start()
+
+    def _save(self, step: int) -> None:
+        """The word comes with a later commit, so no step waits for it."""
+        directory = Path(self.args.save) / iteration_name(step)
+        if self.session.saved(step, str(directory)):
+            directory.mkdir(parents=True)
+            (directory / "metadata.json").write_text("{}")
 
     def _checkpoint_step(self) -> int:
         good, _ = last_good(Path(self.args.save))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.folder import Retention, last_good, publish_left_over, step_of
+from spare_megatron.checkpoint.folder import Retention, last_good, step_of
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
@@ -59,7 +59,7 @@ def main() -> int:
         options.layer_s,
         flips=injector.flips,
     )
-    first_step = _load(engine, place, options.save) if place.life > 1 or options.load else 0
+    first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
     rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
@@ -163,8 +163,7 @@ def _limit_files(options: argparse.Namespace, place: Place) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, options.file_bytes))
 
 
-def _load(engine: ToyEngine, place: Place, save: str) -> int:
-    publish_left_over(Path(save), RunDirectory(str(place.run_dir)).accepted())
+def _load(engine: ToyEngine, save: str) -> int:
     directory, _ = last_good(Path(save))
     if directory is None:
         return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from spare_megatron.comm.reports import Reduced, checksum_of
 from spare_megatron.controller.messages import Vote
@@ -114,17 +114,20 @@ def greatest(figures: Iterable[Figures]) -> Figures:
     return tuple(sorted(best.items()))
 
 
-class Roll:
-    """Which ranks have reached a number that only grows (an applied step, a held step, a seen epoch)."""
+Mark = TypeVar("Mark", int, tuple[int, int])
 
-    def __init__(self, group_size: int, start: int = -1) -> None:
+
+class Roll(Generic[Mark]):
+    """Which ranks have reached a mark that only grows (an applied step, a held step of an epoch, a seen epoch)."""
+
+    def __init__(self, group_size: int, start: Mark) -> None:
         self._at = [start] * group_size
         self.reached = start
         """What every rank has reached."""
 
-    def add(self, position: int, number: int) -> bool:
-        """One rank reached ``number``; true when this makes it the group's."""
-        self._at[position] = max(self._at[position], number)
+    def add(self, position: int, mark: Mark) -> bool:
+        """One rank reached ``mark``; true when this makes it the group's."""
+        self._at[position] = max(self._at[position], mark)
         before, self.reached = self.reached, min(self._at)
         return self.reached > before
 

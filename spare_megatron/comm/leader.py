@@ -45,8 +45,8 @@ class Leader:
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         self._beats: dict[int, pb.Beat] = {}
         self._tally, self._pulse = Tally(size), Pulse(self._setup.job.timeouts.heartbeat_interval_s)
-        self._applied = Roll(size)
-        self._holds = Roll(size)
+        self._applied = Roll(size, -1)
+        self._holds = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._asked: list[pb.GroupReport] = []
@@ -218,7 +218,7 @@ class Leader:
         elif isinstance(report, Applied):
             self._hear_applied(position, report)
         elif isinstance(report, Holds):
-            if self._holds.add(position, report.step):
+            if self._holds.add(position, (report.step, report.epoch)):
                 self._uplink.send(self._applied_message())
         elif isinstance(report, SaveRequest):
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
@@ -256,7 +256,8 @@ class Leader:
         return pb.GroupReport(report=pb.StepReport(step=step, report_json=json.dumps(merged)))
 
     def _applied_message(self) -> pb.GroupReport:
-        return pb.GroupReport(applied=self._own(pb.Applied(step=self._holds.reached)))
+        step, epoch = self._holds.reached
+        return pb.GroupReport(applied=self._own(pb.Applied(step=step, epoch=epoch)))
 
     def _own(self, message: Any) -> Any:
         message.group, message.incarnation = self._setup.group, self._setup.incarnation
@@ -297,7 +298,7 @@ class Leader:
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
         if self._seen.reached > 0:
             greeting.append(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
-        if self._holds.reached >= 0:
+        if self._holds.reached >= (0, 0):
             greeting.append(self._applied_message())
         return [*greeting, *self._asked]
 

@@ -160,10 +160,10 @@ class Session:
         """
         self._control.post(Applied(step, dict(report)))
 
-    def holds(self, step: int) -> None:
+    def holds(self, step: int, epoch: int) -> None:
         """This rank holds verified state ``step``: said by a joiner that took it from its donors, and by every rank
         when the run ends (``orders.leave``) and the state is saved. The group's Applied goes out with the last."""
-        self._control.post(Holds(step))
+        self._control.post(Holds(step, epoch))
 
     def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final

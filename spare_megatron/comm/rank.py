@@ -139,7 +139,7 @@ def rank_report(report: RankReport) -> pb.RankReport:
     if isinstance(report, Applied):
         return pb.RankReport(applied=pb.RankApplied(step=report.step, report_json=json.dumps(report.report)))
     if isinstance(report, Holds):
-        return pb.RankReport(holds=pb.Holds(step=report.step))
+        return pb.RankReport(holds=pb.Holds(step=report.step, epoch=report.epoch))
     if isinstance(report, SaveRequest):
         return pb.RankReport(save_request=wire.fill(pb.SaveRequest(), report))
     return pb.RankReport(stop_request=pb.StopRequest(reason=report.reason))
@@ -154,7 +154,7 @@ def report_of(message: pb.RankReport) -> RankReport | None:
         report: Mapping[str, Any] = json.loads(message.applied.report_json)
         return Applied(message.applied.step, dict(report))
     if kind == "holds":
-        return Holds(message.holds.step)
+        return Holds(message.holds.step, message.holds.epoch)
     if kind == "save_request":
         return wire.read(message.save_request, SaveRequest)
     if kind == "stop_request":

@@ -63,9 +63,10 @@ class Applied:
 
 @dataclass(frozen=True)
 class Holds:
-    """The rank holds verified state ``step`` (a joiner; at the end of the run, saved)."""
+    """The rank holds verified state ``step`` (a joiner); at the end of the run, it has done what ``epoch`` asks."""
 
     step: int
+    epoch: int
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,13 @@ def check_weights(state: State, fence: Fence) -> Outcome | None:
     if WEIGHTS in state.disputes:
         right = sorted(state.votes.keys() - suspects)
         return fence(state, diverged(state, suspects, f"weights after step {step}", right))
-    asked = replace(state, epoch=state.epoch + 1, votes={}, disputes={**state.disputes, WEIGHTS: {}})
+    asked = replace(
+        state,
+        epoch=state.epoch + 1,
+        votes={},
+        applied_last=frozenset(),
+        disputes={**state.disputes, WEIGHTS: {}},
+    )
     who = audits.name_groups(sorted(suspects))
     reason = f"the weights of {who} after step {step} differ from the majority's; epoch {asked.epoch} asks where"
     return decide(asked, views(asked), reason)

@@ -47,7 +47,9 @@ def vote(state: State, event: Vote) -> Outcome:
 
 
 def applied(state: State, event: Applied) -> Outcome:
-    """A group has nothing left to do."""
+    """A group has nothing left to do in this epoch; a newer one may make it the group that saves."""
+    if event.epoch != state.epoch:
+        return ignore(state, f"group {event.group} is done with epoch {event.epoch}, the run ends in {state.epoch}")
     done = replace(state, applied_last=state.applied_last | {event.group})
     return _settle(done, [], f"group {event.group} is done")
 
@@ -56,7 +58,7 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome
     """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
 
     The member with the lowest id saves (training.loop). When it dies before its checkpoint counts, the next one is
-    asked: its Applied is withdrawn and a view of a new epoch tells it that it is the lowest now.
+    asked: a view of a new epoch, in which all vote and say Applied again, tells it that it is the lowest now.
     """
     step = after.committed[0]
     after = replace(
@@ -72,7 +74,7 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
     after = replace(after, unproved=kept(after))
     if min(after.live) != min(before.live) and not there:
-        asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=after.applied_last - {min(after.live)})
+        asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=frozenset())
         return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
     return _settle(after, fences, why)
 

@@ -143,11 +143,12 @@ class AllVoted:
 
 @dataclass(frozen=True)
 class Applied:
-    """A group's every rank holds verified state ``step``."""
+    """A group's every rank holds verified state ``step``; at the run's end, all that ``epoch`` asks of it is done."""
 
     group: int
     incarnation: int
     step: int
+    epoch: int
 
 
 @dataclass(frozen=True)

@@ -71,4 +71,4 @@ class JobControl:
         """Joiners hold the committed state."""
         state = self.state
         for group in sorted(state.live.keys() - state.holders):
-            self.feed(m.Applied(group, state.live[group], state.committed[0]))
+            self.feed(m.Applied(group, state.live[group], state.committed[0], state.epoch))

@@ -133,23 +133,22 @@ class TrainingLoop:
         Should the group that saves die, a view without it makes the next one the lowest. A view of a newer epoch asks
         for the vote again.
         """
-        step, live, saved = committed.step, committed.live, False
+        step, saved = committed.step, False
         self._ended = step
         self._tick(step)
         if self.saver is not None:
             self.saver.settle(lambda: self._tick(step))
         orders = self.session.orders
-        while True:
-            if self.saver is not None and self._saves(live) and not saved:
+        while not orders.over:
+            epoch = orders.epoch
+            if self.saver is not None and self._saves(orders.live_groups) and not saved:
                 self._save(committed, 0.0, final=True)
                 saved = True
-            self.session.holds(step)
-            while not orders.over and orders.live_groups == live:
+            self.session.holds(step, epoch)
+            while not orders.over and orders.epoch == epoch:
                 orders = self.session.wait(orders.version)
-                self._vote_on_the_end(orders)
-            if orders.over:
-                return orders
-            live = orders.live_groups
+            self._vote_on_the_end(orders)
+        return orders
 
     def _until_over(self) -> Orders:
         orders = self.session.orders

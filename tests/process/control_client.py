@@ -90,13 +90,12 @@ class Client:
                 break
             step += 1
         orders = self.session.orders
-        if not orders.over:
-            self.session.holds(step)
-        voted = 0
+        done = 0
         while not orders.over:
-            if voted < orders.epoch:
+            if done < orders.epoch:
                 self.session.reduced(step + 1, orders.epoch, True)
-                voted = orders.epoch
+                self.session.holds(step, orders.epoch)
+                done = orders.epoch
             orders = self.session.wait(orders.version)
         self.session.close()
         if orders.fenced is not None:

@@ -101,7 +101,8 @@ class Player:
         if verb == "saved":
             return m.Saved(group, incarnation, int(options.get("step", self.state.committed[0])), "dir")
         if verb == "applied":
-            return m.Applied(group, incarnation, int(options.get("step", self.state.committed[0])))
+            step = int(options.get("step", self.state.committed[0]))
+            return m.Applied(group, incarnation, step, int(options.get("epoch", self.state.epoch)))
         assert verb == "vote", f"unknown command {verb}"
         planned = tuple(p for segment in self.state.segments_of(group) for p in segment)
         pieces = tuple(int(p) for p in options["pieces"].split(",")) if "pieces" in options else planned

@@ -61,7 +61,7 @@ def test_all_voted_is_the_single_votes(granularity: str) -> None:
             back = min(set(range(12)) - state.live.keys())
             state, _ = _feed(state, m.Hello(back, state.highest[back] + 1, "job", 0))
         for joiner in sorted(state.live.keys() - state.holders):
-            state, _ = _feed(state, m.Applied(joiner, state.live[joiner], state.committed[0]))
+            state, _ = _feed(state, m.Applied(joiner, state.live[joiner], state.committed[0], state.epoch))
         t, e = state.step_in_flight, state.epoch
         bulk, decision = _feed(state, m.AllVoted(t, e))
         votes = [

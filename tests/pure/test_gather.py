@@ -98,7 +98,7 @@ def test_digests_of_the_ranks_become_one() -> None:
 
 
 def test_a_roll_moves_with_the_slowest() -> None:
-    roll = Roll(2)
+    roll = Roll(2, -1)
     assert not roll.add(0, 7)
     assert roll.add(1, 5)
     assert roll.reached == 5

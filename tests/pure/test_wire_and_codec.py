@@ -118,7 +118,7 @@ def test_events_survive_the_journal(vote: Vote) -> None:
         vote,
         Opened(SPEC, 1, 2),
         Lost((Loss(1, 0, "silent", 1, "why"),), ((0, 3), (1, 2))),
-        Applied(1, 2, 3),
+        Applied(1, 2, 3, 4),
         Saved(1, 2, 3, "there"),
     ):
         assert codec.decode_event(json.loads(json.dumps(codec.encode_event(event)))) == event

@@ -7,7 +7,8 @@ the invariants are checked, and with them what only an observer of the whole job
 
 * no two groups ever apply different results for one step, and every applied result holds each piece exactly once;
 * a group applies steps in order, without gap or repeat;
-* a checkpoint that counts has the right weights, unless nobody was left who could have told;
+* a run that finishes has saved its last step, and what was saved has the right weights, unless nobody was left who
+  could have told;
 * a piece that its owner computed wrongly is never applied when another group of that epoch audited it rightly, and
   only groups that computed something wrongly are ever fenced for it;
 * the journal, replayed, gives the same state and the same actions.
@@ -131,6 +132,8 @@ class World:
             if isinstance(action, m.AcceptSave):
                 self._check_saved(action)
             self._send(action)
+        if self.state.stopped == "finished" and before.phase == "ending":
+            assert self.state.saved_step == self.state.committed[0], "the run ended before its last step was saved"
         if self.state.stopped == "failed" and before.phase not in ("forming", "stopped"):
             assert self.ever_wrong or self.ever_damaged, f"a false alarm: {decision.reason}"
 
@@ -276,7 +279,7 @@ class World:
             if group.id == min(orders.live_groups):
                 group.saved[group.applied] = group.weights
                 group.outbox.append(m.Saved(group.id, group.incarnation, group.applied, "d"))
-            group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
+            group.outbox.append(m.Applied(group.id, group.incarnation, group.applied, group.orders.epoch))
         if orders.over or orders.donors:
             return
         if orders.committed[0] == group.applied + 1 and group.held == orders.committed:
@@ -296,7 +299,7 @@ class World:
             group.saved[done] = group.weights
             group.outbox.append(m.Saved(group.id, group.incarnation, done, "d"))
         if group.orders.leave:
-            group.outbox.append(m.Applied(group.id, group.incarnation, done))
+            group.outbox.append(m.Applied(group.id, group.incarnation, done, group.orders.epoch))
 
     def _fresh(self, group: Group) -> None:
         group.ran, group.segments_run, group.held, group.last_vote = [], 0, None, None
@@ -380,7 +383,7 @@ class World:
         if donor.damaged:
             self.ever_damaged.add((group.id, group.incarnation))
         group.orders = take_view(group.orders, self._without_donors(group))[0]
-        group.outbox.append(m.Applied(group.id, group.incarnation, group.applied))
+        group.outbox.append(m.Applied(group.id, group.incarnation, group.applied, group.orders.epoch))
 
     @staticmethod
     def _without_donors(group: Group) -> m.View:

@@ -37,6 +37,8 @@ class Shape:
     groups: int
     size: int
     flags: tuple[str, ...]
+    pieces: int = 3
+    """So many pieces, at least, are in the first segment of each group."""
 
 
 SHAPES = {
@@ -49,7 +51,7 @@ SHAPES = {
     "PP2 x 4, untied, bf16": Shape(
         4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--bf16", UNTIED)
     ),
-    "D2 x 4, bf16": Shape(4, 2, ("--spare-inner-data-parallel", "2", "--bf16", "--global-batch-size", "16")),
+    "D2 x 4, bf16": Shape(4, 2, ("--spare-inner-data-parallel", "2", "--bf16", "--global-batch-size", "16"), 2),
     "MoE EP2 TP2 x 3, bf16": Shape(3, 2, EXPERTS),
     "PP2 x 4, exact32": Shape(
         4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", "exact32")
@@ -79,7 +81,7 @@ def kills(shape: Shape, rng: random.Random) -> list[str]:
         point = rng.choice(AFTER_A_LOSS if same else POINTS)
         step = step if same else rng.randint(1, STEPS)
         position = f",position={rng.randrange(shape.size)}" if rng.random() < 0.5 else ""
-        nth = f",n={rng.randint(0, 2)}" if point in ("forward", "backward") else ""
+        nth = f",n={rng.randrange(shape.pieces)}" if point in ("forward", "backward") else ""
         specs.append(f"sigkill:group={group}{position},step={step},at={point}{nth}")
     return specs
 

@@ -43,6 +43,15 @@ def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: d
     check_weights(job.run_dir, calm)
 
 
+def test_the_group_that_saves_dies_at_its_last_save(tmp_path: Path, calm: dict[str, str]) -> None:
+    """The other groups are done by then; the next one saves instead."""
+    save = tmp_path / "save"
+    job = launch(tmp_path / "run", *WORDS, "--save", str(save), inject=["sigkill:group=0,step=16,at=checkpoint"])
+    assert [line["step"] for line in job.finish()] == list(range(1, 17))
+    assert [path.name for path in save.glob("iter_*")] == ["iter_0000016"]
+    check_weights(job.run_dir, calm)
+
+
 def test_total_loss_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     inject = [f"sigkill:group={group},step=5,at=forward" for group in range(2)]
     job = launch(tmp_path / "run", *WORDS, groups=2, group_size=1, inject=inject)

@@ -52,7 +52,7 @@ SHAPES = {
         4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--bf16", UNTIED)
     ),
     "D2 x 4, bf16": Shape(4, 2, ("--spare-inner-data-parallel", "2", "--bf16", "--global-batch-size", "16"), 2),
-    "MoE EP2 TP2 x 3, bf16": Shape(3, 2, EXPERTS),
+    "MoE EP2 TP2 x 3, bf16": Shape(3, 4, EXPERTS, 2),
     "PP2 x 4, exact32": Shape(
         4, 2, ("--pipeline-model-parallel-size", "2", "--global-batch-size", "16", "--spare-reduce", "exact32")
     ),

@@ -10,7 +10,7 @@ import warnings
 
 from spare_megatron.config.errors import ConfigError
 
-TESTED_CORE_VERSIONS = ("0.16.1",)
+TESTED_CORE_VERSIONS = ("0.16.0", "0.16.1")
 """Versions of megatron-core that this package's tests ran with."""
 
 _KNOWN_WARNINGS = (

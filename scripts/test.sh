@@ -14,8 +14,8 @@ lint-imports
 
 if [ "${1:-}" = "--full" ]; then
   shift
-  { date -u +%FT%TZ; git rev-parse HEAD; nproc; } >benchmarks/results/full_tests.txt
-  python -m pytest "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt
+  { date -u +%FT%TZ; git rev-parse HEAD; echo "$(nproc --all) cores; pytest $*"; } >benchmarks/results/full_tests.txt
+  python -m pytest --no-header -v "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt
 else
   python -m pytest -m "not full" "$@"
 fi

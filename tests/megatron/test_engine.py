@@ -205,10 +205,10 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
         config = transformer_config(settings, world.shape)
 
         def older(
-            pre_process: bool, post_process: bool, calls: Any = calls, config: Any = config, settings: Any = settings
+            pre_process: bool, post_process: bool, calls: Any = calls, made: Any = config, settings: Any = settings
         ) -> Any:
             calls.append((pre_process, post_process))
-            return default_model_provider(settings, config)(pre_process, post_process)
+            return default_model_provider(settings, made)(pre_process, post_process)
 
         try:
             build_replica(settings, world, older)

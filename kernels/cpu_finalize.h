@@ -32,15 +32,15 @@ inline __m512d store_rounded(uint16_t* to, __m512d value) {
   return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(high, 16)));
 }
 
-// Rows of SPARE_LANES elements: quotients out, squares added to `lanes`, extremes to `top` and `bottom`.
-template <class Destination, bool multiply>
+// Rows of SPARE_LANES elements: quotients out, squares added to `lanes` if `norm`, extremes to `top` and `bottom`.
+template <class Destination, bool multiply, bool norm>
 inline void finalize_rows(const int64_t* total, Destination* out, int64_t count, double divisor, double* lanes,
                           int64_t* top, int64_t* bottom) {
   enum { kEach = 8, kRow = SPARE_LANES / kEach };
   const __m512d by = _mm512_set1_pd(divisor);
   __m512i highest = _mm512_set1_epi64(*top), lowest = _mm512_set1_epi64(*bottom);
   __m512d sums[kRow];
-  for (int j = 0; j < kRow; ++j) sums[j] = _mm512_loadu_pd(lanes + kEach * j);
+  for (int j = 0; norm && j < kRow; ++j) sums[j] = _mm512_loadu_pd(lanes + kEach * j);
   for (int64_t row = 0; row < count; row += SPARE_LANES) {
 #pragma GCC unroll 8
     for (int j = 0; j < kRow; ++j) {
@@ -50,12 +50,21 @@ inline void finalize_rows(const int64_t* total, Destination* out, int64_t count,
       const __m512d exact = _mm512_cvtepi64_pd(sum);
       const __m512d back =
           store_rounded(out + row + kEach * j, multiply ? _mm512_mul_pd(exact, by) : _mm512_div_pd(exact, by));
-      sums[j] = _mm512_add_pd(sums[j], _mm512_mul_pd(back, back));
+      if (norm) sums[j] = _mm512_add_pd(sums[j], _mm512_mul_pd(back, back));
     }
   }
-  for (int j = 0; j < kRow; ++j) _mm512_storeu_pd(lanes + kEach * j, sums[j]);
+  for (int j = 0; norm && j < kRow; ++j) _mm512_storeu_pd(lanes + kEach * j, sums[j]);
   *top = _mm512_reduce_max_epi64(highest);
   *bottom = _mm512_reduce_min_epi64(lowest);
+}
+
+template <class Destination, bool multiply>
+inline void finalize_rows(const int64_t* total, Destination* out, int64_t count, double divisor, double* lanes,
+                          int64_t* top, int64_t* bottom) {
+  if (lanes)
+    finalize_rows<Destination, multiply, true>(total, out, count, divisor, lanes, top, bottom);
+  else
+    finalize_rows<Destination, multiply, false>(total, out, count, divisor, lanes, top, bottom);
 }
 
 }  // namespace

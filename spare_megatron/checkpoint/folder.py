@@ -12,7 +12,6 @@ that name is whole.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -91,16 +90,13 @@ def publish(partial: Path, save: Path, step: int) -> Path:
 
 def publish_left_over(save: Path, accepted: str) -> None:
     """Publish a checkpoint that the coordinator accepted and whose writer died before it could; ``accepted`` is its
-    directory. Nothing where it is published, damaged, elsewhere or not newer than what is. Any number of processes
-    may call this at once."""
+    directory. Nothing where it is published, damaged, elsewhere or not newer than what is."""
     partial = Path(accepted)
     match = _ITERATION.match(partial.name)
     if match is None or partial.parent != save / PARTIAL or not (partial / MANIFEST).exists():
         return
     step = int(match[1])
-    if step <= max(iterations(save), default=-1) or damage(partial):
-        return
-    with contextlib.suppress(FileNotFoundError):  # another process has been quicker
+    if step > max(iterations(save), default=-1) and not damage(partial):
         publish(partial, save, step)
 
 

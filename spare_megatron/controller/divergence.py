@@ -30,7 +30,7 @@ def check_weights(state: State, fence: Fence) -> Outcome | None:
         return None
     if WEIGHTS in state.disputes:
         right = sorted(state.votes.keys() - suspects)
-        return fence(state, diverged(state, suspects, f"weights after step {step}", right))
+        return fence(state, diverged(state, suspects, f"weights after step {step} differ", right))
     asked = replace(
         state,
         epoch=state.epoch + 1,
@@ -44,12 +44,12 @@ def check_weights(state: State, fence: Fence) -> Outcome | None:
 
 
 def diverged(state: State, suspects: Iterable[int], what: str, right: Iterable[int] = ()) -> tuple[Loss, ...]:
-    """The losses of groups whose ``what`` is not the majority's, with the place where votes say it; ``right`` are
-    groups to compare with."""
+    """The losses of groups of which ``what`` ('weights after step 3 differ') is said, with the place where votes tell
+    it; ``right`` are groups to compare with."""
     others = list(right)
     found = []
     for group in sorted(suspects):
         position, names = audits.place(state, WEIGHTS, group, others)
-        detail = f"its {what} differ{'' if what.startswith('weights') else 's'} from the majority's"
-        found.append(Loss(group, state.live[group], "diverged", position, detail + audits.listed(names)))
+        detail = f"its {what} from the majority's{audits.listed(names)}"
+        found.append(Loss(group, state.live[group], "diverged", position, detail))
     return tuple(found)

@@ -4,8 +4,8 @@ The last step is committed. Every group applies it, votes once more, for the ste
 its last weights; the lowest group saves. The job is over when the votes agree and every group has said Applied.
 
 A checkpoint of step t holds weights that only the votes of step t + 1 compare. So it counts with the commit of t + 1,
-or with the votes of the end. Where the job dies before that, it counts as it is: the alternative is to give up an
-interval of everybody's work for a comparison that nobody can make any more.
+or with the votes of the end. Where the job is wiped out before that, it counts as it is: the alternative is to give up
+an interval of everybody's work for a comparison that nobody can make any more.
 """
 
 from __future__ import annotations

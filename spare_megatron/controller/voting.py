@@ -168,7 +168,7 @@ def _same_weights(state: State, at_s: float) -> Outcome:
     if suspects is None:
         reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
         return stop(state, "failed", with_checkpoint(state, reason))
-    return _fence(state, diverged(state, suspects, f"reduced result of step {state.step_in_flight}"))
+    return _fence(state, diverged(state, suspects, f"reduced result of step {state.step_in_flight} differs"))
 
 
 def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:

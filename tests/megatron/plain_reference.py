@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,15 @@ CPU_SETTINGS = {
 
 def train(rank: int, world_size: int, store: dist.Store, case: dict[str, Any]) -> list[dict[str, float]]:
     """Per-step loss, gradient norm and learning rate of ``case`` (as in test_parity) over ``world_size`` ranks."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    with world(rank, world_size, store, case):
+        chunks, optimizer, config = build(case)
+        return steps(case, chunks, optimizer, config, schedule_of(case, optimizer), range(case["steps"]))
+
+
+@contextmanager
+def world(rank: int, size: int, store: dist.Store, case: dict[str, Any], timeout_s: float = 60) -> Iterator[None]:
+    """megatron-core's parallel state over all ranks."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=case["tensor"],
         pipeline_model_parallel_size=case["pipeline"],
@@ -64,16 +73,15 @@ def train(rank: int, world_size: int, store: dist.Store, case: dict[str, Any]) -
         create_gloo_process_groups=False,
     )
     try:
-        return _train(case)
+        yield
     finally:
         mpu.destroy_model_parallel()
         dist.destroy_process_group()
 
 
-def _train(case: dict[str, Any]) -> list[dict[str, float]]:
-    chunks, optimizer, config = build(case)
-    schedule = OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], case["global_batch_size"]))
-    return steps(case, chunks, optimizer, config, schedule, range(case["steps"]))
+def schedule_of(case: dict[str, Any], optimizer: Any) -> OptimizerParamScheduler:
+    """The learning rates of ``case``."""
+    return OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], case["global_batch_size"]))
 
 
 def steps(

@@ -1,8 +1,9 @@
 """Plain megatron-core with its distributed optimizer: trains, saves in mid-run and resumes, as Megatron-LM does it.
 
-Nothing of this project is used but the CPU shims of :mod:`plain_reference`. Without apex and transformer-engine,
-megatron-core 0.16.1 restores its own distributed optimizer wrongly, because torch's Adam counts steps for each
-parameter; :func:`_load` sets right what that breaks (empty state, one counter shared by all).
+Of this project only the CPU shims are used, and the guard that keeps a save's planning from starting processes; what
+is written and read is megatron-core's. Without apex and transformer-engine, megatron-core 0.16.1 restores its own
+distributed optimizer wrongly, because torch's Adam counts steps for each parameter; :func:`_load` sets right what that
+breaks (empty state, one counter shared by all).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,17 @@ install_cpu_shims()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
-from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
 
 from spare_megatron.megatron_adapter import checkpoint_writer  # noqa: E402
-from tests.megatron import plain_reference, toy  # noqa: E402
-
-
-@contextmanager
-def world(rank: int, size: int, store: dist.Store, case: dict[str, Any]) -> Iterator[None]:
-    """megatron-core's parallel state over all ranks."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
-    mpu.initialize_model_parallel(
-        tensor_model_parallel_size=case["tensor"],
-        pipeline_model_parallel_size=case["pipeline"],
-        virtual_pipeline_model_parallel_size=case["virtual"],
-        expert_model_parallel_size=case["expert"],
-        create_gloo_process_groups=False,
-    )
-    try:
-        yield
-    finally:
-        mpu.destroy_model_parallel()
-        dist.destroy_process_group()
+from tests.megatron import plain_reference  # noqa: E402
 
 
 def train(case: dict[str, Any], saves: dict[str, str | None], at: int) -> list[dict[str, float]]:
     """All steps of ``case`` from scratch; after step ``at`` one checkpoint in each directory, in the named form (None:
     whatever megatron-core takes)."""
     chunks, optimizer, config = plain_reference.build(case)
-    schedule = _schedule(case, optimizer)
+    schedule = plain_reference.schedule_of(case, optimizer)
     history = plain_reference.steps(case, chunks, optimizer, config, schedule, range(at))
     for directory, form in saves.items():
         _save(directory, form, case, chunks, optimizer, schedule, at)
@@ -61,14 +41,10 @@ def train(case: dict[str, Any], saves: dict[str, str | None], at: int) -> list[d
 def resume(case: dict[str, Any], directory: str) -> list[dict[str, float]]:
     """The steps that are left after the checkpoint in ``directory``."""
     chunks, optimizer, config = plain_reference.build({**case, "seed": 99})
-    schedule = _schedule(case, optimizer)
+    schedule = plain_reference.schedule_of(case, optimizer)
     step, consumed = _load(directory, case, chunks, optimizer, schedule)
     assert consumed == step * case["global_batch_size"]
     return plain_reference.steps(case, chunks, optimizer, config, schedule, range(step, case["steps"]))
-
-
-def _schedule(case: dict[str, Any], optimizer: Any) -> OptimizerParamScheduler:
-    return OptimizerParamScheduler(optimizer, **toy.scheduler(case["steps"], case["global_batch_size"]))
 
 
 def _models(chunks: list[Any], content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -44,12 +44,12 @@ def worker(rank: int, store: Any, arguments: tuple[str, str]) -> dict[str, Any]:
     """Histories of one kind by name, on every rank."""
     from torch.distributed import PrefixStore
 
-    from tests.megatron import plain_sharded
+    from tests.megatron import plain_reference, plain_sharded
 
     kind, directory = arguments
     one, forms = PLAIN[kind], [form for name, form in RESUMED if name == kind]
     result: dict[str, Any] = {}
-    with plain_sharded.world(rank, 4, PrefixStore("plain", store), one):
+    with plain_reference.world(rank, 4, PrefixStore("plain", store), one, timeout_s=120):
         result["plain"] = plain_sharded.train(one, {f"{directory}/{form}": form for form in forms}, SAVED)
     result["ours"] = run(rank, PrefixStore("ours", store), one, None, f"{directory}/ours")
     for form in forms:
@@ -58,7 +58,7 @@ def worker(rank: int, store: Any, arguments: tuple[str, str]) -> dict[str, Any]:
             result[name] = run(rank, PrefixStore(name, store), other, start, f"{start} {layout} again")
     for shared in (True, False):
         name = f"ours to plain {shared}"
-        with plain_sharded.world(rank, 4, PrefixStore(name, store), one):
+        with plain_reference.world(rank, 4, PrefixStore(name, store), one, timeout_s=120):
             result[name] = plain_sharded.resume({**one, "distributed": shared}, f"{directory}/ours")
     if kind == "dense":
         refused(rank, PrefixStore("refused", store), f"{directory}/dp_reshardable")

@@ -97,7 +97,7 @@ class Cluster:
             daemon.kill()
             daemon.wait()
         for process in [*self._step_daemons(), *self._processes(lambda environ: self._is_ours(environ))]:
-            _kill(process)
+            _signal(process, signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------------------ commands
 
@@ -136,15 +136,18 @@ class Cluster:
     # --------------------------------------------------------------------------------------------------------- nodes
 
     def kill_node(self, node: str) -> list[int]:
-        """SIGKILL to a node's slurmd, to its slurmstepd and to everything that runs there, in this order: nobody is
-        left to tell of the death. The pids."""
-        self._daemons[node].kill()
-        self._daemons.pop(node).wait()
-        on_node = self._processes(lambda environ: self._is_ours(environ, node))
-        dying = [*self._step_daemons(node), *on_node]
-        for process in dying:
-            _kill(process)
-        return [process.pid for process in dying]
+        """SIGKILL to a node's slurmd, to its slurmstepd and to everything that runs there, all at once: each is stopped
+        before the first one dies, as else a part of srun that outlives the rest ends the whole step. The pids."""
+        daemon = self._daemons.pop(node)
+        dying: dict[int, psutil.Process] = {}
+        while alive := {one.pid: one for one in self._on_node(node, daemon.pid) if one.pid not in dying}:
+            for process in alive.values():
+                _signal(process, signal.SIGSTOP)
+            dying |= alive
+        for process in dying.values():
+            _signal(process, signal.SIGKILL)
+        daemon.wait()
+        return list(dying)
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd (again)."""
@@ -162,7 +165,7 @@ class Cluster:
         for job in self.jobs():
             self.call("scancel", job)
         for process in self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ):
-            _kill(process)
+            _signal(process, signal.SIGKILL)
 
     def state(self, node: str) -> str:
         """Of a node, as sinfo says it."""
@@ -229,6 +232,10 @@ class Cluster:
                     found.append(process)
         return found
 
+    def _on_node(self, node: str, slurmd: int) -> list[psutil.Process]:
+        on_node = self._processes(lambda environ: self._is_ours(environ, node))
+        return [psutil.Process(slurmd), *self._step_daemons(node), *on_node]
+
     def _is_ours(self, environ: Mapping[str, str], node: str = "") -> bool:
         mine = environ.get("SLURM_CONF") == str(self._conf)
         return mine and node in ("", environ.get("SLURMD_NODENAME"))
@@ -248,9 +255,9 @@ def _which(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SBIN}")
 
 
-def _kill(process: psutil.Process) -> None:
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(number)
 
 
 def _free_ports(count: int) -> Sequence[int]:

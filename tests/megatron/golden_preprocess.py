@@ -1,5 +1,4 @@
-"""What Megatron-LM's own preprocess tool makes of a corpus: sums of its files, in tests/data/preprocess/golden.json
-(the first 12 digits of each sha256).
+"""What Megatron-LM's own preprocess tool makes of a corpus: sums of its files, in tests/data/preprocess/golden.json.
 
 Make them anew with a checkout of Megatron-LM (its ``megatron.training`` needs the packages six and triton):
 
@@ -30,8 +29,7 @@ COMMON = ["--append-eod", "--workers", "2", "--log-interval", "100000"]
 
 
 def sha256(path: Path) -> str:
-    """Its first 12 digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def sums(prefix: Path) -> dict[str, str]:

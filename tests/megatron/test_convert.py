@@ -120,7 +120,7 @@ def test_logits_are_those_of_transformers_and_round_trips_are_equal(kind: str, t
         assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
     from spare_megatron.megatron_adapter.digest import digest
 
@@ -135,7 +135,7 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
         assert digest(tmp_path / f"whole{number}" / "iter_0000001") == digest(tmp_path / "first" / "iter_0000001")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
     from spare_megatron.megatron_adapter import world

@@ -126,7 +126,8 @@ def test_there_is_always_a_good_checkpoint_to_resume_from(tmp_path: Path) -> Non
     last.finish(timeout_s=300)
     assert command.main(["verify", str(save)]) == 0
     step = newest(save)
-    calm = start(tmp_path / "calm", "--save", str(tmp_path / "calm save"), "--exit-interval", str(step))
+    words = ("--save", str(tmp_path / "calm save"), "--save-interval", "1000", "--exit-interval", str(step))
+    calm = start(tmp_path / "calm", *words)
     for line in calm.finish(timeout_s=600):
         known = losses.get(line["step"], line["loss"])
         assert line["loss"] == pytest.approx(known, rel=TOLERANCE), f"step {line['step']}"

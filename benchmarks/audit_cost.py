@@ -17,7 +17,7 @@ import argparse
 import statistics
 
 from _report import report
-from step_overhead import CASES, MODEL, run_ours
+from step_overhead import CASES, model, run_ours
 
 
 def main() -> None:
@@ -30,12 +30,12 @@ def main() -> None:
     rows = []
     for name, (groups, _, layout, pieces) in CASES.items():
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*MODEL, *layout, *batch, "--spare-redundancy", "2")
+        flags = (*model(), *layout, *batch, "--spare-redundancy", "2")
         for rate in options.rates:
             audits = ("--spare-audit-rate", str(rate))
             pairs = [(run_ours(groups, flags), run_ours(groups, (*flags, *audits))) for _ in range(options.rounds)]
             rows.append({"case": name, "rate": rate, **_compared(pairs)})
-    report("audit_cost", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
+    report("audit_cost", {"model": " ".join(model()), "rounds": options.rounds, "steps": options.steps}, rows)
 
 
 def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:

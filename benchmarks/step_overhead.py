@@ -1,14 +1,15 @@
 """What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 2] [--steps 16]
-    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--steps 16]
+    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--steps 16] [--seq-length 256]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
 
 Both sides run in turn (ours, plain, ours, plain, ...), so that a machine whose speed drifts drifts for both. A step of
 ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall time on rank 0. The first
 steps of a run are left out. The result is the median step of ours over that of the plain side, round by round.
 
-With --reduce both sides are ours, each mode in turn with fp32.
+With --reduce both sides are ours, each mode in turn with fp32. A mode costs the same for every piece, so its share
+falls with the tokens of a piece (--seq-length).
 
 With --overlap both sides are ours, one of them with --overlap-grad-reduce; what is hidden is the share of the time
 between a step's last gradient and its sums that is gone. --link-mbit runs each pair again in a network namespace whose
@@ -42,10 +43,11 @@ OVERLAP_CASES = {
     "1 x 2 groups, K=2": (2, 1, (), 2),
     "PP2 x 2 groups, K=4": (2, 2, ("--pipeline-model-parallel-size", "2"), 4),
 }
+SEQ_LENGTH = 256
 NAMESPACE = "spare-step-overhead"
 MODEL = (
-    *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256"),
-    *("--max-position-embeddings", "256", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
+    *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4"),
+    *("--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "1023", "--split", "100,0,0"),
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--eval-iters", "0", "--num-workers", "0"),
     *("--log-interval", "1000"),
@@ -57,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="tokens of a piece")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes against fp32")
     parser.add_argument("--overlap", action="store_true", help="with overlap against without it")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="0: the machine's own loopback")
@@ -73,20 +76,20 @@ def _against_plain(options: argparse.Namespace) -> None:
     rows = []
     for name, (groups, size, layout, pieces) in CASES.items():
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*MODEL, *layout, *batch)
+        flags = (*model(options.seq_length), *layout, *batch)
         pairs = [
             (_median(run_ours(groups, flags), "step_time_s"), _plain(groups, size, flags))
             for _ in range(options.rounds)
         ]
         rows.append({"case": name, **_ratio("ours_s", "plain_s", pairs)})
-    report("step_overhead", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
+    report("step_overhead", _config(options), rows)
 
 
 def _modes(options: argparse.Namespace) -> None:
     rows = []
     for name, (groups, _, layout, pieces) in CASES.items():
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*MODEL, *layout, *batch, "--spare-reduce")
+        flags = (*model(options.seq_length), *layout, *batch, "--spare-reduce")
         modes = ("fp32", *options.reduce)
         rounds = [
             {mode: _median(run_ours(groups, (*flags, mode)), "step_time_s") for mode in modes}
@@ -95,7 +98,16 @@ def _modes(options: argparse.Namespace) -> None:
         for mode in options.reduce:
             pairs = [(one[mode], one["fp32"]) for one in rounds]
             rows.append({"case": name, "reduce": mode, **_ratio("step_s", "fp32_step_s", pairs)})
-    report("step_modes", {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}, rows)
+    report("step_modes", _config(options), rows)
+
+
+def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
+    """Its flags; a piece has one sample of so many tokens."""
+    return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
+
+
+def _config(options: argparse.Namespace) -> dict[str, object]:
+    return {"model": " ".join(model(options.seq_length)), "rounds": options.rounds, "steps": options.steps}
 
 
 def _ratio(one: str, other: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
@@ -115,15 +127,14 @@ def _overlap(options: argparse.Namespace) -> None:
     for mbit in options.link_mbit:
         for name, (groups, _, layout, pieces) in OVERLAP_CASES.items():
             batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-            flags = (*MODEL, *layout, *batch)
+            flags = (*model(options.seq_length), *layout, *batch)
             with _link(mbit) as within:
                 pairs = [
                     (run_ours(groups, flags, within), run_ours(groups, (*flags, "--overlap-grad-reduce"), within))
                     for _ in range(options.rounds)
                 ]
             rows.append({"case": name, "link_mbit": mbit or "", **_compared(pairs)})
-    config = {"model": " ".join(MODEL), "rounds": options.rounds, "steps": options.steps}
-    report("step_overlap", config, rows)
+    report("step_overlap", _config(options), rows)
 
 
 def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 2] [--steps 16]
-    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--steps 16] [--seq-length 256]
+    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
 
 Both sides run in turn (ours, plain, ours, plain, ...), so that a machine whose speed drifts drifts for both. A step of
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="tokens of a piece")
+    parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose name has it")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes against fp32")
     parser.add_argument("--overlap", action="store_true", help="with overlap against without it")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="0: the machine's own loopback")
@@ -74,7 +75,7 @@ def main() -> None:
 
 def _against_plain(options: argparse.Namespace) -> None:
     rows = []
-    for name, (groups, size, layout, pieces) in CASES.items():
+    for name, (groups, size, layout, pieces) in _chosen(CASES, options):
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
         flags = (*model(options.seq_length), *layout, *batch)
         pairs = [
@@ -87,7 +88,7 @@ def _against_plain(options: argparse.Namespace) -> None:
 
 def _modes(options: argparse.Namespace) -> None:
     rows = []
-    for name, (groups, _, layout, pieces) in CASES.items():
+    for name, (groups, _, layout, pieces) in _chosen(CASES, options):
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
         flags = (*model(options.seq_length), *layout, *batch, "--spare-reduce")
         modes = ("fp32", *options.reduce)
@@ -104,6 +105,10 @@ def _modes(options: argparse.Namespace) -> None:
 def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
     """Its flags; a piece has one sample of so many tokens."""
     return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
+
+
+def _chosen(cases: dict[str, tuple], options: argparse.Namespace) -> list[tuple[str, tuple]]:
+    return [(name, case) for name, case in cases.items() if options.case in name]
 
 
 def _config(options: argparse.Namespace) -> dict[str, object]:
@@ -125,7 +130,7 @@ def _ratio(one: str, other: str, pairs: list[tuple[float, float]]) -> dict[str, 
 def _overlap(options: argparse.Namespace) -> None:
     rows = []
     for mbit in options.link_mbit:
-        for name, (groups, _, layout, pieces) in OVERLAP_CASES.items():
+        for name, (groups, _, layout, pieces) in _chosen(OVERLAP_CASES, options):
             batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
             flags = (*model(options.seq_length), *layout, *batch)
             with _link(mbit) as within:

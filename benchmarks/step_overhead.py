@@ -4,9 +4,10 @@
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
 
-Both sides run in turn (ours, plain, ours, plain, ...), so that a machine whose speed drifts drifts for both. A step of
-ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall time on rank 0. The first
-steps of a run are left out. The result is the median step of ours over that of the plain side, round by round.
+Both sides run in turn (ours with exact sums, plain, ours with fp32 sums, exact, ...), so that a machine whose speed
+drifts drifts for both. A step of ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is
+its wall time on rank 0. The first steps of a run are left out. The result is the median step of ours over that of the
+plain side, round by round.
 
 With --reduce both sides are ours, each mode in turn with fp32. A mode costs the same for every piece, so its share
 falls with the tokens of a piece (--seq-length).
@@ -78,11 +79,17 @@ def _against_plain(options: argparse.Namespace) -> None:
     for name, (groups, size, layout, pieces) in _chosen(CASES, options):
         batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
         flags = (*model(options.seq_length), *layout, *batch)
-        pairs = [
-            (_median(run_ours(groups, flags), "step_time_s"), _plain(groups, size, flags))
+        rounds = [
+            {
+                "exact": _median(run_ours(groups, (*flags, "--spare-reduce", "exact")), "step_time_s"),
+                "plain": _plain(groups, size, flags),
+                "fp32": _median(run_ours(groups, (*flags, "--spare-reduce", "fp32")), "step_time_s"),
+            }
             for _ in range(options.rounds)
         ]
-        rows.append({"case": name, **_ratio("ours_s", "plain_s", pairs)})
+        for mode in ("exact", "fp32"):
+            pairs = [(one[mode], one["plain"]) for one in rounds]
+            rows.append({"case": name, "reduce": mode, **_ratio("ours_s", "plain_s", pairs)})
     report("step_overhead", _config(options), rows)
 
 

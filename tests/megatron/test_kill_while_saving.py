@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,30 +56,23 @@ def begun(save: Path) -> set[str]:
     return {entry.name for entry in (save / PARTIAL).glob("iter_*") if not entry.name.endswith(".old")}
 
 
-def until(true: Callable[[], bool], job: Job) -> float:
-    """The moment at which it came true."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline_s, job.report()
-        assert job.process.poll() is None, job.report()
-        time.sleep(LOOK_S)
-    return time.monotonic()
-
-
 def kill_while_saving(job: Job, save: Path, share: float, *, everything: bool) -> bool:
     """Once a save was timed, kill ``share`` of that time after the next one began; whether it was still unfinished."""
+    timing = {"timeout_s": PATIENCE_S, "every_s": LOOK_S}
     at = newest(save)
-    until(lambda: newest(save) > at, job)
+    job.wait_for("a checkpoint", lambda: newest(save) > at, **timing)
     there = begun(save)
-    started_s = until(lambda: bool(begun(save) - there), job)
-    at = newest(save)
-    lasts_s = until(lambda: newest(save) > at, job) - started_s
+    job.wait_for("the next one", lambda: bool(begun(save) - there), **timing)
+    started_s, at = time.monotonic(), newest(save)
+    job.wait_for("its end", lambda: newest(save) > at, **timing)
+    lasts_s = time.monotonic() - started_s
     job.wait_for("its processes", lambda: len(job.ranks()) >= 2)
+    # the launcher first, so that it does not answer the deaths of the others
     pids = [job.process.pid, *sorted(job.seen)] if everything else job.pids(0)
     there = begun(save)
-    until(lambda: bool(begun(save) - there), job)
+    job.wait_for("the save to die in", lambda: bool(begun(save) - there), **timing)
     time.sleep(share * lasts_s)
-    for pid in pids:  # the launcher first, so that it does not answer the deaths of the others
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     left = bool(begun(save) - there)
@@ -126,13 +118,13 @@ def test_there_is_always_a_good_checkpoint_to_resume_from(tmp_path: Path) -> Non
     last.finish(timeout_s=300)
     assert command.main(["verify", str(save)]) == 0
     step = newest(save)
-    words = ("--save", str(tmp_path / "calm save"), "--save-interval", "1000", "--exit-interval", str(step))
-    calm = start(tmp_path / "calm", *words)
+    calm_save = tmp_path / "calm save"
+    once = ("--save-interval", "1000", "--exit-interval", str(step))
+    calm = start(tmp_path / "calm", "--save", str(calm_save), *once)
     for line in calm.finish(timeout_s=600):
         known = losses.get(line["step"], line["loss"])
         assert line["loss"] == pytest.approx(known, rel=TOLERANCE), f"step {line['step']}"
-    assert newest(tmp_path / "calm save") == step
-    assert digest(save / iteration_name(step), optimizer=True) == digest(
-        tmp_path / "calm save" / iteration_name(step), optimizer=True
-    )
+    assert newest(calm_save) == step
+    name = iteration_name(step)
+    assert digest(save / name, optimizer=True) == digest(calm_save / name, optimizer=True)
     print(f"{2 * STARTS} kills, {unfinished} of them left an unfinished checkpoint; {step} steps as without them")

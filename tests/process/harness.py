@@ -59,7 +59,7 @@ class Job:
         """Of all ranks of a group."""
         return [r["pid"] for r in self.ranks() if r["group"] == group]
 
-    def wait_for(self, what: str, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, what: str, true: Callable[[], bool], timeout_s: float = 60.0, every_s: float = 0.02) -> None:
         """Poll until ``true()``; AssertionError with the job's output when it ends or the time is over first."""
         deadline_s = time.monotonic() + timeout_s
         while not true():
@@ -68,7 +68,7 @@ class Job:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"not within {timeout_s:g} s: {what}\n{self.report()}")
             self._look()
-            time.sleep(0.02)
+            time.sleep(every_s)
 
     def wait_for_step(self, step: int, timeout_s: float = 90.0) -> None:
         """Until ``step`` is in metrics.jsonl."""

@@ -96,7 +96,7 @@ class Cluster:
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
-        for process in [*self._step_daemons(), *self._processes(lambda environ: self._is_ours(environ))]:
+        for process in self._started():
             _signal(process, signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------------------ commands
@@ -135,19 +135,20 @@ class Cluster:
 
     # --------------------------------------------------------------------------------------------------------- nodes
 
-    def kill_node(self, node: str) -> list[int]:
+    def kill_node(self, node: str) -> None:
         """SIGKILL to a node's slurmd, to its slurmstepd and to everything that runs there, all at once: each is stopped
-        before the first one dies, as else a part of srun that outlives the rest ends the whole step. The pids."""
+        before the first one dies, as else a part of srun that outlives the rest ends the whole step."""
         daemon = self._daemons.pop(node)
+        daemon.send_signal(signal.SIGSTOP)
         dying: dict[int, psutil.Process] = {}
-        while alive := {one.pid: one for one in self._on_node(node, daemon.pid) if one.pid not in dying}:
+        while alive := {one.pid: one for one in self._started(node) if one.pid not in dying}:
             for process in alive.values():
                 _signal(process, signal.SIGSTOP)
             dying |= alive
         for process in dying.values():
             _signal(process, signal.SIGKILL)
+        daemon.kill()
         daemon.wait()
-        return list(dying)
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd (again)."""
@@ -232,9 +233,9 @@ class Cluster:
                     found.append(process)
         return found
 
-    def _on_node(self, node: str, slurmd: int) -> list[psutil.Process]:
-        on_node = self._processes(lambda environ: self._is_ours(environ, node))
-        return [psutil.Process(slurmd), *self._step_daemons(node), *on_node]
+    def _started(self, node: str = "") -> list[psutil.Process]:
+        """What the slurmd of one node, or of all, has started."""
+        return [*self._step_daemons(node), *self._processes(lambda environ: self._is_ours(environ, node))]
 
     def _is_ours(self, environ: Mapping[str, str], node: str = "") -> bool:
         mine = environ.get("SLURM_CONF") == str(self._conf)

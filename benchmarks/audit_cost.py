@@ -1,11 +1,12 @@
 """What --spare-audit-rate costs in runs without a fault: about its share in compute, and next to nothing beside it.
 
-    python benchmarks/audit_cost.py [--rates 0.05 0.25 1] [--rounds 2] [--steps 24]
+    python benchmarks/audit_cost.py [--rates 0.05 0.25 1] [--rounds 10] [--steps 6]
 
-Runs with and without audits in turn; a step goes from commit to commit. ``ratio`` is the mean step with audits over
-the mean step without (the number of audited pieces changes from step to step), ``audited_share`` the pieces that were
-computed twice. ``beside`` is what the median step costs beyond its pieces: its time for each piece, audited ones
-counted too, over that of the run without audits; 1 means that audits cost their compute and nothing else.
+Jobs with and without audits are alive at once and take turns of a few steps (``_turns.py``); a step goes from commit to
+commit. ``ratio`` is the median over the rounds of the mean step with audits over the mean step without (the number of
+audited pieces changes from step to step), ``audited_share`` the pieces that were computed twice. ``beside`` is what a
+step costs beyond its pieces: the same ratio with the time for each piece, audited ones counted too; 1 means that audits
+cost their compute and nothing else. ``cpu_beside`` is that of CPU time.
 
 All ranks share this machine's cores, so the whole compute counts here; where each has its own, a step waits for the
 group with the most pieces and audits.
@@ -15,50 +16,45 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
+from pathlib import Path
 
 from _report import report
-from step_overhead import CASES, model, run_ours
+from _turns import Side, take_turns
+from step_overhead import CASES, WARM_UP_STEPS, jobs, mean, model, ours
 
 
 def main() -> None:
     """Print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="*", default=[0.05, 0.25, 1.0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=6, help="of a turn")
     options = parser.parse_args()
     rows = []
-    for name, (groups, _, layout, pieces) in CASES.items():
-        batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*model(), *layout, *batch, "--spare-redundancy", "2")
-        for rate in options.rates:
-            audits = ("--spare-audit-rate", str(rate))
-            pairs = [(run_ours(groups, flags), run_ours(groups, (*flags, *audits))) for _ in range(options.rounds)]
-            rows.append({"case": name, "rate": rate, **_compared(pairs)})
+    for name, groups, _, words in jobs(CASES):
+        flags = (*words, "--spare-redundancy", "2", "--spare-audit-rate")
+        with tempfile.TemporaryDirectory(prefix="spare-") as folder:
+            sides = {
+                rate: ours(Path(folder) / str(rate), groups, (*flags, str(rate))) for rate in (0.0, *options.rates)
+            }
+            rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+        rows += [{"case": name, "rate": rate, **_compared(rate, rounds, sides)} for rate in options.rates]
     report("audit_cost", {"model": " ".join(model()), "rounds": options.rounds, "steps": options.steps}, rows)
 
 
-def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:
-    ratios = [_mean(audited, "step_time_s") / _mean(without, "step_time_s") for without, audited in pairs]
-    beside = [_per_piece(audited) / _per_piece(without) for without, audited in pairs]
+def _compared(rate: float, rounds: list[dict[float, list[dict]]], sides: dict[float, Side]) -> dict[str, object]:
+    pairs = [(mean(lines[0.0], "step_time_s"), mean(lines[rate], "step_time_s")) for lines in rounds]
+    shares = [mean(lines[rate], "pieces_audited") / mean(lines[rate], "pieces") for lines in rounds]
+    ratios = [audited / without for without, audited in pairs]
     return {
-        "step_s": round(statistics.median(_mean(without, "step_time_s") for without, _ in pairs), 4),
-        "step_audited_s": round(statistics.median(_mean(audited, "step_time_s") for _, audited in pairs), 4),
-        "audited_share": round(statistics.mean(_mean(a, "pieces_audited") / _mean(a, "pieces") for _, a in pairs), 4),
+        "step_s": round(statistics.median(without for without, _ in pairs), 4),
+        "step_audited_s": round(statistics.median(audited for _, audited in pairs), 4),
+        "audited_share": round(statistics.mean(shares), 4),
         "ratio": round(statistics.median(ratios), 4),
-        "ratio_min": round(min(ratios), 4),
-        "ratio_max": round(max(ratios), 4),
-        "beside": round(statistics.median(beside), 4),
+        "beside": round(statistics.median(ratio / (1 + share) for ratio, share in zip(ratios, shares, strict=True)), 4),
+        "cpu_beside": round(sides[rate].cpu_s() / sides[0.0].cpu_s() / (1 + statistics.mean(shares)), 4),
     }
-
-
-def _mean(lines: list[dict], what: str) -> float:
-    return statistics.mean(line[what] for line in lines)
-
-
-def _per_piece(lines: list[dict]) -> float:
-    """Median seconds of a step for each piece that was computed in it, once or twice."""
-    return statistics.median(line["step_time_s"] / (line["pieces"] + line["pieces_audited"]) for line in lines)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The peer of step_overhead.py: one rank of plain megatron-core data parallelism over the same flags and ranks.
 
 megatron-core's own DistributedDataParallel reduces the gradients over the data-parallel ranks of one world; there
-are no groups, no coordinator and no votes. Model, data and forward step are pretrain_gpt.py's. Rank 0 writes the
-seconds of each step as JSON.
+are no groups, no coordinator and no votes. Model, data and forward step are pretrain_gpt.py's. Rank 0 writes a
+line of JSON for each step, ``{"step_time_s": SECONDS}``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -30,14 +31,13 @@ def main() -> None:
 
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
     world = init_group_world(job.shape, rank, store)
-    seconds = _train(job, args, world)
-    if rank == 0:
-        Path(output).write_text(json.dumps(seconds))
+    with Path(output).open("a", buffering=1) if rank == 0 else contextlib.nullcontext() as record:
+        _train(job, args, world, record)
     dist.barrier()
     os._exit(0)
 
 
-def _train(job, args, world) -> list[float]:
+def _train(job, args, world, record) -> None:
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -72,7 +72,6 @@ def _train(job, args, world) -> list[float]:
     order = SampleOrder(shape, len(data.train) if data.train is not None else 1)
     consumed = train_consumed(0, shape.global_batch_size)
     loader = PieceLoader(data.train, order, inner=world.data_rank, hosted=None, consumed=consumed, threads=0)
-    seconds = []
     for step in range(1, job.train_iters + 1):
         started_s = time.perf_counter()
         model.zero_grad_buffer()
@@ -87,8 +86,8 @@ def _train(job, args, world) -> list[float]:
             forward_only=False,
         )
         optimizer.step()
-        seconds.append(time.perf_counter() - started_s)
-    return seconds
+        if record is not None:
+            record.write(json.dumps({"step_time_s": time.perf_counter() - started_s}) + "\n")
 
 
 if __name__ == "__main__":

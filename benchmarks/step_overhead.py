@@ -1,15 +1,15 @@
 """What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
 
-    python benchmarks/step_overhead.py [--rounds 2] [--steps 16]
-    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 2] [--seq-length 256] [--case PP2]
-    python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000] [--rounds 2] [--steps 16]
+    python benchmarks/step_overhead.py [--rounds 10] [--steps 4]
+    python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
+    python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
 
-Both sides run in turn (ours with exact sums, plain, ours with fp32 sums, exact, ...), so that a machine whose speed
-drifts drifts for both. A step of ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is
-its wall time on rank 0. The first steps of a run are left out. The result is the median step of ours over that of the
-plain side, round by round.
+All sides (ours with exact sums, plain, ours with fp32 sums) are alive at once and take turns of a few steps
+(``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall
+time on rank 0. ``ratio`` is the median over the rounds of a side's mean step over that of the side it is held against;
+``cpu_ratio`` compares the CPU time of all processes of a side for a step, the launcher's and the coordinator's too.
 
-With --reduce both sides are ours, each mode in turn with fp32. A mode costs the same for every piece, so its share
+With --reduce all sides are ours, each mode against fp32. A mode costs the same for every piece, so its share
 falls with the tokens of a piece (--seq-length).
 
 With --overlap both sides are ours, one of them with --overlap-grad-reduce; what is hidden is the share of the time
@@ -22,20 +22,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from _report import report
+from _turns import Side, take_turns
 
-ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 4
+MORE_STEPS_THAN_ARE_RUN = "4000"
 CASES = {
     "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
     "1 x 4 groups, K=8": (4, 1, (), 8),
@@ -58,8 +57,8 @@ MODEL = (
 def main() -> None:
     """Print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="tokens of a piece")
     parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose name has it")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes against fp32")
@@ -76,94 +75,129 @@ def main() -> None:
 
 def _against_plain(options: argparse.Namespace) -> None:
     rows = []
-    for name, (groups, size, layout, pieces) in _chosen(CASES, options):
-        batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*model(options.seq_length), *layout, *batch)
-        rounds = [
-            {
-                "exact": _median(run_ours(groups, (*flags, "--spare-reduce", "exact")), "step_time_s"),
-                "plain": _plain(groups, size, flags),
-                "fp32": _median(run_ours(groups, (*flags, "--spare-reduce", "fp32")), "step_time_s"),
+    for name, groups, size, flags in _chosen(CASES, options):
+        with _folder() as folder:
+            sides = {
+                "exact": ours(folder / "exact", groups, (*flags, "--spare-reduce", "exact")),
+                "plain": _plain(folder / "plain", groups, size, flags),
+                "fp32": ours(folder / "fp32", groups, (*flags, "--spare-reduce", "fp32")),
             }
-            for _ in range(options.rounds)
-        ]
-        for mode in ("exact", "fp32"):
-            pairs = [(one[mode], one["plain"]) for one in rounds]
-            rows.append({"case": name, "reduce": mode, **_ratio("ours_s", "plain_s", pairs)})
-    report("step_overhead", _config(options), rows)
+            rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+        for one, other in (("fp32", "plain"), ("exact", "plain"), ("exact", "fp32")):
+            rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
+    _report("step_overhead", options, rows)
 
 
 def _modes(options: argparse.Namespace) -> None:
     rows = []
-    for name, (groups, _, layout, pieces) in _chosen(CASES, options):
-        batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-        flags = (*model(options.seq_length), *layout, *batch, "--spare-reduce")
-        modes = ("fp32", *options.reduce)
-        rounds = [
-            {mode: _median(run_ours(groups, (*flags, mode)), "step_time_s") for mode in modes}
-            for _ in range(options.rounds)
-        ]
+    for name, groups, _, flags in _chosen(CASES, options):
+        with _folder() as folder:
+            modes = ("fp32", *options.reduce)
+            sides = {mode: ours(folder / mode, groups, (*flags, "--spare-reduce", mode)) for mode in modes}
+            rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
         for mode in options.reduce:
-            pairs = [(one[mode], one["fp32"]) for one in rounds]
-            rows.append({"case": name, "reduce": mode, **_ratio("step_s", "fp32_step_s", pairs)})
-    report("step_modes", _config(options), rows)
-
-
-def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
-    """Its flags; a piece has one sample of so many tokens."""
-    return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
-
-
-def _chosen(cases: dict[str, tuple], options: argparse.Namespace) -> list[tuple[str, tuple]]:
-    return [(name, case) for name, case in cases.items() if options.case in name]
-
-
-def _config(options: argparse.Namespace) -> dict[str, object]:
-    return {"model": " ".join(model(options.seq_length)), "rounds": options.rounds, "steps": options.steps}
-
-
-def _ratio(one: str, other: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
-    """Medians of both sides over the rounds, and of their ratio in each round."""
-    ratios = [first / second for first, second in pairs]
-    return {
-        one: round(statistics.median(first for first, _ in pairs), 4),
-        other: round(statistics.median(second for _, second in pairs), 4),
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_min": round(min(ratios), 4),
-        "ratio_max": round(max(ratios), 4),
-    }
+            rows.append({"case": name, "reduce": mode, "against": "fp32", **_ratio(mode, "fp32", rounds, sides)})
+    _report("step_modes", options, rows)
 
 
 def _overlap(options: argparse.Namespace) -> None:
     rows = []
     for mbit in options.link_mbit:
-        for name, (groups, _, layout, pieces) in _chosen(OVERLAP_CASES, options):
-            batch = ("--global-batch-size", str(groups * pieces), "--train-iters", str(options.steps))
-            flags = (*model(options.seq_length), *layout, *batch)
-            with _link(mbit) as within:
-                pairs = [
-                    (run_ours(groups, flags, within), run_ours(groups, (*flags, "--overlap-grad-reduce"), within))
-                    for _ in range(options.rounds)
-                ]
-            rows.append({"case": name, "link_mbit": mbit or "", **_compared(pairs)})
-    report("step_overlap", _config(options), rows)
+        for name, groups, _, flags in _chosen(OVERLAP_CASES, options):
+            with _link(mbit) as within, _folder() as folder:
+                sides = {
+                    "without": ours(folder / "without", groups, flags, within),
+                    "overlap": ours(folder / "overlap", groups, (*flags, "--overlap-grad-reduce"), within),
+                }
+                rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+            compared = {**_ratio("overlap", "without", rounds, sides), **_hidden(rounds)}
+            rows.append({"case": name, "link_mbit": mbit or "", **compared})
+    _report("step_overlap", options, rows)
 
 
-def _compared(pairs: list[tuple[list[dict], list[dict]]]) -> dict[str, object]:
-    def middle(side: int, what: str) -> float:
-        return statistics.median(_median(pair[side], what) for pair in pairs)
+def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[tuple]:
+    """(name, groups, ranks of a group, flags) of every case; a piece has one sample of ``seq_length`` tokens."""
+    for name, (groups, size, layout, pieces) in cases.items():
+        batch = ("--global-batch-size", str(groups * pieces), "--train-iters", MORE_STEPS_THAN_ARE_RUN)
+        yield name, groups, size, (*model(seq_length), *layout, *batch)
 
-    steps = [(_median(overlapped, "step_time_s"), _median(without, "step_time_s")) for without, overlapped in pairs]
-    hidden = [1 - _median(overlapped, "reduce_s") / _median(without, "reduce_s") for without, overlapped in pairs]
+
+def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
+    """Its flags."""
+    return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
+
+
+def ours(run_dir: Path, groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> Side:
+    """A job of this project; no time-out of it is over while the other sides have their turns."""
+    command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
+    command += ["--run-dir", str(run_dir), "pretrain_gpt.py", *flags, "--spare-heartbeat-timeout-s", "600"]
+    return Side([command], run_dir / "metrics.jsonl")
+
+
+def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...]) -> Side:
+    """The same ranks as one world: D = ``groups`` data-parallel ranks."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder.mkdir()
+    record = folder / "seconds.jsonl"
+    one_world = [*flags, "--spare-inner-data-parallel", str(groups)]
+    ranks = groups * size
+    commands = [
+        [sys.executable, "benchmarks/plain_ddp.py", str(record), str(rank), str(ranks), str(port), *one_world]
+        for rank in range(ranks)
+    ]
+    return Side(commands, record)
+
+
+def _chosen(cases: Mapping[str, tuple], options: argparse.Namespace) -> list[tuple]:
+    return [job for job in jobs(cases, options.seq_length) if options.case in job[0]]
+
+
+def _report(benchmark: str, options: argparse.Namespace, rows: list[dict]) -> None:
+    """Another length of the pieces has a file of its own."""
+    name = benchmark if options.seq_length == SEQ_LENGTH else f"{benchmark}_{options.seq_length}"
+    config = {"model": " ".join(model(options.seq_length)), "rounds": options.rounds, "steps": options.steps}
+    report(name, config, rows)
+
+
+def _ratio(one: str, other: str, rounds: list[dict], sides: Mapping[str, Side]) -> dict[str, float]:
+    """Of one side over the other: each round's means and the CPU time; the steps of both in seconds."""
+    pairs = [(mean(lines[one], "step_time_s"), mean(lines[other], "step_time_s")) for lines in rounds]
+    ratios = sorted(first / second for first, second in pairs)
+    quarter = len(ratios) // 4
     return {
-        **_ratio("step_overlap_s", "step_s", steps),
-        "reduce_s": round(middle(0, "reduce_s"), 4),
-        "reduce_overlap_s": round(middle(1, "reduce_s"), 4),
+        "step_s": round(statistics.median(first for first, _ in pairs), 4),
+        "against_s": round(statistics.median(second for _, second in pairs), 4),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_quarter": round(ratios[quarter], 4),
+        "ratio_three_quarters": round(ratios[-1 - quarter], 4),
+        "cpu_ratio": round(sides[one].cpu_s() / sides[other].cpu_s(), 4),
+    }
+
+
+def _hidden(rounds: list[dict]) -> dict[str, float]:
+    waits = [(mean(lines["without"], "reduce_s"), mean(lines["overlap"], "reduce_s")) for lines in rounds]
+    hidden = [1 - overlapped / without for without, overlapped in waits]
+    early = [line["buckets_early"] for lines in rounds for line in lines["overlap"]]
+    return {
+        "reduce_s": round(statistics.median(without for without, _ in waits), 4),
+        "reduce_overlap_s": round(statistics.median(overlapped for _, overlapped in waits), 4),
         "hidden_share": round(statistics.median(hidden), 3),
         "hidden_min": round(min(hidden), 3),
         "hidden_max": round(max(hidden), 3),
-        "buckets_early": middle(1, "buckets_early"),
+        "buckets_early": statistics.median(early),
     }
+
+
+def mean(lines: list[dict], what: str) -> float:
+    """Of one figure of a turn's lines."""
+    return statistics.mean(line[what] for line in lines)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="spare-") as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager
@@ -181,48 +215,6 @@ def _link(mbit: int) -> Iterator[tuple[str, ...]]:
         yield within
     finally:
         subprocess.run(["ip", "netns", "del", NAMESPACE], check=True)
-
-
-def _median(lines: list[dict], what: str) -> float:
-    return statistics.median(line[what] for line in lines)
-
-
-def _environment() -> dict[str, str]:
-    return dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
-
-
-def run_ours(groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> list[dict]:
-    """The lines of metrics.jsonl after the first steps."""
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
-        command += ["--run-dir", scratch, "pretrain_gpt.py", *flags]
-        subprocess.run(command, cwd=ROOT, env=_environment(), check=True, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in (Path(scratch) / "metrics.jsonl").read_text().splitlines()]
-    return lines[WARM_UP_STEPS:]
-
-
-def _plain(groups: int, size: int, flags: tuple[str, ...]) -> float:
-    """The same ranks as one world: D = ``groups`` data-parallel ranks."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    ranks = groups * size
-    with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch) / "seconds.json"
-        base = [sys.executable, "benchmarks/plain_ddp.py", str(output)]
-        processes = [
-            subprocess.Popen(
-                [*base, str(rank), str(ranks), str(port), *flags, "--spare-inner-data-parallel", str(groups)],
-                cwd=ROOT,
-                env=_environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for rank in range(ranks)
-        ]
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"plain_ddp.py left with {codes}")
-        return statistics.median(json.loads(output.read_text())[WARM_UP_STEPS:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Jobs that live side by side and take turns, so that a machine whose speed drifts drifts for all of them.
+
+Each ``Side`` is a job that writes a line of JSON for every step. All are started and warmed up; then one runs for a
+few steps while every process of the others is stopped (SIGSTOP), and so on, every second round in reverse order. A step
+during which a side was stopped does not count, so what is compared lies seconds apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 300.0
+LOOK_S = 0.02
+
+
+class Side:
+    """A job of one or more commands; ``record`` is where it writes its lines."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], record: Path) -> None:
+        environ = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._record = record
+        self._roots = [subprocess.Popen(command, cwd=ROOT, env=environ, **quiet) for command in commands]
+        self._cpu_s = 0.0
+        self._steps = 0
+
+    def run(self, steps: int) -> list[dict]:
+        """Goes on for so many whole steps and stops again; their lines."""
+        before_s = self._used_s()
+        there = self._written()
+        self._signal(signal.SIGCONT)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._written() <= there + steps:
+            if any(root.poll() is not None for root in self._roots) or time.monotonic() > deadline_s:
+                raise SystemExit(f"{self._record}: {self._written() - there} lines, not {steps + 1}, before the end")
+            time.sleep(LOOK_S)
+        self._signal(signal.SIGSTOP)
+        lines = self._record.read_text().splitlines()[: self._written()]
+        self._cpu_s += self._used_s() - before_s
+        self._steps += len(lines) - there
+        return [json.loads(line) for line in lines[there + 1 :]]
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes for a step, over every turn since ``forget``."""
+        return self._cpu_s / self._steps
+
+    def forget(self) -> None:
+        """What was used until now does not count: imports, first steps."""
+        self._cpu_s, self._steps = 0.0, 0
+
+    def kill(self) -> None:
+        """All its processes, those first that would answer the deaths of others."""
+        self._signal(signal.SIGKILL)
+        for root in self._roots:
+            root.wait()
+
+    def _written(self) -> int:
+        """Whole lines so far."""
+        return self._record.read_bytes().count(b"\n") if self._record.exists() else 0
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for root in self._roots:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(root.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _used_s(self) -> float:
+        used = 0.0
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += sum(process.cpu_times()[:2])
+        return used
+
+
+def take_turns(sides: Mapping[str, Side], *, rounds: int, steps: int, warm_up: int) -> Iterator[dict[str, list[dict]]]:
+    """The lines of every side's turn, round by round; ``warm_up`` steps of each come first. SIGTERM ends all sides."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
+    try:
+        for side in sides.values():
+            side.run(warm_up)
+        for side in sides.values():
+            side.forget()
+        for number in range(rounds):
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            yield {name: sides[name].run(steps) for name in order}
+    finally:
+        for side in sides.values():
+            side.kill()

@@ -1,7 +1,9 @@
 """The coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
 
 Nothing here decides anything. Lines of metrics.jsonl are written once each, also across restarts of the coordinator:
-the file itself says what is written. Boards are slow to start (W&B) and run in a thread of their own.
+the file itself says what is written. A step is printed before it is written there: a coordinator killed in between
+prints it again when it is back, so no iteration line is ever missing. Boards are slow to start (W&B) and run in a
+thread of their own.
 """
 
 from __future__ import annotations
@@ -79,13 +81,13 @@ class Records:
     def write_ready(self, all_of_them: bool = False) -> None:
         """Write the lines that are complete."""
         ready = self.book.ready(all_of_them)
+        for line in ready:
+            self._show(line)
         lines = [line for line in ready if not self._closes(line["step"])]
         if lines:
             with self._run_dir.metrics.open("ab", buffering=0) as file:
                 file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             self._last_line = lines[-1]
-        for line in ready:
-            self._show(line)
 
     def _closes(self, step: int) -> bool:
         """True for the round after the last step, which evaluates and trains nothing."""

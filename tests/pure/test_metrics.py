@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.job import JobDescription
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
 from spare_megatron.observe.boards import Boards, scalars
 from spare_megatron.observe.iteration_line import IterationLines
 from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.recovery.records import Records, metrics_lines
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
 JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)
@@ -46,6 +50,14 @@ class Story:
             figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0)]
             self.book.figures(state.step_in_flight, state.epoch, group, figures)
             self.tell(Vote(group, incarnation, state.step_in_flight, state.epoch, True, pieces))
+
+    def replay(self, book: MetricsBook) -> None:
+        """Tell it to another book, from the start."""
+        state = initial_state()
+        for time_s, event in self.log:
+            after, decision = step(state, event)
+            book.observe(time_s, state, event, decision, after)
+            state = after
 
     def report(self, number: int, loss: float = 2.0) -> list[dict[str, Any]]:
         """A group's report on a step; the lines that are ready then."""
@@ -107,15 +119,45 @@ def test_a_restarted_coordinator_writes_no_line_twice_and_none_is_lost() -> None
     story.report(1)
     story.commit()
     again = MetricsBook(written=(1, 1))
-    state = initial_state()
-    for time_s, event in story.log:
-        after, decision = step(state, event)
-        again.observe(time_s, state, event, decision, after)
-        state = after
+    story.replay(again)
     again.report(1, {"lm loss": 7.0})
     again.report(2, {"lm loss": 1.5})
     assert [(line["step"], line["loss"]) for line in again.ready()] == [(2, 1.5)]
     assert again.totals.steps_committed == 2
+
+
+class KilledError(Exception):
+    """Stands for the end of the coordinator."""
+
+
+def test_a_coordinator_killed_while_it_prints_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What metrics.jsonl has was printed; its successor prints all else, what was cut off too."""
+    run_dir, job = RunDirectory(tmp_path), replace(JOB, log_interval=1)
+
+    def killed() -> None:
+        raise KilledError
+
+    first = Records(run_dir)
+    story = Story(first.book)
+    first.begin(job, story.state)
+    story.commit()
+    first.report(1, {})
+    story.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stdout, "flush", killed)
+        with pytest.raises(KilledError):
+            first.report(2, {})
+    assert [line["step"] for line in metrics_lines(run_dir.metrics)] == [1]
+    capsys.readouterr()
+
+    second = Records(run_dir)
+    story.replay(second.book)
+    second.begin(job, story.state)
+    second.report(2, {})
+    assert [line["step"] for line in metrics_lines(run_dir.metrics)] == [1, 2]
+    assert re.findall(r" iteration +(\d+)/", capsys.readouterr().out) == ["2"]
 
 
 def test_a_wipe_out_and_the_steps_it_loses() -> None:

@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+WARM_UP_STEPS = 4
 PATIENCE_S = 300.0
 LOOK_S = 0.02
 
@@ -60,7 +61,7 @@ class Side:
         self._cpu_s, self._steps = 0.0, 0
 
     def kill(self) -> None:
-        """All its processes, those first that would answer the deaths of others."""
+        """All its processes, launchers first, so that they do not answer the deaths of others."""
         self._signal(signal.SIGKILL)
         for root in self._roots:
             root.wait()
@@ -90,17 +91,16 @@ class Side:
         return used
 
 
-def take_turns(sides: Mapping[str, Side], *, rounds: int, steps: int, warm_up: int) -> Iterator[dict[str, list[dict]]]:
-    """The lines of every side's turn, round by round; ``warm_up`` steps of each come first. SIGTERM ends all sides."""
+def take_turns(sides: Mapping[str, Side], rounds: int, steps: int) -> list[dict[str, list[dict]]]:
+    """The lines of every side's turn, round by round, warm-up left out. At the end, or at SIGTERM, all are killed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     try:
         for side in sides.values():
-            side.run(warm_up)
+            side.run(WARM_UP_STEPS)
         for side in sides.values():
             side.forget()
-        for number in range(rounds):
-            order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            yield {name: sides[name].run(steps) for name in order}
+        orders = (list(sides), list(reversed(sides)))
+        return [{name: sides[name].run(steps) for name in orders[number % 2]} for number in range(rounds)]
     finally:
         for side in sides.values():
             side.kill()

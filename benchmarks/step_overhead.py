@@ -33,7 +33,6 @@ from pathlib import Path
 from _report import report
 from _turns import Side, take_turns
 
-WARM_UP_STEPS = 4
 MORE_STEPS_THAN_ARE_RUN = "4000"
 CASES = {
     "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
@@ -82,7 +81,7 @@ def _against_plain(options: argparse.Namespace) -> None:
                 "plain": _plain(folder / "plain", groups, size, flags),
                 "fp32": ours(folder / "fp32", groups, (*flags, "--spare-reduce", "fp32")),
             }
-            rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+            rounds = take_turns(sides, options.rounds, options.steps)
         for one, other in (("fp32", "plain"), ("exact", "plain"), ("exact", "fp32")):
             rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
     _report("step_overhead", options, rows)
@@ -94,7 +93,7 @@ def _modes(options: argparse.Namespace) -> None:
         with _folder() as folder:
             modes = ("fp32", *options.reduce)
             sides = {mode: ours(folder / mode, groups, (*flags, "--spare-reduce", mode)) for mode in modes}
-            rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+            rounds = take_turns(sides, options.rounds, options.steps)
         for mode in options.reduce:
             rows.append({"case": name, "reduce": mode, "against": "fp32", **_ratio(mode, "fp32", rounds, sides)})
     _report("step_modes", options, rows)
@@ -109,7 +108,7 @@ def _overlap(options: argparse.Namespace) -> None:
                     "without": ours(folder / "without", groups, flags, within),
                     "overlap": ours(folder / "overlap", groups, (*flags, "--overlap-grad-reduce"), within),
                 }
-                rounds = list(take_turns(sides, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP_STEPS))
+                rounds = take_turns(sides, options.rounds, options.steps)
             compared = {**_ratio("overlap", "without", rounds, sides), **_hidden(rounds)}
             rows.append({"case": name, "link_mbit": mbit or "", **compared})
     _report("step_overlap", options, rows)

@@ -33,6 +33,8 @@ BLOCKS_AHEAD = 4
 UNTOKENIZABLE = (ValueError, OverflowError, TypeError, RuntimeError)
 """What the tokenizers' libraries raise on a text that they cannot take."""
 Counts = npt.NDArray[np.int32]
+Tokens = npt.NDArray[Any]
+"""(tokens,), in whatever integers the tokenizer gives."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ class Encoder:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.keys = tuple(args.json_keys)
         tokenizer = build_tokenizer(args)
-        self.eod = tokenizer.eod if args.append_eod else None
-        if args.append_eod and self.eod is None:
+        eod = tokenizer.eod if args.append_eod else None
+        if args.append_eod and eod is None:
             raise ConfigError(
                 f"--append-eod needs an end-of-document token, which the tokenizer of {args.tokenizer_model} has not; "
                 "give it an eos_token or leave the flag out"
             )
+        self.end = None if eod is None else np.array([eod])
         self.encode_many = encode_many(tokenizer)
         self.dtype = np.dtype(DType.optimal_dtype(int(tokenizer.vocab_size)))
 
@@ -111,30 +114,32 @@ class Encoder:
             encoded = iter(self.encode_many([part for _, texts in documents for part in texts]))
         except UNTOKENIZABLE:
             encoded = self._one_by_one(block, documents)
-        tokens: list[int] = []
+        tokens: list[Tokens] = []
         lengths: list[int] = []
         parts: list[int] = []
         for _, texts in documents:
             before = len(lengths)
             for ids in itertools.islice(encoded, len(texts)):
                 if len(ids):
-                    tokens.extend(ids)
+                    tokens.append(np.asarray(ids))
                     lengths.append(len(ids))
-            if len(lengths) > before and self.eod is not None:
-                tokens.append(self.eod)
+            if len(lengths) > before and self.end is not None:
+                tokens.append(self.end)
                 lengths[-1] += 1
             parts.append(len(lengths) - before)
         return Encoded(self._bytes(block, tokens), np.array(lengths, np.int32), np.array(parts, np.int32))
 
-    def _bytes(self, block: Block, tokens: list[int]) -> bytes:
-        try:
-            return np.array(tokens, self.dtype).tobytes()
-        except OverflowError:
-            worst = max(tokens, key=abs)
+    def _bytes(self, block: Block, tokens: list[Tokens]) -> bytes:
+        if not tokens:
+            return b""
+        together, fits = np.concatenate(tokens), np.iinfo(self.dtype)
+        least, greatest = int(together.min()), int(together.max())
+        if least < fits.min or greatest > fits.max:
             raise ConfigError(
-                f"{block.where(0)} and what follows has the token {worst}, which {self.dtype} cannot hold; "
-                "give a --vocab-size above the largest token"
-            ) from None
+                f"{block.where(0)} and what follows has the token {max(least, greatest, key=abs)}, which {self.dtype} "
+                "cannot hold; give a --vocab-size above the largest token"
+            )
+        return together.astype(self.dtype).tobytes()
 
     def _one_by_one(self, block: Block, documents: list[tuple[int, list[str]]]) -> Iterator[Any]:
         """The texts again, to say which of them has no tokens."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import json
 import random
 from pathlib import Path
 
 import pytest
-import sentencepiece
 
-from benchmarks._corpus import lines
 from spare_megatron.megatron_adapter import tokenizers
-from spare_megatron.megatron_adapter.batch_tokenizers import PROBES, Words, encode_many
 from spare_megatron.training import preprocess
 from spare_megatron.training.data_files import check_file
 
@@ -162,44 +158,3 @@ def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partiti
     assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
     made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
     assert tuple(made) == GOLDEN[partitions]
-
-
-def train(path: Path, kind: str, **options: object) -> Path:
-    with path.open("wb") as model:
-        texts = [json.loads(line)["text"] for line in itertools.islice(lines(seed=2), 60)]
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([text for text in texts if isinstance(text, str)]),
-            model_writer=model,
-            model_type=kind,
-            vocab_size=600,
-            minloglevel=2,
-            **options,
-        )
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("bpe", {}, True),  # spaces are collapsed, letters normalized
-        ("bpe", {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True}, True),
-        ("bpe", {"split_by_whitespace": False}, False),
-        ("bpe", {"treat_whitespace_as_suffix": True}, False),
-        ("bpe", {"user_defined_symbols": ["a b", "<x>"]}, False),
-        ("bpe", {"user_defined_symbols": ["<x>", "  "]}, True),
-        ("unigram", {}, False),
-    ],
-)
-def test_many_texts_get_the_ids_of_each(tmp_path: Path, kind: str, options: dict[str, object], words: bool) -> None:
-    model = train(tmp_path / "model", kind, **options)
-    flags = ["--input", str(model), "--output-prefix", str(tmp_path / "out")]
-    flags += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
-    tokenizer = tokenizers.build_tokenizer(preprocess.parse(flags))
-    many = encode_many(tokenizer)
-    assert isinstance(many, Words) == words
-    draw = random.Random(3)
-    alphabet = [" ", " ", "  ", "▁", "a", "b", "a b", "<x>", "ver", "ISH", "\n", "\t", "é", "e\u0301", "ﬁ", "🙂", "東"]
-    texts = ["".join(draw.choices(alphabet, k=draw.randrange(12))) for _ in range(2000)] + list(PROBES)
-    for _ in range(2):  # the second time all words are known
-        for text, ids in zip(texts, many(texts), strict=True):
-            assert list(ids) == tokenizer.tokenize(text), repr(text)

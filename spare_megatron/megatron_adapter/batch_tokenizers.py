@@ -65,7 +65,8 @@ def _hugging_face(library: Any) -> EncodeMany | None:
     special = bool(library.include_special_tokens)
     backend.no_truncation()
     backend.no_padding()
-    remembered = None if special else of_hugging_face(backend)
-    return remembered or (
-        lambda texts: [found.ids for found in backend.encode_batch(texts, add_special_tokens=special)]
-    )
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in backend.encode_batch(texts, add_special_tokens=special)]
+
+    return (None if special else of_hugging_face(backend, encode)) or encode

@@ -50,6 +50,7 @@ class WordMemory:
     def __call__(self, texts: list[str]) -> list[Ids]:
         if self._characters > REMEMBERED_MAX:
             self._known.clear()
+            self._unknowable.clear()
             self._characters = 0
         stretches = self._cut(texts)
         new = list(set().union(*filter(None, stretches)).difference(self._known, self._unknowable))
@@ -126,8 +127,9 @@ _STRETCHES = re.compile(
 """The first line is the common case, which the second one has too."""
 
 
-def of_hugging_face(backend: Any) -> WordMemory | None:
-    """For a tokenizers.Tokenizer that adds no special tokens; None where a stretch may have other ids alone."""
+def of_hugging_face(backend: Any, encode: Callable[[list[str]], list[list[int]]]) -> WordMemory | None:
+    """For a tokenizers.Tokenizer, whose ids without special tokens ``encode`` has; None where a stretch may have other
+    ids alone."""
     model, added = backend.model, backend.get_added_tokens_decoder().values()
     # tokens that are sought in the text as NFC leaves it may not be there before
     as_it_is = backend.normalizer is None or not any(token.normalized for token in added)
@@ -140,10 +142,7 @@ def of_hugging_face(backend: Any) -> WordMemory | None:
     def cut(texts: list[str]) -> list[list[str] | None]:
         return [None if search(text) else _STRETCHES.findall(text) for text in texts]
 
-    def learn(words: list[str]) -> list[list[int]]:
-        return [found.ids for found in backend.encode_batch(words, add_special_tokens=False)]
-
-    return WordMemory(cut, learn, lambda text: learn([text])[0])
+    return WordMemory(cut, encode, lambda text: encode([text])[0])
 
 
 def _splits_as_published(pre_tokenizer: Any) -> bool:

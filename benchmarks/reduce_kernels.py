@@ -86,19 +86,20 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
         sequence32,
         lambda: reference.accumulate(*arguments32),
     )
+    segments = torch.tensor([(0, count, 0)])
     yield Case(
         "checksum",
         8,
-        lambda: kernels.checksum(total, 0, report_),
+        lambda: kernels.checksums(total, segments, report_[:1]),
         lambda: report_[0].add_(torch.mul(total, weights, out=whole).sum()),
-        lambda: reference.checksum(total, 0, report_),
+        lambda: reference.checksums(total, segments, report_[:1]),
     )
     yield Case(
         "digest",
         8,
         lambda: kernels.digest(total),
         lambda: torch.mul(total, weights, out=whole).sum().item(),
-        lambda: reference.digest_sums(total.view(torch.uint8)),
+        lambda: reference.digest_sums([total.view(torch.uint8)]).tolist(),
     )
 
 

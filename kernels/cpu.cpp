@@ -14,8 +14,9 @@
 
 namespace {
 
-// A thread costs some 20 us to start: below this many bytes for each it is not worth it.
-constexpr int64_t kBytesPerThread = 1 << 20;
+// A thread takes some 20 us to start, and waits for a core where torch's own threads still spin on all of them: below
+// this many bytes for each it is not worth it (benchmarks/checksum_cost.py).
+std::atomic<int64_t> bytes_per_thread{16 << 20};
 // What is larger does not stay in a cache until somebody reads it, and is written past it.
 constexpr int64_t kStreamBytes = 4 << 20;
 
@@ -77,7 +78,7 @@ class DefaultArithmetic {
 template <class Work>
 void in_ranges(int64_t count, int64_t element_bytes, int threads, Work work) {
   const int64_t blocks = (count + SPARE_BLOCK - 1) / SPARE_BLOCK;
-  const int64_t useful = std::max<int64_t>(1, count * element_bytes / kBytesPerThread);
+  const int64_t useful = count * element_bytes / bytes_per_thread.load(std::memory_order_relaxed);
   const int64_t parts = std::max<int64_t>(1, std::min({static_cast<int64_t>(threads), useful, blocks}));
   auto run = [&](int64_t part) {
     DefaultArithmetic arithmetic;
@@ -103,6 +104,27 @@ struct alignas(64) Sums {
   uint64_t of[2] = {0, 0};
 };
 
+void digest(const uint8_t* bytes, int64_t num_bytes, int64_t* sums, int threads) {
+  std::vector<Sums> found(std::max(1, threads));
+  const Loops& table = loops();
+  const int64_t words = num_bytes / 8;
+  in_ranges(words, 8, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    table.digest(bytes, start, stop, tables(), found[part].of);
+  });
+  uint64_t total[2] = {0, 0};
+  for (const Sums& one : found)
+    for (int k = 0; k < 2; ++k) total[k] += one.of[k];
+  if (num_bytes % 8) {
+    uint64_t last = 0;
+    memcpy(&last, bytes + 8 * words, num_bytes % 8);
+    const uint64_t block = words / SPARE_BLOCK, k = words % SPARE_BLOCK;
+    const uint64_t keyed = last + digest_factor(block) + tables().digest[k];
+    total[0] += (keyed & 0xffffffffull) * (keyed >> 32);
+    total[1] += checksum_factor(block) * tables().checksum[k] * last;
+  }
+  for (int k = 0; k < 2; ++k) sums[k] = static_cast<int64_t>(total[k]);
+}
+
 int64_t size_of(int type) { return type == SPARE_INT64 ? 8 : 4; }
 
 }  // namespace
@@ -116,6 +138,10 @@ int spare_cpu_level(void) { return level(); }
 int spare_cpu_limit(int new_limit) {
   limit.store(new_limit, std::memory_order_relaxed);
   return level();
+}
+
+int64_t spare_cpu_bytes_per_thread(int64_t bytes) {
+  return bytes_per_thread.exchange(std::max<int64_t>(1, bytes), std::memory_order_relaxed);
 }
 
 void spare_cpu_accumulate(const SpareAccumulate* job, int threads) {
@@ -132,16 +158,32 @@ void spare_cpu_accumulate(const SpareAccumulate* job, int threads) {
   job->report[0] = static_cast<int64_t>(sum);
 }
 
-void spare_cpu_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
-                        int threads) {
-  std::vector<Sums> found(std::max(1, threads));
+void spare_cpu_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
+                         int threads) {
   const Loops& table = loops();
-  in_ranges(count, size_of(type), threads, [&](int64_t part, int64_t start, int64_t stop) {
-    table.checksum(values, type, start, stop, first_index, tables(), found[part].of);
+  std::vector<std::atomic<uint64_t>> found(num_segments);
+  int64_t count = 0;
+  for (int64_t number = 0; number < num_segments; ++number) {
+    found[number] = 0;
+    count += segments[3 * number + 1] - segments[3 * number];
+  }
+  // Ranges of all segments laid end to end.
+  in_ranges(count, size_of(type), threads, [&](int64_t, int64_t start, int64_t stop) {
+    int64_t before = 0;
+    for (int64_t number = 0; number < num_segments && before < stop; ++number) {
+      const int64_t* segment = segments + 3 * number;
+      const int64_t size = segment[1] - segment[0];
+      const int64_t from = std::max<int64_t>(0, start - before), to = std::min(size, stop - before);
+      before += size;
+      if (from >= to) continue;
+      uint64_t sum[2] = {0, 0};
+      const char* first = static_cast<const char*>(values) + segment[0] * size_of(type);
+      table.checksum(first, type, from, to, segment[2], tables(), sum);
+      found[number].fetch_add(sum[0], std::memory_order_relaxed);
+    }
   });
-  uint64_t sum = static_cast<uint64_t>(*report);
-  for (const Sums& one : found) sum += one.of[0];
-  *report = static_cast<int64_t>(sum);
+  for (int64_t number = 0; number < num_segments; ++number)
+    sums[number] = static_cast<int64_t>(static_cast<uint64_t>(sums[number]) + found[number].load());
 }
 
 void spare_cpu_finalize(const SpareFinalize* job, int threads) {
@@ -197,26 +239,10 @@ void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* o
   });
 }
 
-void spare_cpu_digest(const void* data, int64_t num_bytes, int64_t* sums, int threads) {
-  std::vector<Sums> found(std::max(1, threads));
-  const Loops& table = loops();
-  const uint8_t* bytes = static_cast<const uint8_t*>(data);
-  const int64_t words = num_bytes / 8;
-  in_ranges(words, 8, threads, [&](int64_t part, int64_t start, int64_t stop) {
-    table.digest(bytes, start, stop, tables(), found[part].of);
-  });
-  uint64_t total[2] = {0, 0};
-  for (const Sums& one : found)
-    for (int k = 0; k < 2; ++k) total[k] += one.of[k];
-  if (num_bytes % 8) {
-    uint64_t last = 0;
-    memcpy(&last, bytes + 8 * words, num_bytes % 8);
-    const uint64_t block = words / SPARE_BLOCK, k = words % SPARE_BLOCK;
-    const uint64_t keyed = last + digest_factor(block) + tables().digest[k];
-    total[0] += (keyed & 0xffffffffull) * (keyed >> 32);
-    total[1] += checksum_factor(block) * tables().checksum[k] * last;
-  }
-  for (int k = 0; k < 2; ++k) sums[k] = static_cast<int64_t>(total[k]);
+void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
+                       int threads) {
+  for (int64_t number = 0; number < num_parts; ++number)
+    digest(static_cast<const uint8_t*>(parts[number]), num_bytes[number], sums + 2 * number, threads);
 }
 
 }  // extern "C"

@@ -415,17 +415,20 @@ int spare_cuda_accumulate(const SpareAccumulate* job, void* stream) {
   return cudaGetLastError();
 }
 
-int spare_cuda_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
-                        void* stream) {
-  if (count == 0) return 0;
-  const int64_t blocks = blocks_of(first_index, count);
+int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
+                         void* stream) {
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  if (type == SPARE_INT64)
-    checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int64_t*>(values), count, first_index,
-                                                              report, blocks);
-  else
-    checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int32_t*>(values), count, first_index,
-                                                              report, blocks);
+  for (int64_t number = 0; number < num_segments; ++number) {
+    const int64_t start = segments[3 * number], count = segments[3 * number + 1] - start;
+    const int64_t first_index = segments[3 * number + 2], blocks = blocks_of(first_index, count);
+    if (count == 0) continue;
+    if (type == SPARE_INT64)
+      checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int64_t*>(values) + start, count,
+                                                                first_index, sums + number, blocks);
+    else
+      checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int32_t*>(values) + start, count,
+                                                                first_index, sums + number, blocks);
+  }
   return cudaGetLastError();
 }
 
@@ -484,10 +487,15 @@ int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* o
   return cudaGetLastError();
 }
 
-int spare_cuda_digest(const void* data, int64_t num_bytes, int64_t* sums, void* stream) {
-  if (num_bytes == 0) return 0;
-  digest_kernel<<<grid_for(num_bytes / (8 * SPARE_BLOCK) + 1), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const uint8_t*>(data), num_bytes, sums);
+int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
+                       void* stream) {
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  for (int64_t number = 0; number < num_parts; ++number) {
+    const int64_t bytes = num_bytes[number];
+    if (bytes == 0) continue;
+    digest_kernel<<<grid_for(bytes / (8 * SPARE_BLOCK) + 1), kThreads, 0, queue>>>(
+        static_cast<const uint8_t*>(parts[number]), bytes, sums + 2 * number);
+  }
   return cudaGetLastError();
 }
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 2
+#define SPARE_KERNELS_VERSION 3
 
 #define SPARE_BLOCK 1024
 #define SPARE_LANES 64
@@ -63,26 +63,34 @@ int spare_kernels_version(void);
 // CPU. `threads` is the largest number used. The level: 0 plain, 1 AVX2, 2 AVX-512; _limit lowers it (tests).
 int spare_cpu_level(void);
 int spare_cpu_limit(int level);
+// A thread is used for each `bytes` that a call reads and writes; returns what it was (tests, benchmarks).
+int64_t spare_cpu_bytes_per_thread(int64_t bytes);
 void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
-void spare_cpu_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report, int threads);
+// Segments: triples of start, stop (positions in values) and the index of the first; sums[i] += checksum of segment i.
+void spare_cpu_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
+                         int threads);
 void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
 void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
                        int threads);
 // The first position that does not fit, or -1.
 int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads);
 void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads);
-void spare_cpu_digest(const void* data, int64_t num_bytes, int64_t* sums, int threads);
+// sums[2 i] = nonlinear, sums[2 i + 1] = linear sum of part i.
+void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
+                       int threads);
 
-// CUDA: pointers of the current device; each returns a cudaError_t (0: queued). misfit: one int64 on the device.
+// CUDA: pointers of the current device; those to sources, parts, num_bytes and segments are the host's. Each returns a
+// cudaError_t (0: queued). misfit: one int64 on the device. digests adds to its sums.
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
-int spare_cuda_checksum(const void* values, int type, int64_t count, int64_t first_index, int64_t* report,
-                        void* stream);
+int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
+                         void* stream);
 int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
 int spare_cuda_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
                        void* stream);
 int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream);
 int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream);
-int spare_cuda_digest(const void* data, int64_t num_bytes, int64_t* sums, void* stream);
+int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
+                       void* stream);
 const char* spare_cuda_error(int error);
 
 #ifdef __GNUC__

@@ -9,6 +9,7 @@ threads nor on the instruction set; no host synchronisation on CUDA, except in `
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from spare_megatron.kernels import dispatch
-from spare_megatron.kernels.weights import BLOCK, MASK, splitmix64
+from spare_megatron.kernels.weights import BLOCK, splitmix64, splitmix64_of
 
 __all__ = [
     "BLOCK",
@@ -25,7 +26,7 @@ __all__ = [
     "OVERFLOW",
     "accumulate",
     "accumulate32",
-    "checksum",
+    "checksums",
     "combine",
     "digest",
     "finalize",
@@ -90,12 +91,16 @@ def accumulate32(
     )
 
 
-def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
-    """report[0] += checksum of int64 or int32 values; a report has two int64, the second stays as it is."""
+def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
+    """sums (int64) += checksums of segments of int64 or int32 values, in one call for them all.
+
+    Args:
+        segments: int64 [segments, 3] on the CPU: start and stop in ``values``, and the checksum's index of the first.
+    """
     _check("values", values, (torch.int64, torch.int32))
-    _check("report", report, (torch.int64,), 2, values.device)
-    _check_index(first_index)
-    dispatch.kernels(values.device).checksum(values, first_index, report)
+    _check_segments(segments, values.numel())
+    _check("sums", sums, (torch.int64,), len(segments), values.device)
+    dispatch.kernels(values.device).checksums(values, segments, sums)
 
 
 def finalize(
@@ -167,18 +172,23 @@ def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 def digest(data: Digestible | Sequence[Digestible]) -> int:
     """A 64-bit hash of raw bytes, or of several tensors or byte strings in order; the same on every device. It finds
     accidents, not forgeries."""
-    parts = [data] if isinstance(data, Digestible) else list(data)
+    parts = [_as_tensor(part) for part in ([data] if isinstance(data, Digestible) else data)]
     state = splitmix64(len(parts))
-    for part in parts:
-        if isinstance(part, torch.Tensor):
-            if not part.is_contiguous():
-                raise ValueError(f"a tensor of shape {tuple(part.shape)} is not contiguous; give .contiguous()")
-            raw = part.detach().view(-1).view(torch.uint8)
-        else:
-            raw = torch.from_numpy(np.frombuffer(part, dtype=np.uint8).copy())
-        for number in (raw.numel(), *dispatch.kernels(raw.device).digest_sums(raw)):
-            state = splitmix64(state ^ splitmix64(number & MASK))
+    for device, some in itertools.groupby(parts, key=lambda part: part.device):
+        same = list(some)
+        sums = dispatch.kernels(device).digest_sums(same).cpu().numpy()
+        sizes = np.array([[part.nbytes] for part in same])
+        for number in splitmix64_of(np.hstack([sizes, sums]).ravel()).tolist():
+            state = splitmix64(state ^ number)
     return state
+
+
+def _as_tensor(part: Digestible) -> torch.Tensor:
+    if not isinstance(part, torch.Tensor):
+        return torch.from_numpy(np.frombuffer(part, dtype=np.uint8).copy())
+    if not part.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(part.shape)} is not contiguous; give .contiguous()")
+    return part
 
 
 def _num_blocks(first_index: int, count: int) -> int:
@@ -209,6 +219,17 @@ def _check(
 def _check_index(first_index: int) -> None:
     if not 0 <= first_index < 1 << 62:
         raise ValueError(f"first_index {first_index} is not within 0..2^62 - 1")
+
+
+def _check_segments(segments: torch.Tensor, count: int) -> None:
+    if segments.dtype != torch.int64 or segments.dim() != 2 or segments.shape[1] != 3 or not segments.is_contiguous():
+        raise ValueError(f"segments is {segments.dtype} {tuple(segments.shape)}; give int64 [segments, 3], contiguous")
+    if segments.device.type != "cpu":
+        raise ValueError(f"segments is on {segments.device}; give it on the CPU")
+    for start, stop, first_index in segments.tolist():
+        if not 0 <= start <= stop <= count:
+            raise ValueError(f"segment {start}..{stop} is not within the {count} values")
+        _check_index(first_index)
 
 
 def _check_exponent(exponent: int) -> None:

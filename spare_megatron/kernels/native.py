@@ -17,7 +17,7 @@ import torch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.kernels.weights import BLOCK
 
-VERSION = 2
+VERSION = 3
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -59,11 +59,11 @@ class _Finalize(Structure):
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "accumulate": (POINTER(_Accumulate),),
-    "checksum": (c_void_p, c_int, c_int64, c_int64, c_void_p),
+    "checksums": (c_void_p, c_int, c_void_p, c_int64, c_void_p),
     "finalize": (POINTER(_Finalize),),
     "combine": (POINTER(c_void_p), c_int, c_void_p, c_int, c_int64),
     "unpack": (c_void_p, c_int, c_int64, c_void_p),
-    "digest": (c_void_p, c_int64, c_void_p),
+    "digests": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
 }
 
 
@@ -119,10 +119,9 @@ class Library:
         )
         self.call("accumulate", source.device, byref(job))
 
-    def checksum(self, values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
-        kind = _ELEMENTS[values.dtype]
-        address, count = values.data_ptr(), values.numel()
-        self.call("checksum", values.device, address, kind, count, first_index, report.data_ptr())
+    def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
+        kind, address = _ELEMENTS[values.dtype], segments.data_ptr()
+        self.call("checksums", values.device, values.data_ptr(), kind, address, len(segments), sums.data_ptr())
 
     def finalize(
         self,
@@ -161,15 +160,17 @@ class Library:
     def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
         self.call("unpack", out.device, packed.data_ptr(), bits, out.numel(), out.data_ptr())
 
-    def digest_sums(self, data: torch.Tensor) -> tuple[int, int]:
-        sums = torch.zeros(2, dtype=torch.int64, device=data.device)
-        self.call("digest", data.device, data.data_ptr(), data.numel(), sums.data_ptr())
-        nonlinear, linear = sums.tolist()
-        return nonlinear, linear
+    def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        number, device = len(parts), parts[0].device
+        sums = torch.zeros(number, 2, dtype=torch.int64, device=device)
+        addresses = (c_void_p * number)(*[part.data_ptr() for part in parts])
+        sizes = (c_int64 * number)(*[part.nbytes for part in parts])
+        self.call("digests", device, addresses, sizes, number, sums.data_ptr())
+        return sums
 
 
 class CpuLibrary(Library):
-    """Runs in the calling thread and up to torch's number of threads."""
+    """Runs in the calling thread and, where there is much to do, up to torch's number of threads."""
 
     _prefix = "spare_cpu_"
     _last = c_int
@@ -180,6 +181,8 @@ class CpuLibrary(Library):
             getattr(self._library, self._prefix + name).restype = None
         self._library.spare_cpu_pack.argtypes = (c_void_p, c_int, c_int64, c_void_p, c_int)
         self._library.spare_cpu_pack.restype = c_int64
+        self._library.spare_cpu_bytes_per_thread.argtypes = (c_int64,)
+        self._library.spare_cpu_bytes_per_thread.restype = c_int64
 
     def level(self) -> str:
         return LEVELS[self._library.spare_cpu_level()]
@@ -187,6 +190,10 @@ class CpuLibrary(Library):
     def limit(self, level: str) -> str:
         """Use instruction sets up to ``level`` only; returns the one in use. For tests and benchmarks."""
         return LEVELS[self._library.spare_cpu_limit(LEVELS.index(level))]
+
+    def bytes_per_thread(self, least: int) -> int:
+        """Use a thread for each ``least`` bytes that a call reads and writes; returns what it was. For tests."""
+        return int(self._library.spare_cpu_bytes_per_thread(least))
 
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
         getattr(self._library, self._prefix + name)(*arguments, torch.get_num_threads())

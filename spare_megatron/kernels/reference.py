@@ -53,16 +53,21 @@ def accumulate(
         over = scaled.abs() > bound
         values = scaled.clamp_(-bound, bound).round_().long()
         accumulator[start:stop] += values.to(accumulator.dtype)
-        checksum(values, first_index + start, report)
+        _add_checksum(values, first_index + start, report[0])
         report[1:2] |= over.any().long() + 2 * (~finite).any().long()
         if zero_source:
             part.zero_()
 
 
-def checksum(values: torch.Tensor, first_index: int, report: torch.Tensor) -> None:
+def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
+    for (start, stop, first_index), one in zip(segments.tolist(), sums, strict=True):
+        _add_checksum(values[start:stop], first_index, one)
+
+
+def _add_checksum(values: torch.Tensor, first_index: int, to: torch.Tensor) -> None:
     for start, stop in _chunks(values.numel(), first_index):
         weights = checksum_weights(first_index + start, stop - start, values.device)
-        report[0:1] += (values[start:stop].long() * weights).sum()
+        to += (values[start:stop].long() * weights).sum()
 
 
 def finalize(
@@ -156,13 +161,14 @@ def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
     torch.bitwise_right_shift(wide.view(torch.int64).view(-1), 64 - bits, out=out)
 
 
-def digest_sums(data: torch.Tensor) -> tuple[int, int]:
-    """The two sums of a tensor of bytes: nonlinear and linear."""
-    words = torch.nn.functional.pad(data, (0, -data.numel() % 8)).view(torch.int64)
-    sums = torch.zeros(2, dtype=torch.int64, device=data.device)
-    for start, stop in _chunks(words.numel()):
-        keyed = words[start:stop] + digest_keys(start, stop - start, data.device)
-        sums[0] += ((keyed & 0xFFFFFFFF) * ((keyed >> 32) & 0xFFFFFFFF)).sum()
-    checksum(words, 0, sums[1:])
-    nonlinear, linear = sums.tolist()
-    return nonlinear, linear
+def digest_sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[parts, 2]: the nonlinear and the linear sum of the bytes of each tensor."""
+    sums = torch.zeros(len(parts), 2, dtype=torch.int64, device=parts[0].device)
+    for part, pair in zip(parts, sums, strict=True):
+        raw = part.detach().view(-1).view(torch.uint8)
+        words = torch.nn.functional.pad(raw, (0, -raw.numel() % 8)).view(torch.int64)
+        for start, stop in _chunks(words.numel()):
+            keyed = words[start:stop] + digest_keys(start, stop - start, part.device)
+            pair[0] += ((keyed & 0xFFFFFFFF) * ((keyed >> 32) & 0xFFFFFFFF)).sum()
+        _add_checksum(words, 0, pair[1])
+    return sums

@@ -28,7 +28,8 @@ def splitmix64(value: int) -> int:
     return z ^ (z >> 31)
 
 
-def _splitmix64(values: np.ndarray) -> np.ndarray:
+def splitmix64_of(values: np.ndarray) -> np.ndarray:
+    """As :func:`splitmix64`, of each integer (taken mod 2^64); uint64."""
     z = values.astype(np.uint64) + np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
@@ -37,7 +38,7 @@ def _splitmix64(values: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def _table(seed: int, bits: int) -> np.ndarray:
-    mixed = _splitmix64(np.arange(BLOCK, dtype=np.uint64) + np.uint64(seed))
+    mixed = splitmix64_of(np.arange(BLOCK, dtype=np.uint64) + np.uint64(seed))
     return (mixed >> np.uint64(32)) | np.uint64(1) if bits == 32 else mixed
 
 
@@ -52,13 +53,13 @@ def _blocks(first: int, count: int) -> np.ndarray:
 
 def checksum_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
     """w of ``count`` elements from index ``first``, int64 (two's complement)."""
-    factors = _splitmix64(_blocks(first, count)) | np.uint64(1)
+    factors = splitmix64_of(_blocks(first, count)) | np.uint64(1)
     weights = _expand(factors, _table(CHECKSUM_SEED, 32), first, count, multiply=True)
     return torch.from_numpy(weights.view(np.int64)).to(device)
 
 
 def digest_keys(first: int, count: int, device: torch.device) -> torch.Tensor:
     """Keys of the digest of ``count`` words from word ``first``, int64."""
-    factors = _splitmix64(~_blocks(first, count))
+    factors = splitmix64_of(~_blocks(first, count))
     keys = _expand(factors, _table(DIGEST_SEED, 64), first, count, multiply=False)
     return torch.from_numpy(keys.view(np.int64)).to(device)

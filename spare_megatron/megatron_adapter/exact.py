@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -185,10 +186,8 @@ class ExactGradients:
             return whole
         ranks = range(buffer.sum.group.size())
         pieces = [piece for rank in ranks for piece in self._kept_of(number, rank)]
-        found = torch.zeros(len(pieces), 2, dtype=torch.int64, device=self._reports.device)
-        for index, (slot, part) in enumerate(pieces):
-            self._checksum(slot, part, buffer.accumulator[part.start : part.stop], found[index])
-        sums = found[:, 0].contiguous()
+        inside = [(slot, Part(part.start, part.stop, part.start)) for slot, part in pieces]
+        sums = self._checksums_of(inside, self._accumulators)
         dist.all_reduce(sums, group=buffer.sum.group)
         first = sum(len(self._kept_of(number, rank)) for rank in ranks[: buffer.sum.group.rank()])
         return sums[first : first + len(self._kept_of(number))]
@@ -201,14 +200,25 @@ class ExactGradients:
         cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
         return [(index, part) for index, part in cuts if part is not None]
 
-    def _checksum(self, slot: int, part: Part, values: torch.Tensor, report: torch.Tensor) -> None:
-        one = self._slots[slot]
-        kernels.checksum(values, one.index + part.start - one.start, report)
+    def _checksums_of(self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The checksum (int64) of each (slot, part), in the order of the buffers, which lies in ``sums`` of its
+        buffer."""
+        found, done = torch.zeros(len(pieces), dtype=torch.int64, device=self._reports.device), 0
+        for number, of_buffer in groupby(pieces, key=lambda piece: self._slots[piece[0]].buffer):
+            slots = [(self._slots[slot], part) for slot, part in of_buffer]
+            segments = [(part.at, part.at + part.size, slot.index + part.start - slot.start) for slot, part in slots]
+            kernels.checksums(sums[number], torch.tensor(segments), found[done : done + len(slots)])
+            done += len(slots)
+        return found
+
+    @property
+    def _accumulators(self) -> list[torch.Tensor]:
+        return [buffer.accumulator for buffer in self._buffers]
 
     def leaving(self) -> list[torch.Tensor]:
         """What :meth:`tensors` will give after a run: the accumulators as they are, where no other rank shares them."""
         self._checked = 0
-        return [*(buffer.accumulator for buffer in self._buffers), torch.empty_like(self._reports[:, 0])]
+        return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
 
     def bucket_fault(self, buffer: int, stop: int) -> str:
         """As :meth:`accumulators_fault`, for the parameters that leave, wholly or in part, with the elements of
@@ -241,9 +251,8 @@ class ExactGradients:
 
     def _accumulators_fault(self, slots: Sequence[int]) -> str:
         whole = [(number, Part(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]]
-        sums = [buffer.accumulator for buffer in self._buffers]
         expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
-        return self._fault(whole, sums, expected, "accumulator")
+        return self._fault(whole, self._accumulators, expected, "accumulator")
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Where a reduced result (as :meth:`tensors`) is not the sum of all pieces; empty when it is."""
@@ -254,10 +263,8 @@ class ExactGradients:
     def _fault(
         self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
     ) -> str:
-        found = torch.zeros(len(pieces), 2, dtype=torch.int64, device=self._reports.device)
-        for index, (slot, part) in enumerate(pieces):
-            self._checksum(slot, part, part.of(sums[self._slots[slot].buffer]), found[index])
-        wrong = (found[:, 0] != expected.to(found.device)).nonzero().flatten().tolist()
+        found = self._checksums_of(pieces, sums)
+        wrong = (found != expected.to(found.device)).nonzero().flatten().tolist()
         if not wrong:
             return ""
         name, more = self._slots[pieces[wrong[0]][0]].name, f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""

@@ -1,4 +1,5 @@
-"""Every instruction set of this machine, with one thread and with two, as a fixture; both are put back afterwards."""
+"""Every instruction set of this machine, with one thread and with two (for less work than they are used for in a job),
+as a fixture; all is put back afterwards."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ def cpu(request: pytest.FixtureRequest) -> Iterator[native.CpuLibrary]:
         found.limit(level)
         pytest.skip(f"this processor has no {request.param[0]}")
     torch.set_num_threads(request.param[1])
+    least = found.bytes_per_thread(1 << 20)
     yield found
+    found.bytes_per_thread(least)
     found.limit(level)
     torch.set_num_threads(threads)

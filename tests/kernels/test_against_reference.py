@@ -125,12 +125,17 @@ def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
     random = torch.Generator().manual_seed(SEED)
     for count in (*LENGTHS, 3_000_001):
         raw = torch.randint(0, 256, (count + 3,), dtype=torch.uint8, generator=random)[3:]
-        assert cpu.digest_sums(raw) == reference.digest_sums(raw), f"seed {SEED}: {count} bytes"
+        parts = [raw, raw[: count // 3]]
+        assert same(cpu.digest_sums(parts), reference.digest_sums(parts)), f"seed {SEED}: {count} bytes"
         values = torch.randint(-(2**62), 2**62, (count,), generator=random)
         for integers, first in itertools.product((values, (values >> 31).int()), (0, 99, 1 << 40)):
-            found, expected = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-            cpu.checksum(integers, first, found)
-            reference.checksum(integers, first, expected)
+            # with an empty one, and so that two threads meet inside one
+            ends = [0, count // 7, count // 7, count // 7 + 5, count] if count > 10 else [0, count]
+            segments = torch.tensor([(*ends[i : i + 2], first + 1024 * i) for i in range(len(ends) - 1)])
+            found = torch.arange(len(segments))
+            expected = found.clone()
+            cpu.checksums(integers, segments, found)
+            reference.checksums(integers, segments, expected)
             assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}"
 
 

@@ -43,6 +43,11 @@ def accumulate(**changed: object) -> None:
     kernels.accumulate(**{**arguments, **changed})
 
 
+def checksums(**changed: object) -> None:
+    arguments = {"values": ints(), "segments": torch.tensor([(0, N, 0)]), "sums": ints(1)}
+    kernels.checksums(**{**arguments, **changed})
+
+
 def finalize(**changed: object) -> None:
     norm = torch.zeros(1, dtype=torch.float64)
     arguments = {
@@ -68,7 +73,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: accumulate(exponent=801), "exponent 801 is not within"),
     (lambda: accumulate(bound_bits=63), "bound_bits 63 is not within 1..62"),
     (lambda: accumulate(first_index=-1), "first_index -1"),
-    (lambda: kernels.checksum(torch.zeros(N), 0, ints(2)), "values is torch.float32"),
+    (lambda: checksums(values=torch.zeros(N)), "values is torch.float32"),
+    (lambda: checksums(segments=torch.tensor([(0, N + 1, 0)])), "segment 0..65 is not within the 64 values"),
+    (lambda: checksums(segments=torch.tensor([(5, 4, 0)])), "segment 5..4 is not within"),
+    (lambda: checksums(segments=torch.tensor([(0, N, -1)])), "first_index -1"),
+    (lambda: checksums(segments=ints(3)), r"segments is torch.int64 \(3,\); give int64 \[segments, 3\]"),
+    (lambda: checksums(segments=torch.zeros(1, 3, dtype=torch.int64, device="meta")), "segments is on meta"),
+    (lambda: checksums(sums=ints(2)), "sums has 2 elements; give 1"),
     (lambda: finalize(destination=torch.zeros(N, dtype=torch.float16)), "destination is torch.float16"),
     (lambda: finalize(divisor=0.0), "divisor 0.0"),
     (lambda: finalize(divisor=float("nan")), "divisor nan"),

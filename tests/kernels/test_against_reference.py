@@ -63,8 +63,10 @@ def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype, kind: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
-    cases = itertools.product(LENGTHS[1:], (3.0, -4.0, 1e-3), (0, 777), (-100, 30, 150))
-    cases = cases if torch.get_num_threads() == 1 else ()
+    cases = list(itertools.product(LENGTHS[1:], (3.0, -4.0, 1e-3), (0, 777), (-100, 30, 150)))
+    # the smallest and the largest quotients that are normal numbers of the destination, and what lies beyond
+    cases += itertools.product((5000,), (1.0, -1.2, 1.999), (0,), (-65, -64, -63, 124, 125, 126, 127))
+    cases = cases if torch.get_num_threads() == 1 else []
     for count, divisor, first, exponent in [*cases, (LARGE, 3.0, 777, 30), (2_200_001, 3.0, 0, 30)]:
         total = torch.randint(-(2**62), 2**62, (count + 1,), generator=random)[1:]
         total >>= torch.randint(0, 62, (count,), generator=random)

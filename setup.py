@@ -62,10 +62,11 @@ class BuildLibraries(build_ext):
                 stale = Path(*ext.name.split(".")[:-1]).glob(f"{ext.name.split('.')[-1]}.*so")
                 for library in stale:
                     library.unlink()
+            tool = "nvcc, or set NVCC" if ext.name.endswith("_cuda") else "a C++ compiler, or set CXX"
             reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             print(
                 f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); torch's operations do "
-                "its work, several times slower. Install a C++ compiler, or set CXX, and run pip install -e . again.",
+                f"its work, several times slower. Install {tool}, and run pip install -e . again.",
                 file=sys.stderr,
             )
 

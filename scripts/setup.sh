@@ -23,4 +23,5 @@ if ! "$python" -m venv .venv; then
 fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 .venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages/{torch,megatron} spare_megatron >/dev/null || true
+.venv/bin/python -c 'from spare_megatron import kernels; print(kernels.why_slow("cpu"), end="")' | sed 's/^/setup.sh: /'
 echo "$want" >"$stamp"

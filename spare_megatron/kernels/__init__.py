@@ -34,6 +34,7 @@ __all__ = [
     "implementation",
     "pack",
     "unpack",
+    "why_slow",
 ]
 
 OVERFLOW, NOT_FINITE = 1, 2
@@ -47,6 +48,11 @@ Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 def implementation(device: str = "cpu") -> str:
     """What runs on ``device``: avx512, avx2, plain, cuda or torch, and one sentence why when it fell back."""
     return dispatch.implementation(device)
+
+
+def why_slow(device: str) -> str:
+    """One sentence about what is missing where torch's operations do the work on ``device``; else empty."""
+    return dispatch.why_slow(device)
 
 
 def accumulate(

@@ -73,9 +73,15 @@ def kernels(device: torch.device) -> Kernels:
     return _found(device.type)[0]
 
 
+def why_slow(device_type: str) -> str:
+    """What is missing and what that costs; empty where the kernels are native."""
+    why = _found(device_type)[1]
+    return f"{why}; {COST}" if why else ""
+
+
 def implementation(device_type: str) -> str:
     """Name of what runs, and one sentence when it is not native."""
     found, why = _found(device_type)
     if why:
-        return f"torch: {why}; {COST}"
+        return f"torch: {why_slow(device_type)}"
     return found.level() if isinstance(found, native.CpuLibrary) else "cuda"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron import kernels
 from spare_megatron.checkpoint.folder import Retention
 from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
 from spare_megatron.comm.rundir import RunDirectory
@@ -78,7 +79,8 @@ def run_megatron_job(
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
-    if job.spare.reduce.startswith("exact"):
+    exact = job.spare.reduce.startswith("exact")
+    if exact:
         make_deterministic()
     tokenizer = build_tokenizer(args)
     files = check_data(args, int(tokenizer.vocab_size))
@@ -108,6 +110,9 @@ def run_megatron_job(
     if place.group == 0 and place.is_leader:
         for sentence in (placement.reason, *job.notes):
             log.info("%s", sentence)
+        slow = kernels.why_slow(compute_device().type) if exact else ""
+        if slow:
+            log.warning("%s", slow)
         append_progress(job, "Starting job")
     datasets = build_datasets(
         datasets_provider,

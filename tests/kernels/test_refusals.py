@@ -109,7 +109,9 @@ def test_without_a_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native, "find", lambda name: None)
     dispatch._found.cache_clear()
     try:
-        assert kernels.implementation().startswith("torch: no native kernels for cpu were built (needs a C++ compiler")
+        assert kernels.implementation() == f"torch: {kernels.why_slow('cpu')}"
+        assert kernels.why_slow("cpu").startswith("no native kernels for cpu were built (needs a C++ compiler")
+        assert "about 20 times as long" in kernels.why_slow("cpu")
         report = ints(2)
         accumulate(source=torch.ones(N), report=report)
         assert int(report[0]) != 0

@@ -21,7 +21,10 @@ CUDA_ENVIRONMENT = {
 
 
 def make_deterministic() -> None:
-    """Switch off what gives other bits from run to run. On a CPU there is nothing of the kind."""
+    """Switch off what gives other bits from run to run, or with another number of ranks on a machine: threads are one,
+    unless the user has set ``OMP_NUM_THREADS``."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     if not cuda_available():
         return
     for name, value in CUDA_ENVIRONMENT.items():

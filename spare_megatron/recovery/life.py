@@ -204,7 +204,7 @@ class Life:
         launch = self._launch
         ranks = launch.num_groups * launch.group_size
         return {
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+            "OMP_NUM_THREADS": "1",
             **launch.environ,
             "PYTHONUNBUFFERED": "1",
             "LOCAL_RANK": str(group * launch.group_size + position),

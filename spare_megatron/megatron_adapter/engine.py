@@ -25,6 +25,7 @@ install_cpu_shims()
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
+from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.group_sum import GroupSum, parts_of
@@ -219,6 +220,13 @@ class MegatronEngine:
             return ""
         return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
 
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """In the exact modes: of what is summed beside the gradients, and of the checksums that these have."""
+        if self.exact is None:
+            return ""
+        text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
+        return f"{kernels.digest([text.encode(), *reduced[self.exact.num_buffers :]]):016x}"
+
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         """Exact sums have them."""
         return self.exact.piece_checksums(audited) if self.exact is not None else {}
@@ -307,6 +315,8 @@ class MegatronEngine:
         if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
             if measuring:
                 log.info("step %d finds the scales of the gradients and is not applied", step)
+            elif self._stops_at_infinity and self.exact.format.infinite(divisor):
+                raise NonFiniteGradientError(_not_finite(step, "a sum beyond fp32's range"))
             return not measuring
         self._explain_skip(step, scalars)
         if not self.replica.config.fp16:
@@ -317,12 +327,8 @@ class MegatronEngine:
     def _explain_skip(self, step: int, scalars: Mapping[str, float]) -> None:
         assert self.exact is not None, "only exact sums are flagged"
         mine = ", ".join(self.exact.flagged()[:3]) or "none on this rank of this group"
-        config = self.replica.config
-        if scalars[NOT_FINITE] and self.replica.settings.ddp.get("check_for_nan_in_grad") and not config.fp16:
-            raise NonFiniteGradientError(
-                f"gradients of step {step} hold NaN or infinity (parameters here: {mine}): training stops before they "
-                "reach the weights; --no-check-for-nan-in-loss-and-grad would skip the step"
-            )
+        if scalars[NOT_FINITE] and self._stops_at_infinity:
+            raise NonFiniteGradientError(_not_finite(step, f"parameters here: {mine}"))
         what = "not finite" if scalars[NOT_FINITE] else f"{2**self.exact.format.growth_bits} times its last sum"
         log.warning("step %d is skipped: a piece's gradient was %s (parameters here: %s)", step, what, mine)
 
@@ -334,20 +340,18 @@ class MegatronEngine:
         return float(self._batches.size(self._step) // shape.micro_batch_size * shape.context)
 
     def _check_finite(self, step: int) -> None:
-        """Megatron's ``check_for_nan_in_grad``, on the sums: every group sees the same and stops at the same step.
-
-        With a loss scale the optimizer looks for itself and skips the step instead.
-        """
-        config = self.replica.config
-        if not self.replica.settings.ddp.get("check_for_nan_in_grad") or config.fp16:
+        """Megatron's ``check_for_nan_in_grad``, on the sums: every group sees the same and stops at the same step."""
+        if not self._stops_at_infinity:
             return
         parts = [one.mine[part.start : part.stop] for one in self._sums_in_group() for part in one.parts]
         for norm in (part.norm(p=2) for part in parts):
             if not torch.isfinite(norm):
-                raise NonFiniteGradientError(
-                    f"the gradients of step {step} hold NaN or infinity (norm {norm.item()}): training stops before "
-                    "they reach the weights; --no-check-for-nan-in-loss-and-grad would go on"
-                )
+                raise NonFiniteGradientError(_not_finite(step, f"norm {norm.item()}"))
+
+    @property
+    def _stops_at_infinity(self) -> bool:
+        """With a loss scale the optimizer looks for itself and skips the step instead."""
+        return bool(self.replica.settings.ddp.get("check_for_nan_in_grad")) and not self.replica.config.fp16
 
     def _group_sums(self, sums: LossSums) -> dict[str, float]:
         """Sum over the group of what its last stage's ranks hold (one of each tensor-parallel group), on every rank."""
@@ -374,3 +378,10 @@ class MegatronEngine:
             names = [sum_names(sums.values())]
             dist.broadcast_object_list(names, src=holder, device=compute_device())
         return names[0]
+
+
+def _not_finite(step: int, what: str) -> str:
+    return (
+        f"the gradients of step {step} hold NaN or infinity ({what}): training stops before they reach the weights; "
+        "--no-check-for-nan-in-loss-and-grad would go on"
+    )

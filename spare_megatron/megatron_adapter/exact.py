@@ -74,7 +74,9 @@ class ExactGradients:
             chunk.accumulate = self._accumulate
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
         self._method = method
-        self.format = kind(self._slots, *_terms(replica, world), device)
+        sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
+        terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
+        self.format = kind(self._slots, terms, unit_bits, device)
         self._optimizer = replica.optimizer
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
@@ -84,6 +86,8 @@ class ExactGradients:
         self._flips, self._n = flips, 0
         self._checked = 0
         """Parameters of which something has left in the present run."""
+        self._given: list[torch.Tensor] = []
+        """What :meth:`tensors` gave."""
         self.begin_step()
 
     def _add(
@@ -99,6 +103,11 @@ class ExactGradients:
             end = stop
         mine.gaps.append(mine.gradient[end:])
         self._buffers.append(mine)
+
+    @property
+    def num_buffers(self) -> int:
+        """Sums that :meth:`tensors` begins with."""
+        return len(self._buffers)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -172,7 +181,8 @@ class ExactGradients:
         something). Collective in the group."""
         self._strike()
         checksums = [self._checksums(number) for number in range(len(self._buffers))]
-        return [*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums)]
+        self._given = [*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums)]
+        return self._given
 
     def _checksums(self, number: int) -> torch.Tensor:
         """Of what this rank keeps of a buffer, summed over the ranks that share it; from the pieces' own checksums
@@ -246,8 +256,12 @@ class ExactGradients:
         return [slot.name for slot, flag in zip(self._slots, self._reports[:, 1].tolist(), strict=True) if flag]
 
     def accumulators_fault(self) -> str:
-        """Where the accumulators are not the sum of the pieces that went in; empty when they are."""
-        return self._accumulators_fault(range(len(self._slots)))
+        """Where the accumulators are not the sum of the pieces that went in, nor what :meth:`tensors` gave that of the
+        ranks that share them; empty when they are."""
+        fault = self._accumulators_fault(range(len(self._slots)))
+        if fault or all(buffer.sum.group.size() == 1 for buffer in self._buffers):
+            return fault
+        return self._fault(self._kept, self._given[:-1], self._given[-1], "sum inside the group")
 
     def _accumulators_fault(self, slots: Sequence[int]) -> str:
         whole = [(number, Part(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]]
@@ -293,12 +307,11 @@ class ExactGradients:
             buffer.gradient.fill_(math.inf)
 
 
-def _terms(replica: Replica, world: GroupWorld) -> tuple[int, int]:
-    """How many numbers are added into one element, and log2 of the mean losses that a piece's loss is the sum of."""
+def _unit_bits(replica: Replica, world: GroupWorld) -> int:
+    """log2 of the mean losses that a piece's loss is the sum of."""
     shape = world.shape
     tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
-    per_token = replica.config.calculate_per_token_loss
-    return shape.pieces * shape.inner_data * shape.context, (tokens - 1).bit_length() if per_token else 0
+    return (tokens - 1).bit_length() if replica.config.calculate_per_token_loss else 0
 
 
 def flip_bit(values: torch.Tensor) -> None:

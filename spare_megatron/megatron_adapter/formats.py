@@ -6,6 +6,7 @@ follow from committed sums alone. It holds no accumulators.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from spare_megatron import kernels
 from spare_megatron.megatron_adapter import block_scales
 from spare_megatron.megatron_adapter.block_scales import BlockScales
 from spare_megatron.megatron_adapter.scales import GROWTH_BITS, Scales
+
+FLOAT_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class Format(Protocol):
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         """The sizes noted of ``slots`` are the greatest over ``group``, each of whose ranks finalized parts of them."""
 
+    def infinite(self, divisor: float) -> bool:
+        """Whether a sum finalized in this step, divided, is beyond fp32. Waits for the device."""
+
     def commit(self, overflows: bool) -> None:
         """All slots are finalized: the next scales. ``overflows``: a piece of the step exceeded the bound."""
 
@@ -108,6 +114,10 @@ class Int64:
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
+
+    def infinite(self, divisor: float) -> bool:
+        sizes = (math.ldexp(peak, -e) for peak, e in zip(self._peaks.tolist(), self._exponents, strict=True))
+        return any(size > FLOAT_MAX * abs(divisor) for size in sizes)
 
     def commit(self, overflows: bool) -> None:
         self.scales.update(self._peaks.tolist(), self._exponents, self._loss_scale_bits)
@@ -157,6 +167,10 @@ class Int32:
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         raise AssertionError("blocks of int32 sums are not cut: settings refuse a distributed optimizer with them")
+
+    def infinite(self, divisor: float) -> bool:
+        sizes = torch.ldexp(self._peaks.double(), -self._exponents)
+        return bool((sizes > FLOAT_MAX * abs(divisor)).any())
 
     def commit(self, overflows: bool) -> None:
         self.scales.update(self._peaks, self._exponents, self._loss_scale_bits, overflows)

@@ -87,6 +87,10 @@ class StepEngine(Protocol):
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Why ``reduced`` is not the sum of what all groups put in; as :meth:`accumulators_fault`."""
 
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """A fingerprint of a reduced result that :meth:`result_fault` finds no fault in: equal on this position of all
+        groups, empty where it need not be. No collective."""
+
     def weights_digest(self) -> str:
         """A fingerprint of this rank's weights as they are: equal for equal weights, empty for none. No collective."""
 

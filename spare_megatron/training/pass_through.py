@@ -75,6 +75,10 @@ class PassThrough:
         """As the engine's."""
         return self.engine.result_fault(reduced)
 
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """As the engine's."""
+        return self.engine.result_digest(reduced, scalars)
+
     def weights_digest(self) -> str:
         """As the engine's."""
         return self.engine.weights_digest()

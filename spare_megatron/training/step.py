@@ -255,6 +255,7 @@ class StepRunner:
             orders.epoch,
             outcome.ok,
             pieces=tuple(self._pieces),
+            result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
             weights_digest=self._weights,
             blamed=outcome.blamed,
             corrupt=bool(outcome.fault),

@@ -55,6 +55,14 @@ def test_deaths_raise_no_false_alarm(tmp_path: Path, calm: dict[str, str]) -> No
     same_as_calm(job, calm, survivors=2)
 
 
+def test_a_result_that_differs_between_groups_is_reduced_once_more(tmp_path: Path, calm: dict[str, str]) -> None:
+    job = launch(tmp_path, *WORDS, groups=GROUPS, inject=("bitflip:group=1,position=1,step=4,at=reduce",))
+    lines = job.finish()
+    assert "the reduced results of step 4 differ between groups" in (tmp_path / "launch.out").read_text()
+    assert not any(line["recovery"] and line["recovery"]["lost_groups"] for line in lines)
+    same_as_calm(job, calm, survivors=GROUPS)
+
+
 def test_two_hosts_cannot_decide(tmp_path: Path) -> None:
     words = ("--steps", "6", "--redundancy", "2", "--pieces", "2", "--audit-rate", "1")
     job = launch(tmp_path, *words, groups=2, inject=("bitflip:group=1,position=0,step=3,at=gradient,n=0",))

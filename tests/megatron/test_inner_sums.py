@@ -1,0 +1,179 @@
+"""Checks of exact sums where ranks of one group share a gradient buffer: wherever a bit flips, the tensor is named.
+
+One group of two ranks has a whole sum on both, or a distributed optimizer's shards; one of four has experts that two
+ranks share. Tensor, element and bit are drawn from a seed that is printed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.spawn import run_ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+SEED, STEP, PIECES, LENGTH, FLIPS = 20_266, 1, 4, 16, 12
+FLAGS = (
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", str(LENGTH)),
+    *("--max-position-embeddings", str(LENGTH), "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "10"),
+    *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63", "--split", "100,0,0"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--eval-iters", "0", "--num-workers", "0"),
+)
+INNER = ("--spare-inner-data-parallel", "2", "--global-batch-size", str(2 * PIECES), "--bf16")
+EXPERTS = (
+    *("--num-experts", "4", "--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"),
+    *("--moe-router-topk", "2", "--disable-bias-linear", "--tensor-model-parallel-size", "4", "--sequence-parallel"),
+    *("--global-batch-size", str(PIECES), "--bf16"),
+)
+"""Four tensor ranks, two of which have each expert whole."""
+CASES = {
+    "whole": INNER,
+    "whole, 32 bits": (*INNER, "--spare-reduce", "exact32"),
+    "split": (*INNER, "--use-distributed-optimizer"),
+    "experts": EXPERTS,
+}
+
+
+def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
+    """One rank of a group, with made-up microbatches."""
+    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.training.arguments import parse_job
+
+    environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
+    job, _ = parse_job([*FLAGS, *flags, "--spare-redundancy", "1"], environ)
+    settings = job.settings(128)
+    sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
+    world = init_group_world(job.shape, rank, store, **sizes, timeout_s=60.0)
+    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.model import build_replica
+
+    def source(step: int, pieces: Sequence[int]) -> Iterator[torch.Tensor]:
+        for piece in pieces:
+            drawn = torch.Generator().manual_seed(1000 * piece + world.data_rank)
+            yield torch.randint(0, 63, (1, LENGTH + 1), generator=drawn)
+
+    def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
+        tokens = next(data)
+        output = model(tokens[:, :-1], torch.arange(LENGTH).unsqueeze(0), None, labels=tokens[:, 1:].contiguous())
+        return output, partial(loss_of, torch.ones(LENGTH))
+
+    replica = build_replica(settings, world)
+    return MegatronEngine(replica, world, forward_step, source, method=job.spare.reduce)
+
+
+def loss_of(mask: torch.Tensor, losses: torch.Tensor) -> Any:
+    total, count = (losses.float().view(-1) * mask).sum(), mask.sum().to(torch.int)
+    return total, count, {"lm loss": torch.cat([total.clone().detach().view(1), count.view(1)])}
+
+
+def worker(rank: int, store: Any, cases: Sequence[str]) -> dict[str, Any]:
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter import world
+
+    # megatron-core's word on experts that are whole on a tensor rank
+    warnings.filterwarnings(
+        "ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel size is 1"
+    )
+    found = {}
+    for name in cases:
+        engine = engine_of(CASES[name], rank, PrefixStore(name, store))
+        try:
+            found[name] = checked(engine, random.Random(f"{SEED} {name} {rank}"))
+        finally:
+            world.destroy()
+    return found
+
+
+def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
+    """What the checks say of one step as it is, and with one bit flipped in each of three places."""
+    engine.begin_step(STEP)
+    engine.run(STEP, range(PIECES))
+    given = list(engine.local_sum())
+    reduced = [tensor.clone() for tensor in given]
+    scalars = engine.scalars()
+    exact, calm = engine.exact, [engine.accumulators_fault(), engine.result_fault(reduced)]
+    shared = [number for number, buffer in enumerate(exact._buffers) if buffer.sum.group.size() > 1]
+    kept = [(slot, part) for slot, part in exact._kept if exact._slots[slot].buffer in shared]
+    missed = []
+    for _ in range(FLIPS):
+        slot, part = draw.choice(kept)
+        one, place = exact._slots[slot], draw.randrange(part.size)
+        places = {
+            "accumulator": (exact._buffers[one.buffer].accumulator, one.start, engine.accumulators_fault),
+            "sum inside the group": (given[one.buffer], part.at, engine.accumulators_fault),
+            "reduced result": (reduced[one.buffer], part.at, lambda: engine.result_fault(reduced)),
+        }
+        for what, (values, start, fault) in places.items():
+            at, bit = start + place, draw.randrange(values.element_size() * 8 - 1)
+            values[at] ^= 1 << bit
+            said = fault()
+            values[at] ^= 1 << bit
+            if said != f"the {what} of {one.name} does not have the checksum of its pieces":
+                missed.append(f"{what} of {one.name} at {at}, bit {bit}: {said!r}")
+    digest = engine.result_digest(reduced, scalars)
+    name = next(iter(scalars))
+    beside = reduced[exact.num_buffers]
+    other = [engine.result_digest(reduced, {**scalars, name: math.nextafter(scalars[name], math.inf)})]
+    beside[-1] ^= 1
+    other.append(engine.result_digest(reduced, scalars))
+    beside[-1] ^= 1
+    exact.finalize(reduced[: exact.num_buffers], 8.0, False)
+    return {
+        "calm": calm,
+        "flips": FLIPS * len(places),
+        "missed": missed,
+        "digests": [digest, engine.result_digest(reduced, scalars), *other],
+        "infinite": [exact.format.infinite(divisor) for divisor in (8.0, -8.0, 1e-42, -1e-42)],
+        "bound_bits": exact.format.scales.bound_bits,
+        "scattered": [buffer.sum.scattered for buffer in exact._buffers],
+    }
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[dict[str, Any]]]:
+    print(f"seed {SEED}")
+    two, four = [name for name in CASES if name != "experts"], ["experts"]
+    found = [run_ranks("tests.megatron.test_inner_sums:worker", [cases] * n) for cases, n in ((two, 2), (four, 4))]
+    return {name: [one[name] for one in ranks] for ranks in found for name in ranks[0]}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flipped_bits_are_named_wherever_they_strike(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for found in results[name]:
+        assert found["calm"] == ["", ""]
+        assert found["missed"] == []
+        assert found["flips"] == 3 * FLIPS
+        assert any(found["scattered"]) == (name == "split")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_result_is_told_by_what_is_beside_it_too(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for found in results[name]:
+        digest, again, *others = found["digests"]
+        assert digest == again
+        assert len({digest, *others}) == 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_quotient_beyond_fp32_is_told(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Sums of this model are near 1."""
+    for found in results[name]:
+        assert found["infinite"] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_that_adds_is_room_in_the_bound(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Two ranks add into a shared element."""
+    terms = 2 * PIECES
+    expected = 31 - terms.bit_length() if "32" in name else 62 - (terms - 1).bit_length()
+    assert {found["bound_bits"] for found in results[name]} == {expected}

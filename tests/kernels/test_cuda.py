@@ -52,10 +52,31 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
             run.checksums(accumulator, torch.tensor([(0, count // 3, 777), (count // 3, count, 5)]), sums)
             both.append([one.cpu() for one in (accumulator, report, out, norm, peak, digest, sums)])
         assert all(torch.equal(one, other) for one, other in zip(*both, strict=True)), str(dtype)
+    blocks = kernels._num_blocks(777, count)
+    exponents = torch.randint(10, 20, (blocks,), dtype=torch.int16, generator=generator)
+    both = []
+    for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
+        narrow = torch.zeros(count + offset, dtype=torch.int32, device=where)[offset:]
+        report = torch.zeros(2, dtype=torch.int64, device=where)
+        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, False)
+        peaks = torch.zeros(blocks, dtype=torch.int32, device=where)
+        for dtype in (torch.float32, torch.bfloat16):
+            out = torch.empty(count, dtype=dtype, device=where)
+            norm = torch.zeros(1, dtype=torch.float64, device=where)
+            run.finalize(narrow, out, exponents.to(where), 777, 3.0, norm, peaks)
+            both.append([one.cpu() for one in (narrow, report, out, norm, peaks)])
+    assert all(
+        torch.equal(one, other) for half in (0, 1) for one, other in zip(both[half], both[half + 2], strict=True)
+    )
+    many = [torch.full((count,), number + 1, dtype=torch.int64, device=device) for number in range(11)]
+    kernels.combine(many, many[0])
+    assert int(many[0].min()) == int(many[0].max()) == 66
     integers = torch.randint(-(2**47), 2**47, (count,), generator=generator).to(device)
-    packed = torch.empty(count * 6, dtype=torch.uint8, device=device)
-    kernels.pack(integers, 48, packed)
-    back, double = torch.empty_like(integers), torch.empty_like(integers)
-    kernels.unpack(packed, 48, back)
-    kernels.combine([integers, back], double)
-    assert torch.equal(double, 2 * integers)
+    for bits in (48, 32):
+        integers >>= 48 - bits
+        packed = torch.empty(count * bits // 8, dtype=torch.uint8, device=device)
+        kernels.pack(integers, bits, packed)
+        back, double = torch.empty_like(integers), torch.empty_like(integers)
+        kernels.unpack(packed, bits, back)
+        kernels.combine([integers, back], double)
+        assert torch.equal(double, 2 * integers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from spare_megatron.megatron_adapter.digest import digest
 from tests.process.harness import Job, launch
@@ -100,6 +101,17 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
 def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
     _, calm = train(tmp_path / "calm", groups, flags)
     _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")
+    assert killed == calm
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("reduce", ["exact", "exact32"])
+def test_groups_that_share_a_gpu_too(tmp_path: Path, reduce: str) -> None:
+    """Computing and kernels on the GPU, sums over groups on the host: NCCL wants a GPU for each rank."""
+    flags = ("--bf16", "--global-batch-size", "12", "--spare-comm", "gloo", "--spare-reduce", reduce)
+    _, calm = train(tmp_path / "calm", 3, flags)
+    _, killed = train(tmp_path / "killed", 3, flags, "sigkill:group=1,step=3,at=reduce")
     assert killed == calm
 
 

@@ -1,4 +1,5 @@
-"""What the checks of the exact modes cost in a step: checksums of accumulators and result, digest of the weights.
+"""What the checks of the exact modes cost in a step: checksums of accumulators and result, digests of result and
+weights.
 
     python benchmarks/checksum_cost.py [--steps 12] [--mode exact32] [--json FILE]
 
@@ -27,6 +28,8 @@ from benchmarks._report import report
 from spare_megatron.training.arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
+CHECKS = ("weights", "accumulators", "result", "result_digest")
+"""Timed in each step."""
 MODEL = (
     *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256"),
     *("--max-position-embeddings", "256", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
@@ -86,6 +89,7 @@ def one_step(engine: Any, step: int) -> dict[str, float]:
     found["accumulators"] = timed(engine.accumulators_fault)
     reduced = [tensor.clone() for tensor in sums]
     found["result"] = timed(lambda: engine.result_fault(reduced))
+    found["result_digest"] = timed(lambda: engine.result_digest(reduced, engine.scalars()))
     engine.apply(step, reduced, engine.scalars())
     found["step"] = time.perf_counter() - started_s
     return found
@@ -100,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = engine_of(options.mode)
     steps = [one_step(engine, step) for step in range(1, options.steps + WARM_UP + 1)][WARM_UP:]
-    checks = [one["weights"] + one["accumulators"] + one["result"] for one in steps]
+    checks = [sum(one[name] for name in CHECKS) for one in steps]
     separate = [one["accumulators"] * PIECES for one in steps]
     row = {
         "mode": options.mode,

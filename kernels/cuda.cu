@@ -1,5 +1,6 @@
 // The CUDA half of the C interface. Each kernel strides over blocks of SPARE_BLOCK elements with a grid sized to the GPU,
-// reads and writes 16 bytes where the addresses allow it, and queues on the caller's stream without waiting.
+// reads and writes a thread's neighbouring elements (four; finalize: two) with accesses of up to 16 bytes where the
+// addresses allow it, and queues on the caller's stream without waiting.
 //
 // Same bits as the CPU: checksums, flags and peaks are integers (atomics add them in any order), norms are partial sums
 // of fixed blocks in fixed lanes. A thread always has the same indices of a block, so it computes its weights once.

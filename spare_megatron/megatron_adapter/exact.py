@@ -86,7 +86,7 @@ class ExactGradients:
         self._flips, self._n = flips, 0
         self._checked = 0
         """Parameters of which something has left in the present run."""
-        self._given: list[torch.Tensor] = []
+        self._given: tuple[torch.Tensor, ...] = ()
         """What :meth:`tensors` gave."""
         self.begin_step()
 
@@ -181,8 +181,8 @@ class ExactGradients:
         something). Collective in the group."""
         self._strike()
         checksums = [self._checksums(number) for number in range(len(self._buffers))]
-        self._given = [*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums)]
-        return self._given
+        self._given = (*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums))
+        return list(self._given)
 
     def _checksums(self, number: int) -> torch.Tensor:
         """Of what this rank keeps of a buffer, summed over the ranks that share it; from the pieces' own checksums

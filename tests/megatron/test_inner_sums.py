@@ -33,6 +33,7 @@ EXPERTS = (
     *("--num-experts", "4", "--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "1"),
     *("--moe-router-topk", "2", "--disable-bias-linear", "--tensor-model-parallel-size", "4", "--sequence-parallel"),
     *("--global-batch-size", str(PIECES), "--bf16"),
+    *("--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid"),
 )
 """Four tensor ranks, two of which have each expert whole."""
 CASES = {

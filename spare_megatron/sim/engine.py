@@ -94,6 +94,9 @@ class Engine:
         self.saving: tuple[float, int] | None = None
         self.furthest = 0
         self.interval_s = save_interval_s(cluster, policy)
+        self.failure_free_s = policy.steps * (cluster.compute_s + cluster.reduce_s)
+        self.limit_s = RATIO_MAX * self.failure_free_s
+        """Beyond this time the job is called impossible."""
 
     # -------------------------------------------------------------------------------------------- what a policy defines
 
@@ -124,11 +127,9 @@ class Engine:
     def run(self) -> Outcome:
         """The whole job."""
         steps = self.policy.steps
-        failure_free_s = steps * (self.cluster.compute_s + self.cluster.reduce_s)
-        limit_s = RATIO_MAX * failure_free_s
         self._open(0)
         while (committed := self.control.state.committed[0]) < steps:
-            if self.now_s > limit_s:
+            if self.now_s > self.limit_s:
                 return self._outcome(None)
             if self._step():
                 self.tally.steps_run += 1
@@ -139,7 +140,7 @@ class Engine:
             else:
                 self.tally.wipe_outs += 1
                 self._recover()
-        return self._outcome(self.now_s / failure_free_s)
+        return self._outcome(self.now_s / self.failure_free_s)
 
     def _outcome(self, ratio: float | None) -> Outcome:
         runs = max(1, self.tally.steps_run)
@@ -199,12 +200,13 @@ class Engine:
 
     def _restart(self) -> None:
         """All groups start again. One that fails meanwhile starts its own time anew and all wait for it; one that is
-        ready and fails while it waits is found dead when the job goes on."""
+        ready and fails while it waits is found dead when the job goes on. Where failures come faster than restarts this
+        would never end: beyond the limit it is a job that does not progress, and nobody waits any more."""
         began = self.now_s
         self.failures.due(began)
         self.held, self.saving = [], None
         ready = np.full(self.cluster.num_groups, began + self.cluster.restart_s)
-        while rings := self.failures.due(float(ready.max())):
+        while ready.max() <= self.limit_s and (rings := self.failures.due(float(ready.max()))):
             for at, group in rings:
                 if not self.policy.reading.restart_repeats:
                     continue

@@ -170,9 +170,18 @@ def test_bad_input_is_one_sentence(
     assert said.count("\n") == 1
 
 
-def test_an_impossible_cluster_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--num-groups", "40", "--policy", "checkpoint", "--steps", "30", "--mtbf-s", "20", "--trials", "1", "--json"]
-    assert main(few) == 0
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-groups", "40", "--policy", "checkpoint", "--steps", "30", "--mtbf-s", "20"],
+        # Here a group fails again before all others are ready: the first restart has no end.
+        ["--num-groups", "20", "--policy", "checkpoint", "--steps", "10", "--mtbf-s", "1"],
+        ["--num-groups", "40", "--redundancy", "3", "--steps", "10", "--mtbf-s", "5"],
+    ],
+)
+def test_an_impossible_cluster_has_no_ratio(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--trials", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["time_to_train_ratio"] == {"mean": None, "trials": [None]}
     assert found["seed"] == 0

@@ -21,28 +21,39 @@ def save_interval_s(cluster: Cluster, policy: Policy) -> float:
 
 
 def save_interval_steps(cluster: Cluster, policy: Policy) -> int:
-    """The same in steps without jitter and reduction, as the published simulation counts: 6/8/10 and 15/23/30."""
+    """The same in steps without jitter and reduction, as the published simulation counts: 6/8/10 and 15/23/30. The
+    length of the job where a save could never be needed."""
     layers = 1.0
     if policy.name == "replication":
         layers = policy.redundancy
     elif policy.name == "spare":
         layers = mean_depth(cluster.num_groups, policy.redundancy, lambda lost: policy.reading.patch_work)
-    return max(1, int(save_interval_s(cluster, policy) / (cluster.compute_s * layers)))
+    interval_s = save_interval_s(cluster, policy)
+    return policy.steps if interval_s == inf else max(1, int(interval_s / (cluster.compute_s * layers)))
 
 
 def time_to_wipe_out_s(cluster: Cluster, policy: Policy) -> float:
-    """Mean time until a shard has no host. With re-join: a shard's r hosts are down together about once in
-    1 / (N r a (a T)^(r - 1)), a one group's rate of failure and T its repair; never less than without."""
+    """Mean time until a shard has no host; infinite where a planned restart comes before. With re-join: a shard's r
+    hosts are down together about once in 1 / (N r a (a T)^(r - 1)), a one group's rate of failure and T its repair;
+    never less than without."""
     groups, redundancy = cluster.num_groups, policy.redundancy
     if policy.name == "checkpoint":
         return cluster.mtbf_s
-    if redundancy == groups or (policy.restart_after is not None and redundancy > policy.restart_after):
+    if policy.restart_after is not None and redundancy > policy.restart_after:
         return inf
     endured_s = endurable_failures(groups, redundancy) * cluster.mtbf_s
+    if redundancy == groups:
+        endured_s = _all_lost_s(cluster)
     if cluster.rejoin_s is None:
         return endured_s
     each = 1 / (groups * cluster.mtbf_s)
     down = min(1.0, each * cluster.rejoin_s)
-    if redundancy > 1 and down == 0:
-        return inf
-    return max(endured_s, 1 / (groups * redundancy * each * down ** (redundancy - 1)))
+    # 0 where groups return at once, or where the power is below the smallest float.
+    rate = groups * redundancy * each * down ** (redundancy - 1)
+    return max(endured_s, 1 / rate) if rate > 0 else inf
+
+
+def _all_lost_s(cluster: Cluster) -> float:
+    """Mean time until the last of N groups is lost, N m (1 + 1/2 + ... + 1/N) for exponential clocks of mean N m: the
+    published formula is one of large N / r, and gives less than half of this (N > 1)."""
+    return cluster.num_groups * cluster.mtbf_s * sum(1 / n for n in range(1, cluster.num_groups + 1))

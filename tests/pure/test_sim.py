@@ -16,8 +16,9 @@ import pytest
 from spare_megatron.cli.simulate import main
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.engine import Outcome
+from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import failures_of, record
+from spare_megatron.sim.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
 from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import ENGINES, Case, run_one
 
@@ -168,6 +169,46 @@ def test_bad_input_is_one_sentence(
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_where_every_group_hosts_every_shard_the_job_ends_with_the_last_group() -> None:
+    policy, cluster = Policy("microbatch", 8, 4, steps=1000), Cluster(8, mtbf_s=3000.0, restart_s=600.0)
+    rings = np.random.default_rng(1).exponential(8 * 3000.0, (20_000, 8))
+    assert time_to_wipe_out_s(cluster, policy) == pytest.approx(rings.max(axis=1).mean(), rel=0.02)
+    saved = run_one(Case(cluster, policy), 0)
+    never = run_one(Case(cluster, replace(policy, save_interval_s=1e9)), 0)
+    assert saved.ratio is not None
+    assert saved.ratio < 5 < RATIO_MAX
+    assert never.ratio is None, "without saves every wipe-out starts from nothing"
+    assert time_to_wipe_out_s(Cluster(1), Policy(redundancy=1)) == Cluster(1).mtbf_s
+    assert time_to_wipe_out_s(cluster, replace(policy, restart_after=4)) == np.inf
+
+
+@pytest.mark.parametrize("groups", [3, 40, 1000])
+@pytest.mark.parametrize("rejoin_s", [0.0, 1.0, 600.0, 1e6])
+def test_a_save_interval_is_a_number_of_seconds_for_every_return(groups: int, rejoin_s: float) -> None:
+    cluster = Cluster(groups, rejoin_s=rejoin_s)
+    times = [save_interval_s(cluster, Policy(redundancy=r)) for r in (1, 2, groups // 2, groups - 1, groups)]
+    assert min(times) > cluster.save_s
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--policy", "spare", "--num-groups", "8"],
+        ["--policy", "replication", "--num-groups", "4", "--redundancy", "4"],
+        ["--policy", "replication", "--num-groups", "20", "--redundancy", "3", "--rejoin-s", "0", "--mtbf-s", "3000"],
+    ],
+)
+def test_the_published_policies_run_where_all_groups_host_all_or_return_at_once(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--steps", "10", "--trials", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["time_to_train_ratio"]["mean"] is not None
+
+
+def test_a_job_that_needs_no_save_has_an_interval_of_its_length() -> None:
+    assert save_interval_steps(Cluster(20, rejoin_s=0.0), Policy("replication", 3, steps=70)) == 70
 
 
 @pytest.mark.timeout(60)

@@ -36,6 +36,7 @@ class Tally:
     wipe_outs: int = 0
     planned_restarts: int = 0
     joins: int = 0
+    """Groups that a commit admitted."""
     steps_run: int = 0
     """Commits, those that were made again too."""
     steps_recomputed: int = 0

@@ -21,6 +21,7 @@ class JobControl:
 
     def __init__(self, spec: m.JobSpec, check: bool = False) -> None:
         self.spec = replace(spec, fingerprint=FINGERPRINT)
+        self._offsets = spec.offsets
         self.state: State = initial_state()
         self.check = check
         self.events = 0
@@ -37,9 +38,9 @@ class JobControl:
     # ---- a life of the job
 
     def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-        """A new life from ``first_step`` with these groups."""
+        """A new life from ``first_step`` with these groups, under the job's own placement if no other one is given."""
         state = self.state
-        self.spec = replace(self.spec, first_step=first_step, offsets=tuple(offsets or self.spec.offsets))
+        self.spec = replace(self.spec, first_step=first_step, offsets=tuple(offsets or self._offsets))
         self.feed(m.Opened(self.spec, state.life + 1, state.fencing + 1))
         incarnation = max(state.highest.values(), default=-1) + 1
         self.feed(m.AllHere(tuple((group, incarnation) for group in groups)))

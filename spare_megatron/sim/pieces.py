@@ -52,9 +52,10 @@ class PiecesEngine(Engine):
         finish = began + total * per_piece
         mean_s = float(total[self.alive].mean()) * self.piece_s
         if self.held:
-            if not self._deaths(began, self._hit(self.held), total, per_piece, finish):
+            held, self.held = self.held, []
+            if not self._deaths(began, self._hit(held), total, per_piece, finish):
                 return False
-            ready, self.held = began + self.cluster.rebuild_s, []
+            ready = began + self.cluster.rebuild_s
         done = self._reduced(finish, ready, per_piece)
         step = self.control.state.step_in_flight
         self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
@@ -95,7 +96,8 @@ class PiecesEngine(Engine):
         per_piece: NDArray[np.float64],
         finish: NDArray[np.float64],
     ) -> bool:
-        """Tell the controller; add the patch to the survivors' ``total`` and ``finish``. False: a wipe-out."""
+        """Tell the controller; add the patch to the survivors' ``total`` and ``finish``. False: a wipe-out, after which
+        the dead may come back as those of any other death."""
         if not dead:
             return True
         control = self.control
@@ -103,7 +105,12 @@ class PiecesEngine(Engine):
         progress = np.maximum(total - left, 0)
         live = sorted(control.state.live)
         pairs = list(zip(live, progress[live].tolist(), strict=True))
-        if not control.lost(dead, pairs):
+        goes_on = control.lost(dead, pairs)
+        for group in dead:
+            place = self.returns.died(group, at, self.cluster.rejoin_s)
+            if place is not None:
+                self._arrive(place)
+        if not goes_on:
             self.now_s = at
             return False
         total[dead], finish[dead] = 0, 0.0
@@ -113,17 +120,13 @@ class PiecesEngine(Engine):
         total[some] += added[some]
         self.tally.masked += len(dead)
         self.tally.patched += len(some) > 0
-        for group in dead:
-            place = self.returns.died(group, at, self.cluster.rejoin_s)
-            if place is not None:
-                self._arrive(place)
         return True
 
     def _arrive(self, group: int) -> None:
-        """A group stands at the door; the next commit admits it."""
-        self.control.returns(group)
+        """A group stands at the door; the next commit admits it. After a wipe-out it speaks to the next life."""
+        if self.control.state.stopped is None:
+            self.control.returns(group)
         self.arriving.append(group)
-        self.tally.joins += 1
 
     def _commit(self) -> None:
         control = self.control
@@ -132,6 +135,7 @@ class PiecesEngine(Engine):
         control.all_voted()
         if self.arriving and control.state.phase == "running":
             self.alive[self.arriving] = True
+            self.tally.joins += len(self.arriving)
             self.arriving = []
 
     # ---- between the steps
@@ -172,17 +176,20 @@ class PiecesEngine(Engine):
         self._whole_survivors()
 
     def _whole_survivors(self) -> None:
-        """Survivors hold the weights of the last commit: go on with them under a placement that covers every shard."""
+        """Survivors hold the weights of the last commit: go on with them under a placement that covers every shard. Who
+        stood at the door stands there still."""
         step = self.control.state.committed[0]
         self.now_s += self.policy.soft_wipe_out_s or 0.0
         self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
-        self.arriving, self.leaving = [], False
+        self.leaving = False
         groups, redundancy = self.cluster.num_groups, self.policy.redundancy
         for _ in range(PLACEMENTS_TRIED if redundancy > 1 else 0):
             others = self._draws.permutation(np.arange(1, groups))[: redundancy - 1]
             offsets = (0, *sorted(others.tolist()))
             if self.alive[placement_from_offsets(groups, offsets).hosts()].any(axis=1).all():
                 self._open(step, offsets)
+                for group in self.arriving:
+                    self.control.returns(group)
                 return
         # Too few are left for any placement: their weights are saved, and all groups start again from them.
         self._planned_restart()

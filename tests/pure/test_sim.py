@@ -9,16 +9,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from spare_megatron.cli.simulate import main
+from spare_megatron.placement import build_placement, placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
 from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import failures_of, record
 from spare_megatron.sim.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
+from spare_megatron.sim.pieces import PiecesEngine
 from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import ENGINES, Case, run_one
 
@@ -92,6 +95,43 @@ def test_every_extension_keeps_every_invariant(policy: Policy, rejoin_s: float |
         assert outcome.tally.steps_recomputed == 0
 
 
+def _soft(trace: list[tuple[float, int]], rejoin_s: float | None, **of_policy: Any) -> PiecesEngine:
+    """A job of 20 steps on 12 groups, two hosts for every shard, that goes on after a wipe-out; after its run."""
+    cluster = replace(SMALL, jitter=0.0, rejoin_s=rejoin_s)
+    policy = Policy("microbatch", 2, 4, steps=20, save_interval_s=1e9, soft_wipe_out_s=50.0, **of_policy)
+    engine = PiecesEngine(cluster, policy, 0, trace, check=True)
+    assert engine.run().tally.wipe_outs == 1
+    return engine
+
+
+SHARD_0 = placement_from_offsets(12, build_placement(12, 2).offsets).hosts()[0].tolist()
+"""The two hosts of shard 0 in ``_soft``'s jobs."""
+
+
+def test_groups_of_a_wipe_out_come_back_like_those_of_any_other_death() -> None:
+    engine = _soft([(10.0, SHARD_0[0]), (20.0, SHARD_0[1])], rejoin_s=300.0)
+    assert (engine.tally.failures, engine.tally.joins) == (2, 2)
+    assert engine.alive.all()
+    assert engine.control.state.live.keys() == set(range(12))
+
+
+def test_groups_at_the_door_in_a_wipe_out_join_after_it() -> None:
+    both = _soft([(10.0, SHARD_0[0]), (20.0, SHARD_0[1])], rejoin_s=None, standby_groups=1)
+    assert both.tally.joins == 1, "a standby waited for a commit when the second host died"
+    assert both.alive[SHARD_0].tolist() == [True, False]
+    later = _soft([(20.0, group) for group in SHARD_0], rejoin_s=None, standby_groups=2)
+    assert later.tally.joins == 2, "standbys take the places of those whose death was the wipe-out"
+
+
+def test_a_restart_of_all_groups_brings_the_placement_of_the_job_back() -> None:
+    trace = [(10.0, SHARD_0[0]), (20.0, SHARD_0[1])]
+    assert _soft(trace, rejoin_s=None).control.spec.offsets != build_placement(12, 2).offsets
+    third = next(group for group in range(12) if group not in SHARD_0)
+    engine = _soft([*trace, (400.0, third)], rejoin_s=None, restart_after=3)
+    assert engine.tally.planned_restarts == 1
+    assert engine.control.spec.offsets == build_placement(12, 2).offsets
+
+
 @pytest.mark.parametrize(
     ("trials", "seed"), [(6, 100), pytest.param(500, 1000, marks=[pytest.mark.full, pytest.mark.timeout(3000)])]
 )
@@ -130,8 +170,6 @@ def test_rings_do_not_depend_on_when_they_are_asked_for() -> None:
 
 
 def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
-    from spare_megatron.placement import build_placement
-
     placement = build_placement(3, 2)
     units = np.array([[4, 4, 4], [0, 0, 0]])
     per_piece = np.array([1.0, 1.0, 2.0])

@@ -142,12 +142,16 @@ def _trace(path: Path | None, groups: int) -> list[Ring] | None:
         return None
     if path.suffix == ".jsonl":
         return _losses_of_a_run(path, groups)
-    trace = parse_trace(_lines(path, "--trace"), str(path))
+    lines = _lines(path, "--trace")
+    trace = parse_trace(lines, str(path))
+    # All that is not empty is a loss, but for a heading before them.
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip()][-len(trace.nodes) :]
     rings: list[Ring] = []
-    for number, (at, node) in enumerate(zip(trace.times_s, trace.nodes, strict=True), 1):
-        if not node.isdigit() or int(node) >= groups:
+    for number, at, node in zip(numbers, trace.times_s, trace.nodes, strict=True):
+        if not node.isdecimal() or int(node) >= groups:
             raise ConfigError(
-                f"--trace {path}: failure {number} is of node {node!r}, but the groups are 0 to {groups - 1}"
+                f"--trace {path} line {number} is of node {node!r}, but the groups are 0 to {groups - 1}; give the "
+                "number of a group"
             )
         rings.append((at, int(node)))
     return rings

@@ -11,6 +11,9 @@ from math import isfinite
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection
 
+SHAPE_MIN, SHAPE_MAX = 0.1, 20.0
+"""Of Weibull clocks. Below, the mean is made of a few gaps of astronomical length (at 0.1 it is 3.6 million times the
+scale, at 0.005 no number); above, all groups fail together."""
 POLICIES = ("checkpoint", "replication", "spare", "microbatch")
 
 
@@ -48,6 +51,11 @@ class Cluster:
             _not_negative(_flag(name), getattr(self, name))
         if self.rejoin_s is not None:
             _not_negative("--rejoin-s", self.rejoin_s)
+        if not SHAPE_MIN <= self.weibull_shape <= SHAPE_MAX:
+            raise ConfigError(
+                f"--weibull-shape {self.weibull_shape:g} is no shape that machines have; use {SHAPE_MIN:g} to "
+                f"{SHAPE_MAX:g} (0.78 is the published one, 1 exponential)"
+            )
         if self.jitter >= 0.3:
             raise ConfigError(
                 f"--jitter {self.jitter:g} makes steps of negative length possible; use less than 0.3 (0.05 is usual)"

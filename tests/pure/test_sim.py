@@ -194,15 +194,22 @@ def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
         (["--num-groups", "5", "--inject", "sigkill:group=5,step=2,at=forward"], "the groups are 0 to 4"),
         (["--num-groups", "5", "--inject", "sigkill:group=1,step=2,at=rebuild"], "no moment of a simulated step"),
         (["--num-groups", "5", "--policy", "spare", "--inject", "sigkill:group=1,step=2,at=vote"], "--inject belongs"),
-        (["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"], "node '7', but the groups are 0 to 4"),
+        (["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"], "line 4 is of node '7', but the groups are 0"),
+        (
+            ["--num-groups", "5", "--redundancy", "2", "--trace", "SQUARE"],
+            "line 1 is of node '²', but the groups are 0",
+        ),
+        (["--num-groups", "5", "--weibull-shape", "0.005"], "--weibull-shape 0.005 is no shape"),
+        (["--num-groups", "5", "--weibull-shape", "21"], "use 0.1 to 20"),
     ],
 )
 def test_bad_input_is_one_sentence(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "TRACE").write_text("time_s,node\n1.0,2\nsoon,2\n")
-    (tmp_path / "NODES").write_text("1.0,7\n")
-    given = [str(tmp_path / word) if word in ("TRACE", "NODES") else word for word in arguments]
+    (tmp_path / "NODES").write_text("time_s,node\n1.0,2\n\n2.0,7\n")
+    (tmp_path / "SQUARE").write_text("1.0,²\n")
+    given = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in arguments]
     assert main(given) == 2
     said = capsys.readouterr().err
     assert words in said

@@ -24,13 +24,13 @@ from spare_megatron.config.injection import FORM
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.recovery.journal import JournalError
-from spare_megatron.sim.cluster import POLICIES, Cluster, Policy
+from spare_megatron.sim.cluster import POLICIES, Cluster, Policy, Reading
 from spare_megatron.sim.engine import RATIO_MAX
 from spare_megatron.sim.failures import Ring
 from spare_megatron.sim.replay import losses
 from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import Case, run_many, summary
-from spare_megatron.tuner.trace import parse_trace
+from spare_megatron.tuner.trace import Trace, parse_trace
 
 EXAMPLE = (
     "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "
@@ -55,12 +55,20 @@ def parser() -> argparse.ArgumentParser:
     add("--num-groups", type=int, required=True)
     add("--redundancy", type=int, help="hosts of a shard (default 8, at most N); N: every group reads every shard")
     add("--steps", type=int, default=_D.policy.steps)
-    add("--mtbf-s", type=float, default=_D.cluster.mtbf_s, help="mean time between failures of the whole cluster")
-    add("--weibull-shape", type=float, default=_D.cluster.weibull_shape, help="1 is exponential")
-    add("--clocks", default=_D.cluster.clocks, metavar="group|system")
+    add(
+        "--mtbf-s",
+        type=float,
+        help=f"mean time between failures of the whole cluster (default {_D.cluster.mtbf_s:g}, or as the trace shows)",
+    )
+    add("--weibull-shape", type=float, help=f"1 is exponential (default {_D.cluster.weibull_shape:g})")
+    add("--clocks", metavar="group|system", help=f"who has a failure clock (default {_D.cluster.clocks})")
     add("--compute-s", type=float, default=_D.cluster.compute_s, help="one shard on one group")
     add("--reduce-s", type=float, help="reduction over the groups (default N / 100)")
-    add("--rebuild-s", type=float, default=_D.cluster.rebuild_s, help="from a death to new communicators")
+    add(
+        "--rebuild-s",
+        type=float,
+        help=f"from a death to new communicators (default {_D.cluster.rebuild_s:g}; replication, as published: 0)",
+    )
     add("--save-s", type=float, default=_D.cluster.save_s)
     add("--save-interval-s", type=float, help="default: the optimum")
     add("--restart-s", type=float, default=_D.cluster.restart_s)
@@ -81,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--inject", action="append", default=[], metavar="SPEC", help=f"a scripted death: {FORM}")
     add("--topology", type=Path, metavar="FILE", help="failure domains: lines GROUP,DOMAIN")
-    add("--domain-mtbf-s", type=float, default=0.0, help="mean time between failures of one whole domain")
+    add("--domain-mtbf-s", type=float, help="mean time between failures of one whole domain")
     add("--topology-as-listed", action="store_true", help="do not number the groups so that hosts are apart")
     add("--check", action="store_true", help="test every invariant of the controller after each event")
     add("--trials", type=int, default=3)
@@ -93,24 +101,25 @@ def parser() -> argparse.ArgumentParser:
 
 def case_of(args: argparse.Namespace) -> Case:
     """Raises ConfigError for what cannot be simulated."""
-    groups = args.num_groups
+    _refuse_without_effect(args)
+    groups, trace = args.num_groups, _trace(args.trace, args.num_groups)
     cluster = Cluster(
         num_groups=groups,
-        mtbf_s=args.mtbf_s,
-        weibull_shape=args.weibull_shape,
-        clocks=args.clocks,
+        mtbf_s=_or(args.mtbf_s, _D.cluster.mtbf_s if trace is None else _mtbf_s(trace)),
+        weibull_shape=_or(args.weibull_shape, _D.cluster.weibull_shape),
+        clocks=_or(args.clocks, _D.cluster.clocks),
         compute_s=args.compute_s,
-        reduce_s=groups / 100 if args.reduce_s is None else args.reduce_s,
-        rebuild_s=args.rebuild_s,
+        reduce_s=_or(args.reduce_s, groups / 100),
+        rebuild_s=_or(args.rebuild_s, _D.cluster.rebuild_s),
         save_s=args.save_s,
         restart_s=args.restart_s,
         rejoin_s=args.rejoin_s,
         jitter=args.jitter,
-        domain_mtbf_s=args.domain_mtbf_s,
+        domain_mtbf_s=_or(args.domain_mtbf_s, _D.cluster.domain_mtbf_s),
     )
     policy = Policy(
         name=args.policy,
-        redundancy=min(_D.policy.redundancy, groups) if args.redundancy is None else args.redundancy,
+        redundancy=_or(args.redundancy, min(_D.policy.redundancy, groups)),
         pieces_per_shard=args.pieces_per_shard,
         placement=args.placement,
         steps=args.steps,
@@ -120,6 +129,7 @@ def case_of(args: argparse.Namespace) -> Case:
         balance=args.balance,
         async_save=args.async_save,
         soft_wipe_out_s=args.soft_wipe_out_s,
+        reading=Reading(replication_rebuilds=args.rebuild_s is not None),
         injections=scripted(args.inject, groups, args.pieces_per_shard),
     )
     policy.check(cluster)
@@ -127,7 +137,32 @@ def case_of(args: argparse.Namespace) -> Case:
         raise ConfigError(f"--trials is {args.trials}, but must be at least 1")
     if args.seed < 0:
         raise ConfigError(f"--seed is {args.seed}, but must not be negative")
-    return Case(cluster, policy, _trace(args.trace, groups), _domains(args, policy), args.check)
+    return Case(cluster, policy, trace, _domains(args, policy), args.check)
+
+
+def _or(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given
+
+
+def _refuse_without_effect(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a flag that changes nothing beside the others."""
+    for name in ("mtbf_s", "weibull_shape", "clocks", "topology", "domain_mtbf_s"):
+        if args.trace is not None and getattr(args, name) is not None:
+            raise ConfigError(
+                f"--trace {args.trace} holds all failures, --{name.replace('_', '-')} {getattr(args, name)} says "
+                "nothing beside it; leave one of them out"
+            )
+    if args.topology is None and args.domain_mtbf_s:
+        raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} says nothing without --topology FILE; give both")
+    if args.topology is not None and not args.domain_mtbf_s:
+        raise ConfigError(f"--topology {args.topology} says nothing without --domain-mtbf-s above 0; give both")
+    if args.topology is None and args.topology_as_listed:
+        raise ConfigError("--topology-as-listed says nothing without --topology FILE; give both")
+    if args.policy == "checkpoint" and args.rebuild_s is not None:
+        raise ConfigError(
+            f"--rebuild-s {args.rebuild_s:g} says nothing with --policy checkpoint, where any death restarts the job; "
+            "leave it out"
+        )
 
 
 def _lines(path: Path, flag: str) -> list[str]:
@@ -157,12 +192,20 @@ def _trace(path: Path | None, groups: int) -> list[Ring] | None:
     return rings
 
 
+def _mtbf_s(rings: Sequence[Ring]) -> float:
+    """Of the whole cluster, in seconds, as spare-plan takes it from a trace."""
+    rings = sorted(rings)
+    return Trace(tuple(at for at, _ in rings), tuple(str(group) for _, group in rings)).mtbf_s
+
+
 def _losses_of_a_run(path: Path, groups: int) -> list[Ring]:
     try:
         path.open("rb").close()
         rings = losses(path)
     except (OSError, JournalError) as error:
         raise ConfigError(f"--trace {path} cannot be read: {error}") from None
+    if max(rings, default=(0.0, 0))[0] <= 0:
+        raise ConfigError(f"--trace {path} holds no loss after the job began; give the journal of a run that has one")
     beyond = [group for _, group in rings if group >= groups]
     if beyond:
         raise ConfigError(f"--trace {path} has a loss of group {beyond[0]}, but the groups are 0 to {groups - 1}")
@@ -171,8 +214,6 @@ def _losses_of_a_run(path: Path, groups: int) -> list[Ring]:
 
 def _domains(args: argparse.Namespace, policy: Policy) -> Mapping[str, Sequence[int]] | None:
     if args.topology is None:
-        if args.domain_mtbf_s:
-            raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} says nothing without --topology FILE; give both")
         return None
     domains = parse_topology(_lines(args.topology, "--topology"), str(args.topology), args.num_groups)
     numbers: Sequence[int] = range(args.num_groups)

@@ -74,6 +74,9 @@ class Reading:
     """Failure clocks start new when the job has restarted."""
     masked_layers: int = 0
     """Layers that every masked failure costs beyond its patch."""
+    replication_rebuilds: bool = False
+    """A step with a masked failure costs replication the rebuild of the communicators too; published: nothing. Turned
+    around by ``spare-simulate --rebuild-s``."""
     blocks: bool = True
     """Replicas of a shard are blocks of consecutive groups; False: shard i on groups i .. i + r - 1, cyclic."""
     patch_jitter: bool = False

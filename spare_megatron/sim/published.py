@@ -79,11 +79,20 @@ class ReplicationEngine(_SavesBySteps):
         self.now_s += cluster.reduce_s / 2 if late else cluster.reduce_s
         if late and not self._survives(late):
             return False
-        self.tally.masked += bool(dead or late)
-        self.now_s += self.policy.reading.masked_layers * cluster.compute_s * bool(dead or late)
+        if dead or late:
+            self._masked()
         self.tally.work += self.layers
         self.control.all_voted()
         return True
+
+    def _masked(self) -> None:
+        """A failure in this step left every block with a group: what that costs by ``Policy.reading``."""
+        reading, cluster = self.policy.reading, self.cluster
+        self.tally.masked += 1
+        self.now_s += reading.masked_layers * cluster.compute_s
+        if reading.replication_rebuilds:
+            self.now_s += cluster.rebuild_s
+            self.tally.down_s += cluster.rebuild_s
 
     def _poll_one(self, until_s: float, may: bool) -> list[int]:
         """One failure is registered per step; further ones wait for the next."""

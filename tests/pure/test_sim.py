@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spare_megatron.cli.simulate import main
+from spare_megatron.cli.simulate import case_of, main, parser
 from spare_megatron.placement import build_placement, placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
@@ -201,6 +201,19 @@ def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
         ),
         (["--num-groups", "5", "--weibull-shape", "0.005"], "--weibull-shape 0.005 is no shape"),
         (["--num-groups", "5", "--weibull-shape", "21"], "use 0.1 to 20"),
+        (["--num-groups", "5", "--trace", "GOOD", "--clocks", "system"], "--clocks system says nothing beside it"),
+        (["--num-groups", "5", "--trace", "GOOD", "--weibull-shape", "0.78"], "--weibull-shape 0.78 says nothing"),
+        (["--num-groups", "5", "--trace", "GOOD", "--mtbf-s", "300"], "--mtbf-s 300.0 says nothing beside it"),
+        (["--num-groups", "5", "--trace", "GOOD", "--topology", "RACKS"], "--topology"),
+        (
+            ["--num-groups", "5", "--trace", "GOOD", "--topology", "RACKS", "--domain-mtbf-s", "9000"],
+            "holds all failures",
+        ),
+        (["--num-groups", "5", "--topology", "RACKS"], "says nothing without --domain-mtbf-s above 0; give both"),
+        (["--num-groups", "5", "--domain-mtbf-s", "9000"], "says nothing without --topology FILE; give both"),
+        (["--num-groups", "5", "--topology-as-listed"], "--topology-as-listed says nothing without --topology"),
+        (["--num-groups", "5", "--policy", "checkpoint", "--rebuild-s", "5"], "--rebuild-s 5 says nothing with"),
+        (["--num-groups", "5", "--trace", "calm.jsonl"], "holds no loss after the job began"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -208,6 +221,9 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     (tmp_path / "TRACE").write_text("time_s,node\n1.0,2\nsoon,2\n")
     (tmp_path / "NODES").write_text("time_s,node\n1.0,2\n\n2.0,7\n")
+    (tmp_path / "GOOD").write_text("1.0,2\n")
+    (tmp_path / "RACKS").write_text("0,a\n1,a\n2,b\n3,b\n4,b\n")
+    (tmp_path / "calm.jsonl").write_text("")
     (tmp_path / "SQUARE").write_text("1.0,²\n")
     given = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in arguments]
     assert main(given) == 2
@@ -254,6 +270,28 @@ def test_the_published_policies_run_where_all_groups_host_all_or_return_at_once(
 
 def test_a_job_that_needs_no_save_has_an_interval_of_its_length() -> None:
     assert save_interval_steps(Cluster(20, rejoin_s=0.0), Policy("replication", 3, steps=70)) == 70
+
+
+def test_the_save_interval_of_a_trace_comes_from_its_failures(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s,node\n4000,2\n6000,3\n9000,2\n")
+    case = case_of(parser().parse_args(["--num-groups", "5", "--redundancy", "2", "--trace", str(path)]))
+    assert case.cluster.mtbf_s == 3000.0
+    drawn = case_of(parser().parse_args(["--num-groups", "5", "--redundancy", "2"]))
+    assert drawn.cluster == Cluster(5, reduce_s=0.05)
+
+
+def test_a_rebuild_time_that_is_given_costs_replication_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--num-groups", "40", "--policy", "replication", "--redundancy", "4", "--mtbf-s", "2000", "--steps", "200"]
+    found = []
+    for more in [], ["--rebuild-s", "30"]:
+        assert main([*words, "--jitter", "0", "--trials", "1", "--json", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [one["wipe_outs"] for one in found] == [0, 0]
+    more_s = (found[1]["time_to_train_ratio"]["mean"] - found[0]["time_to_train_ratio"]["mean"]) * 200 * 64.4
+    assert found[1]["masked"] > 10
+    saves_s = found[1]["save_s"] - found[0]["save_s"]
+    assert more_s - saves_s == pytest.approx(30.0 * found[1]["masked"], abs=5.0)  # halves of reductions differ
 
 
 @pytest.mark.timeout(60)
@@ -311,6 +349,7 @@ def test_simgrid_agrees_to_a_thousandth(name: str, redundancy: int, mtbf_s: floa
         Reading(restart_repeats=False),
         Reading(clocks_restart=True),
         Reading(masked_layers=1),
+        Reading(replication_rebuilds=True),
         Reading(blocks=False),
         Reading(patch_jitter=True),
         Reading(patch_work=0.28),

@@ -25,7 +25,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.recovery.journal import JournalError
 from spare_megatron.sim.cluster import POLICIES, Cluster, Policy, Reading
-from spare_megatron.sim.engine import RATIO_MAX
+from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import Ring
 from spare_megatron.sim.replay import losses
 from spare_megatron.sim.script import scripted
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     add("--check", action="store_true", help="test every invariant of the controller after each event")
     add("--trials", type=int, default=3)
     add("--seed", type=int, default=0, help="the trials have this seed and the ones after it")
-    add("--plot", type=Path, metavar="PNG", help="ratio, availability and work of the trials")
+    add("--plot", type=Path, metavar="PNG", help="time to train, availability and mean work of every trial")
     add("--json", action="store_true")
     return made
 
@@ -243,19 +243,23 @@ def table_of(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _plot(found: Mapping[str, Any], path: Path) -> None:
+def _plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """A bar for every trial; no bar for the ratio of one that did not progress."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(5, 3))
-    ratios = found["time_to_train_ratio"]["trials"]
-    known = [(str(seed), ratio) for seed, ratio in zip(found["seeds"], ratios, strict=True) if ratio is not None]
-    axes.bar([seed for seed, _ in known], [ratio for _, ratio in known])
-    axes.set_xlabel("seed")
-    axes.set_ylabel("time to train / failure-free")
-    figure.tight_layout()
+    panels = {
+        "time to train / failure-free": [outcome.ratio for outcome in outcomes],
+        "availability": [outcome.availability for outcome in outcomes],
+        "mean work, shards": [outcome.mean_work for outcome in outcomes],
+    }
+    seeds = [str(outcome.seed) for outcome in outcomes]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
+    for axis, (title, values) in zip(axes, panels.items(), strict=True):
+        axis.bar(seeds, [0.0 if value is None else value for value in values])
+        axis.set(xlabel="seed", title=title)
     write_plot(figure, path)
 
 
@@ -278,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console(width=None if sys.stdout.isatty() else 120).print(table_of(found))
     try:
         if args.plot is not None:
-            _plot(found, args.plot)
+            _plot(outcomes, args.plot)
     except ConfigError as error:
         sys.stderr.write(f"spare-simulate: {error}\n")
         return int(ExitCode.BAD_INPUT)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spare_megatron.cli import simulate as simulate_command
 from spare_megatron.cli.simulate import case_of, main, parser
 from spare_megatron.placement import build_placement, placement_from_offsets
 from spare_megatron.sim.balance import completion_s
@@ -309,6 +310,28 @@ def test_an_impossible_cluster_has_no_ratio(arguments: list[str], capsys: pytest
     found = json.loads(capsys.readouterr().out)
     assert found["time_to_train_ratio"] == {"mean": None, "trials": [None]}
     assert found["seed"] == 0
+
+
+def test_a_plot_draws_time_availability_and_work_of_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+
+    def keep(figure: Any, path: Path) -> None:
+        drawn.append((figure, path))
+
+    monkeypatch.setattr(simulate_command, "write_plot", keep)
+    words = ["--num-groups", "12", "--redundancy", "3", "--steps", "20", "--trials", "2", "--seed", "5"]
+    assert main([*words, "--plot", str(tmp_path / "p.png")]) == 0
+    ((figure, path),) = drawn
+    assert path == tmp_path / "p.png"
+    assert [axis.get_title() for axis in figure.axes] == [
+        "time to train / failure-free",
+        "availability",
+        "mean work, shards",
+    ]
+    assert all([label.get_text() for label in axis.get_xticklabels()] == ["5", "6"] for axis in figure.axes)
+    assert all(bar.get_height() > 0 for axis in figure.axes for bar in axis.patches)
 
 
 def _python_with_simgrid() -> str | None:

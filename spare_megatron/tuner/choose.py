@@ -25,6 +25,8 @@ REDUNDANCY_MAX = 20
 """Largest r among the candidates, besides N for shared data and what is asked for."""
 STANDBY_SHARES = (0.01, 0.03)
 """Shares of the groups that are tried as standbys."""
+MTBF_S_MAX = 1e12
+"""Longest mean time between losses that is tried for the advice to a cluster without progress, seconds."""
 SHARD_PATCHES = 0.1
 """Share of losses for which shard granularity computes a patch: the present top slots do not cover every shard."""
 
@@ -141,8 +143,7 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
     found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
-    lasting_s = (lives.mean + cluster.standby_groups) * cluster.mtbf_s
-    if cluster.rejoin_s is None and lasting_s < cluster.restart_s + stage_s + cluster.save_s:
+    if cluster.rejoin_s is None and _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
         found = None
     until = loads.mean
     if found is not None and found.restart_after is not None:
@@ -153,6 +154,12 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     return Candidate(
         redundancy, cluster.granularity, lives.mean, loads.mean, until, staged, stage_s, found, lives.method
     )
+
+
+def _lasting_s(cluster: Cluster, endurable_failures: float) -> float:
+    """Mean seconds from a start to the wipe-out, at the rate of all groups: up to the fatal loss, which comes after
+    the endured ones and those that standbys replace. docs/theory.md, section 5."""
+    return (endurable_failures + 1 + cluster.standby_groups) * cluster.mtbf_s
 
 
 @lru_cache(maxsize=256)
@@ -196,14 +203,16 @@ def _ratio(each: Candidate) -> float:
 def _impossible(cluster: Cluster, tried: list[Candidate]) -> str:
     longest = max(tried, key=lambda each: each.endurable_failures)
     needed = cluster
-    while needed.mtbf_s < 1e12 and candidate(needed, longest.redundancy).outcome is None:
+    while needed.mtbf_s < MTBF_S_MAX and candidate(needed, longest.redundancy).outcome is None:
         needed = replace(needed, mtbf_s=needed.mtbf_s * 1.25)
-    endured_s = longest.endurable_failures * cluster.mtbf_s
+    # At the end of the search no rate of losses is known to do: a figure would be no advice.
+    longer = f"use --mtbf-s {needed.mtbf_s:.3g} or more, or" if needed.mtbf_s < MTBF_S_MAX else "use"
     return (
         f"--mtbf-s {cluster.mtbf_s:g} is too short: redundancy {longest.redundancy} endures "
-        f"{longest.endurable_failures:.1f} losses, {endured_s:.0f} s, before a restart of "
+        f"{longest.endurable_failures:.1f} losses and ends with the next, after "
+        f"{_lasting_s(cluster, longest.endurable_failures):.0f} s, before a restart of "
         f"{cluster.restart_s + longest.stage_s:g} s and a save of {cluster.save_s:g} s; "
-        f"use --mtbf-s {needed.mtbf_s:.3g} or more, or shorter restarts and saves"
+        f"{longer} shorter restarts and saves"
     )
 
 

@@ -13,6 +13,8 @@ from spare_megatron.cli import plan as cli
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.theory import published
+from spare_megatron.theory.ratio import slowest
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
 from spare_megatron.tuner.choose import TIE, choose
 from spare_megatron.tuner.cluster import Cluster
@@ -59,6 +61,25 @@ def test_given_redundancy_is_honoured_or_refused() -> None:
 def test_impossible_cluster_says_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"--mtbf-s 5 is too short: .* use --mtbf-s \d+"):
         choose(replace(CLUSTER, mtbf_s=5.0))
+
+
+def test_checkpoint_only_lasts_up_to_its_first_loss() -> None:
+    """mu(N, 1) = 1: no loss is endured, the first one is fatal and comes after m; docs/theory.md, section 5."""
+    rare = Cluster(1000, 100, 21600, 900, 30, 20, 2)
+    alone = choose(rare, 1).chosen
+    assert alone.endurable_failures == 0
+    assert alone.outcome is not None
+    # A job under the published availability with the same step: one restart per loss, the best interval, jitter.
+    expected = 1 / published.best_availability(21600, 900, 30)
+    assert alone.outcome.ratio == pytest.approx(expected * (20 * float(slowest(0.05, 10)) + 2) / 22, rel=0.01)
+    with pytest.raises(ConfigError, match=r"endures 0\.0 losses and ends with the next, after 900 s"):
+        choose(replace(rare, mtbf_s=900.0), 1)
+
+
+def test_no_advice_where_no_rate_of_losses_is_found() -> None:
+    with pytest.raises(ConfigError, match="; use shorter restarts and saves") as told:
+        choose(replace(CLUSTER, restart_s=1e18), 2)
+    assert "or more" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Outcome:
     ratio: float
     """Time to train / failure-free time without redundancy, jitter and saves."""
     availability: float
-    """1 - (restarts and rebuilds) / total; saves and repeated steps count as up."""
+    """1 - restarts / total: what the simulator counts. Saves, rebuilds and repeated steps count as up."""
     interval_steps: int
     interval_s: float
     restart_after: int | None
@@ -167,9 +167,17 @@ def _steps_s(num_groups: int, work: Floats, lost: NDArray[np.int64], costs: Cost
 def _masked_s(
     num_groups: int, work: Floats, lost: NDArray[np.int64], step_s: Floats, patch: Patch, costs: Costs
 ) -> Floats:
-    """A masked loss: communicators anew, the patch, and half a reduction where it hit one."""
-    reduction_s = costs.reduce_s / 2 * costs.reduce_s / np.maximum(step_s, 1e-9)
-    return np.asarray(costs.rebuild_s + patch.cost_s(work, num_groups - lost, costs) + reduction_s)
+    """What a masked loss at a uniform time of a step adds to it, on the mean. docs/theory.md, section 4.
+
+    While the step computes, groups go on during the rebuild: it costs only what outlasts the computing that is left and
+    the patch. In the reduction nothing is left beside it, and half of the reduction is repeated."""
+    patch_s = patch.cost_s(work, num_groups - lost, costs)
+    compute_s = step_s - costs.reduce_s
+    beyond_s = np.maximum(costs.rebuild_s - patch_s, 0.0)
+    within_s = np.minimum(beyond_s, compute_s)
+    outlasting = within_s * (beyond_s - within_s / 2)
+    reducing = costs.reduce_s * (beyond_s + costs.reduce_s / 2)
+    return np.asarray(patch_s + (outlasting + reducing) / np.maximum(step_s, 1e-9))
 
 
 def _intervals(step_s: float) -> NDArray[np.int64]:
@@ -199,7 +207,6 @@ def _cycles(
     onward = _onward(survival, standing)[:states]
     masked_s = _masked_s(num_groups, work[standing[:states]], standing[:states], step_s, patch, costs)
     disturbed = np.minimum(masked_s * part, time_s)
-    rebuilt_s = np.cumsum(reach * np.minimum(costs.rebuild_s * part, time_s))
     fatal = np.cumsum((reach - onward) * part)
     up_s = np.cumsum(reach * time_s)
     intervals = _intervals(float(step_s[0]))
@@ -225,7 +232,7 @@ def _cycles(
     row = int(np.argmin(ratio[:, column]))
     if not np.isfinite(ratio[row, column]) or up_s[column] < fatal[column] * (costs.restart_s + costs.save_s):
         return None
-    down = (fatal[column] + alive[column]) * restart + rebuilt_s[column]
+    down = (fatal[column] + alive[column]) * restart
     mean_step_s = float(up_s[column] / made[row, column])
     ends = float(fatal[column] + alive[column])
     return Outcome(
@@ -282,7 +289,6 @@ def _steady(
     up_s = max(1 / fatal_rate if fatal_rate > 0 else np.inf, min(fresh_s, 1e30))
     masked_s = _masked_s(num_groups, work[reached], states, step_s, patch, costs)
     disturbed = min(1.0, float((share * losses * masked_s).sum()))
-    rebuilt = min(1.0, float((share * losses).sum()) * costs.rebuild_s)
     intervals = _intervals(float(step_s[0]))
     speed = (share[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None])).sum(axis=1) * (1 - disturbed)
     cycle_s = min(up_s, horizon_s)
@@ -297,7 +303,7 @@ def _steady(
         return None
     return Outcome(
         ratio=float(ratio[row]),
-        availability=float(1 - (fatal_chance * restart + rebuilt * cycle_s) / total_s),
+        availability=float(1 - fatal_chance * restart / total_s),
         interval_steps=int(intervals[row]),
         interval_s=float(intervals[row] / speed[row]),
         restart_after=None,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import gamma
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,8 @@ from spare_megatron.controller.assign import Assignment, assign, first_assignmen
 from spare_megatron.placement import build_placement
 from spare_megatron.theory import depth, endured, published, ratio
 from spare_megatron.theory.shortage import short_sets
+from spare_megatron.tuner.choose import candidate
+from spare_megatron.tuner.cluster import Cluster
 
 SEED = 7_141
 
@@ -171,3 +177,51 @@ def test_standbys_and_rejoin_help() -> None:
     assert back.ratio < alone
     assert back.restart_after is None
     assert course(rejoin_s=600.0, standby_groups=10).ratio <= back.ratio
+
+
+@pytest.mark.parametrize("rebuild_s", [0.0, 2.0, 7.0, 15.0, 40.0])
+def test_a_rebuild_costs_what_outlasts_the_computing(rebuild_s: float) -> None:
+    """docs/theory.md, section 4: the closed form against the mean over every time of a step, 12 s + 3 s of it."""
+    costs = ratio.Costs(300, 600, 10, 12, 3, rebuild_s=rebuild_s, jitter=0.0)
+    for patch in (ratio.Patch(), ratio.Patch(0.25)):
+        patch_s = patch.shards * costs.compute_s
+        at = (np.arange(15_000) + 0.5) / 1000
+        computing = np.maximum(patch_s, rebuild_s - (12 - at))
+        reducing = at - 12 + max(patch_s, rebuild_s)
+        mean_s = float(np.where(at < 12, computing, reducing).mean())
+        charged = ratio._masked_s(10, np.ones(1), np.zeros(1, dtype=np.int64), np.array([15.0]), patch, costs)
+        assert float(charged[0]) == pytest.approx(mean_s, rel=1e-4)
+
+
+REBUILDS = Path(__file__).parents[2] / "benchmarks" / "results" / "rebuild_sweep.json"
+
+
+@pytest.mark.parametrize(
+    ("policy", "redundancy", "more"),
+    [
+        ("microbatch r=7", 7, {"planned_restarts": False}),
+        ("shared data, planned restart", 1000, {"data": "shared"}),
+        ("re-join r=6", 6, {"rejoin_s": 600.0}),
+    ],
+)
+def test_cost_of_slow_rebuilds_against_simulated(policy: str, redundancy: int, more: dict[str, Any]) -> None:
+    """benchmarks/rebuild_sweep.py, N = 1000: what a slower rebuild adds is within 1% of the time to train."""
+    rows = {row["policy"]: row for row in json.loads(REBUILDS.read_text())["results"]}
+    cluster = Cluster(600_000, 600, 300, 3600, 60, 64, 10, weibull_shape=0.78, **more)
+
+    def planned(rebuild_s: float) -> float:
+        found = candidate(replace(cluster, rebuild_s=rebuild_s), redundancy).outcome
+        assert found is not None
+        return found.ratio
+
+    for rebuild_s in (1, 3, 10, 30):
+        simulated = rows[policy][f"at_{rebuild_s}_s"] / rows[policy]["at_0.1_s"]
+        assert planned(rebuild_s) / planned(0.1) == pytest.approx(simulated, abs=0.01), rebuild_s
+
+
+def test_a_rebuild_is_not_down_time() -> None:
+    """As in the simulator, where a group computes while communicators form anew."""
+    costs = ratio.Costs(300, 0, 0, 12, 3, rebuild_s=10.0, rejoin_s=100.0)
+    found = ratio.outcome(10, np.ones(10), (np.arange(11) < 10).astype(float), ratio.Patch(), costs)
+    assert found is not None
+    assert found.availability == 1.0

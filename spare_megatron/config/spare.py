@@ -14,7 +14,7 @@ class SpareConfig:
 
     redundancy: int | None = flag(None, kind="int-or-auto")
     """r: on how many groups each shard of the data lies. auto: all with shared data; else by the number of groups, and
-    from the second start of a job on by the figures that it measured."""
+    with --save, from the second start of a job on, by the figures that it measured."""
     granularity: Literal["microbatch", "shard"] = "microbatch"
     """The smallest unit that moves to another group after a failure."""
     placement: Literal["independent", "consecutive"] = "independent"

@@ -14,8 +14,10 @@ class Tuning:
 
     save_interval: bool = False
     """--save-interval auto."""
+    save_every: int | None = None
+    """--save-interval STEPS: kept as it is."""
     redundancy: bool = False
-    """--spare-redundancy auto."""
+    """--spare-redundancy auto: chosen for the next start, from what the first steps and a save cost."""
     restart_after: int | None = 0
     """--spare-restart-after: losses after which the job saves and starts again with all groups; None: auto, 0:
     never."""

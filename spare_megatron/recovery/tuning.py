@@ -55,7 +55,7 @@ class JobTuning:
         self._votes_of = (0, 0)
         self._samples: list[tuple[float, float]] = []
         self._trial_at: int | None = None
-        self._ordered_s = 0.0
+        self._saving, self._ordered_s = 0, 0.0
         self._save_s: float | None = None
         self._write_s: float | None = None
         self._measured: Measured | None = None
@@ -84,11 +84,7 @@ class JobTuning:
             self._changed = True
         if isinstance(event, Tuned):
             self._tuned(event)
-        if (
-            isinstance(event, Saved)
-            and event.step == after.save_step
-            and after.live.get(event.group) == event.incarnation
-        ):
+        if isinstance(event, Saved) and event.step == self._saving and after.live.get(event.group) == event.incarnation:
             self._write_s = time_s - self._ordered_s
         if after.committed[0] > before.committed[0]:
             self._committed(time_s, before, after)
@@ -102,8 +98,9 @@ class JobTuning:
             largest = int(before.plan.loads().max())
             shard = self._votes.get("compute_s", 0.0) * before.job.pieces_per_shard / max(1, largest)
             self._samples.append((shard, self._votes.get("reduce_s", 0.0)))
-        if after.save_step != before.save_step:
-            self._ordered_s = time_s
+        step, every = after.committed[0], self._wishes.save_every
+        if after.save_step != before.save_step or (every is not None and step % every == 0):
+            self._saving, self._ordered_s = step, time_s
             self._changed = True
 
     def _tuned(self, event: Tuned) -> None:
@@ -133,19 +130,27 @@ class JobTuning:
             return None
         changed, self._changed = self._changed, False
         restart = self._planned_restart(state) if changed else None
-        if restart is not None or not self._wishes.save_interval:
+        if restart is not None or not (self._wishes.save_interval or self._redundancy_is_open(state)):
             return restart
         if self._first is None:
             return self._start(state)
-        return self._update(state) if changed else None
+        return self._update(state) if changed and self._wishes.save_interval else None
+
+    def _redundancy_is_open(self, state: State) -> bool:
+        """Where every group reads all data, or there is one, it follows."""
+        return self._wishes.redundancy and not self._wishes.shared_data and state.job.num_groups > 1
 
     def _start(self, state: State) -> Tuned | None:
+        """Orders a save to measure only where it chooses the interval; else the first save of the given one is
+        waited for."""
         if len(self._samples) < MEASURED_STEPS:
             return None
-        if self._trial_at is None or self._commits - self._trial_at > TRIAL_PATIENCE_STEPS:
+        tried = self._trial_at is not None and self._commits - self._trial_at <= TRIAL_PATIENCE_STEPS
+        if self._wishes.save_interval and not tried:
             return Tuned("the next step is saved, to see what a save costs", save_now=True)
-        if self._save_s is None or self._write_s is None:
-            return None
+        return None if self._save_s is None or self._write_s is None else self._first_choice(state)
+
+    def _first_choice(self, state: State) -> Tuned:
         measured = self._figures(state)
         try:
             choice = at_start(measured)
@@ -153,7 +158,7 @@ class JobTuning:
             choice = without_progress(measured, str(error))
         return Tuned(
             choice.reason,
-            save_interval=choice.save_interval_steps,
+            save_interval=choice.save_interval_steps if self._wishes.save_interval else 0,
             figures=asdict(measured),
             choice=choice.as_json(),
         )
@@ -177,7 +182,8 @@ class JobTuning:
             redundancy=len(spec.offsets),
             redundancy_is_free=wishes.redundancy,
             write_s=round(self._write_s or 0.0, 6),
-            planned_restarts=wishes.can_restart and wishes.restart_after != 0,
+            planned_restarts=self._may_plan_restarts,
+            save_interval_steps=wishes.save_every,
         )
 
     def _update(self, state: State) -> Tuned | None:
@@ -189,6 +195,13 @@ class JobTuning:
             return None
         seen = {"losses": self._losses, "elapsed_s": elapsed_s, "present_steps": state.save_interval}
         return Tuned(found.reason, save_interval=found.save_interval_steps, figures=seen, choice=found.as_json())
+
+    @property
+    def _may_plan_restarts(self) -> bool:
+        """``--spare-restart-after auto`` plans them with ``--save-interval auto`` only."""
+        wishes = self._wishes
+        planned = wishes.save_interval if wishes.restart_after is None else wishes.restart_after > 0
+        return wishes.can_restart and planned
 
     def _planned_restart(self, state: State) -> StopRequested | None:
         """Not when groups come back by themselves, nor for the last step of the run."""

@@ -79,10 +79,12 @@ class JobArguments:
     @property
     def tuning(self) -> Tuning:
         """What the job is to decide while it runs."""
-        spare, saves = self.spare, self.checkpoint.save is not None
+        spare, every = self.spare, self.checkpoint.save_interval
+        saves = self.checkpoint.save is not None
         return Tuning(
-            save_interval=self.checkpoint.save_interval == "auto" and saves,
-            redundancy=spare.redundancy is None,
+            save_interval=every == "auto" and saves,
+            save_every=every if isinstance(every, int) and saves else None,
+            redundancy=spare.redundancy is None and saves,
             restart_after=spare.restart_after,
             mtbf_gpu_hours=spare.mtbf_gpu_hours,
             group_size=self.shape.group_size,
@@ -143,6 +145,7 @@ def parse_job(
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
     resolve.say_inner(namespace, shape)
+    resolve.say_auto(namespace)
     resolve.resolve_training(namespace, shape)
     resolve.resolve_data(namespace)
     validate.check_all(namespace, shape)

@@ -51,6 +51,8 @@ class Measured:
     """From the step to the checkpoint that counts: the next save cannot come earlier."""
     planned_restarts: bool = False
     """Whether the job carries out planned restarts; without them saves must cover every wipe-out."""
+    save_interval_steps: int | None = None
+    """As given: kept. None: chosen."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,23 @@ def at_start(measured: Measured) -> Choice:
     """The choice for these figures; ConfigError when no redundancy makes progress or a figure is impossible."""
     mtbf_s, source = _mtbf_s(measured)
     choice = _choice(measured, mtbf_s, source)
+    return _with_the_next(measured, choice)
+
+
+def _with_the_next(measured: Measured, choice: Choice) -> Choice:
+    """The choice, and what the next start should have, where that is free, another one and makes progress."""
     if not measured.redundancy_is_free or measured.redundancy is None:
         return choice
-    free = _choice(replace(measured, redundancy=None), mtbf_s, source)
+    try:
+        free = _choice(replace(measured, redundancy=None), *_mtbf_s(measured))
+    except ConfigError:
+        return choice
     if free.redundancy == choice.redundancy:
         return choice
-    return replace(choice, redundancy_next=free.redundancy)
+    later = (
+        f"the next start of the job takes redundancy {free.redundancy}, as a placement lasts as long as the processes"
+    )
+    return replace(choice, redundancy_next=free.redundancy, reason=f"{choice.reason}; {later}")
 
 
 def _mtbf_s(measured: Measured) -> tuple[float, str]:
@@ -111,17 +124,28 @@ def _mtbf_s(measured: Measured) -> tuple[float, str]:
 
 def without_progress(measured: Measured, why: str) -> Choice:
     """What a job does for which :func:`at_start` finds no progress: it was started all the same. A save costs a tenth
-    of the time."""
+    of the time, where the interval is chosen."""
     step_s = measured.compute_s + measured.reduce_s
-    steps = _at_least_a_write(measured, max(1, ceil(9 * measured.save_s / step_s)))
-    reason = f"{why}; saves take a tenth of the time"
-    return Choice(measured.redundancy or 1, steps, steps * step_s, None, _mtbf_s(measured)[0], None, 0.0, reason)
+    steps, words = _interval(measured, max(1, ceil(9 * measured.save_s / step_s)))
+    best = "saves take a tenth of the time" if measured.save_interval_steps is None else words
+    reason = f"{why}; {best}"
+    kept = Choice(measured.redundancy or 1, steps, steps * step_s, None, _mtbf_s(measured)[0], None, 0.0, reason)
+    return _with_the_next(measured, kept)
 
 
 def restart_pays(measured: Measured, live: int, steps_left: int) -> bool:
     """Whether a restart with all groups costs less than the rest of the job costs more on ``live`` groups."""
     slower_s = measured.compute_s * (measured.num_groups / live - 1)
     return steps_left * slower_s > measured.restart_s + measured.save_s
+
+
+def _interval(measured: Measured, best_steps: int) -> tuple[int, str]:
+    """The steps between saves that the job keeps to, and the words for them."""
+    best = _at_least_a_write(measured, best_steps)
+    given = measured.save_interval_steps
+    if given is None:
+        return best, f"a save every {best} steps"
+    return given, f"a save every {given} steps as given" + (f", {best} would be best" if best != given else "")
 
 
 def _at_least_a_write(measured: Measured, steps: int) -> int:
@@ -177,7 +201,8 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
     )
     if measured.redundancy is not None:
         chosen = candidate(cluster, measured.redundancy)
-        reason = "redundancy as given"
+        kept = "in effect" if measured.redundancy_is_free else "as given"
+        reason = f"redundancy {measured.redundancy} {kept}"
     else:
         plan = choose(cluster)
         chosen, reason = plan.chosen, plan.reason
@@ -187,7 +212,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
             f"--spare-redundancy {chosen.redundancy} endures {chosen.endurable_failures:.1f} losses, one every "
             f"{mtbf_s:.0f} s ({source}): too few for a restart of {measured.restart_s:g} s; use a larger one or 'auto'"
         )
-    steps = _at_least_a_write(measured, found.interval_steps)
+    steps, words = _interval(measured, found.interval_steps)
     return Choice(
         redundancy=chosen.redundancy,
         save_interval_steps=steps,
@@ -196,7 +221,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
         mtbf_s=mtbf_s,
         time_to_train_ratio=found.ratio,
         endurable_failures=chosen.endurable_failures,
-        reason=f"{reason}; a loss every {mtbf_s:.0f} s ({source}), a save every {steps} steps",
+        reason=f"{reason}; a loss every {mtbf_s:.0f} s ({source}), {words}",
     )
 
 
@@ -204,14 +229,12 @@ def _unmasked(measured: Measured, mtbf_s: float, source: str) -> Choice:
     """No loss can be masked: every one is a restart, and only the interval is chosen."""
     step_s = measured.compute_s + measured.reduce_s
     interval_s = max(step_s, best_interval_s(mtbf_s, measured.restart_s, measured.save_s))
-    steps = _at_least_a_write(measured, max(1, round(interval_s / step_s)))
+    steps, words = _interval(measured, max(1, round(interval_s / step_s)))
     available = best_availability(mtbf_s, measured.restart_s, measured.save_s)
     if available <= 0:
         raise ConfigError(
             f"a loss every {mtbf_s:.0f} s ({source}) leaves no progress between restarts of {measured.restart_s:g} s; "
             "use more groups and --spare-redundancy 2 or more"
         )
-    reason = (
-        f"one host per shard: every loss, one every {mtbf_s:.0f} s ({source}), is a restart; a save every {steps} steps"
-    )
+    reason = f"one host per shard: every loss, one every {mtbf_s:.0f} s ({source}), is a restart; {words}"
     return Choice(1, steps, steps * step_s, None, mtbf_s, 1 / available, 0.0, reason)

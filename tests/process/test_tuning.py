@@ -79,3 +79,19 @@ def test_an_auto_interval_is_measured_journalled_and_kept_in_checkpoints(tmp_pat
         kept = json.loads((directory / FILE).read_text())
         assert kept["choice"]["save_interval_steps"] in {event.save_interval for event in tuned}
     assert digests(job.run_dir) == calm
+
+
+def test_auto_redundancy_is_chosen_beside_a_given_interval(tmp_path: Path, calm: dict[str, str]) -> None:
+    save = tmp_path / "save"
+    words = (*WORDS, "--save", str(save), "--save-interval", "7", "--mtbf-gpu-hours", "0.01", "--redundancy", "auto")
+    job = launch(tmp_path / "run", *words, groups=4, group_size=1)
+    job.finish(timeout_s=200)
+    (choice,) = [r.event for r in read(job.run_dir / "journal.jsonl") if isinstance(r.event, Tuned)]
+    assert decided_again(choice, None) == choice.choice
+    assert choice.choice["save_interval_steps"] == 7
+    assert sorted(iterations(save)) == [7, 14, 21, 24]
+    output = (job.run_dir / "launch.out").read_text()
+    assert choice.reason in output
+    assert "redundancy" in output
+    assert json.loads((job.run_dir / "choice-life-1.json").read_text())["choice"] == choice.choice
+    assert digests(job.run_dir) == calm

@@ -121,6 +121,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
         timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
         tuning=Tuning(
             save_interval=options.save_interval == "auto",
+            save_every=options.save_interval if isinstance(options.save_interval, int) else None,
             redundancy=options.redundancy is None,
             restart_after=options.restart_after,
             mtbf_gpu_hours=options.mtbf_gpu_hours,

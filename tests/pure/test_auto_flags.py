@@ -27,7 +27,20 @@ def test_auto_is_told_to_the_coordinator() -> None:
         True,
     )
     fixed = job_of("--save s --save-interval 20 --spare-redundancy 1 --spare-restart-after 3")[0].tuning
-    assert (fixed.save_interval, fixed.redundancy, fixed.restart_after) == (False, False, 3)
+    assert (fixed.save_interval, fixed.save_every, fixed.redundancy, fixed.restart_after) == (False, 20, False, 3)
+    partly = job_of("--save s --save-interval 20")[0].tuning
+    assert (partly.save_interval, partly.save_every, partly.redundancy) == (False, 20, True)
+
+
+@pytest.mark.parametrize("words", ["--spare-redundancy auto", "--save-interval auto"])
+def test_a_choice_that_cannot_be_made_without_checkpoints_is_said(words: str) -> None:
+    job = job_of(words, launched(16))[0]
+    (note,) = [note for note in job.notes if note.startswith(f"{words} without --save: ")]
+    assert "give --save DIR" in note
+    assert not job.tuning.redundancy
+    assert not job.tuning.save_interval
+    assert not job_of(f"{words} --save s --save-interval 5", launched(16))[0].notes
+    assert not job_of("", launched(16))[0].notes
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
@@ -33,6 +34,7 @@ class Job:
     """A job of which only what the coordinator sees is played: steps of 1 s, of which 0.1 s is the reduction."""
 
     def __init__(self, wishes: Tuning = WISHES, spec: JobSpec = SPEC) -> None:
+        self.wishes = wishes
         self.state: State = initial_state()
         self.tuning = JobTuning(started_s=90.0)
         self.tuning.begin(wishes)
@@ -61,7 +63,8 @@ class Job:
             self.now_s += 0.9 * load + 0.1
             self.tuning.figures(at, self.state.epoch, [("compute_s", 0.9 * load), ("reduce_s", 0.1)])
             self.feed(AllVoted(at, self.state.epoch))
-            if self.commits[-1].save and saves:
+            every = self.wishes.save_every
+            if (self.commits[-1].save or (every and at % every == 0)) and saves:
                 self.now_s += 2.0
                 self.tuning.report({"save_s": 0.5})
                 self.feed(Saved(0, 0, at, "d"))
@@ -101,6 +104,46 @@ def test_a_save_of_which_nothing_is_heard_is_ordered_again() -> None:
     job.run(TRIAL_PATIENCE_STEPS + 12, saves=False)
     assert len(job.tuned()) == 2
     assert all(event.save_now for event in job.tuned())
+
+
+GIVEN = replace(WISHES, save_interval=False, save_every=9, redundancy=True, restart_after=None)
+
+
+def test_redundancy_alone_is_chosen_from_the_saves_of_the_given_interval() -> None:
+    """--spare-redundancy auto, --save-interval STEPS: no save is ordered, the interval stays, the choice is said."""
+    job = Job(GIVEN)
+    job.run(8)
+    assert not job.decided
+    job.run(3)
+    (choice,) = job.tuned()
+    assert not any(commit.save for commit in job.commits)
+    assert (choice.save_interval, choice.save_now, job.state.save_interval) == (0, False, 0)
+    measured = Measured(**choice.figures)  # type: ignore[arg-type]
+    assert (measured.save_s, measured.write_s, measured.save_interval_steps) == (0.5, 2.0, 9)
+    assert choice.choice == at_start(measured).as_json() == decided_again(choice, None)
+    assert choice.choice["save_interval_steps"] == 9
+    assert choice.choice["restart_after_failures"] is None
+    assert "a save every 9 steps as given" in choice.reason
+    assert "redundancy 3 in effect" in choice.reason
+    job.lose(1)
+    job.run(20)
+    assert job.decided == [choice]
+
+
+def test_a_redundancy_for_the_next_start_is_said() -> None:
+    measured = Measured(64, 2, 100.0, 5.0, 9.0, 0.1, 4, 50_000, 1.0, redundancy=2, redundancy_is_free=True)
+    choice = at_start(measured)
+    assert choice.redundancy_next is not None
+    assert choice.redundancy_next > choice.redundancy == 2
+    assert f"; the next start of the job takes redundancy {choice.redundancy_next}, as a placement" in choice.reason
+    assert dict(choice.rows())["redundancy"] == f"2, {choice.redundancy_next} from the next start on"
+
+
+@pytest.mark.parametrize("more", [{"shared_data": True}, {"redundancy": False}])
+def test_nothing_is_chosen_where_all_is_given(more: dict[str, bool]) -> None:
+    job = Job(replace(GIVEN, **more))
+    job.run(20)
+    assert not job.decided
 
 
 def test_losses_change_the_interval_within_bounds_and_can_be_decided_again() -> None:
@@ -176,4 +219,15 @@ def test_a_job_without_progress_still_saves() -> None:
     measured = Measured(2, 1, 600.0, 5.0, 0.9, 0.1, 4, 5000, mtbf_gpu_hours=0.001, redundancy=2)
     choice = without_progress(measured, "too few")
     assert choice.save_interval_steps == 45
+    assert choice.redundancy_next is None
     assert dict(choice.rows())["time to train / failure-free"] == "none"
+
+
+def test_a_job_without_progress_takes_a_redundancy_with_it_at_its_next_start() -> None:
+    measured = Measured(64, 1, 2000.0, 5.0, 0.9, 0.1, 4, 5000, 2.0, redundancy=2, redundancy_is_free=True)
+    with pytest.raises(ConfigError, match="--spare-redundancy 2 endures"):
+        at_start(measured)
+    kept = without_progress(measured, "too few")
+    assert kept.redundancy == 2
+    assert (kept.redundancy_next or 0) > 2
+    assert "the next start of the job takes redundancy" in kept.reason

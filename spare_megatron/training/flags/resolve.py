@@ -284,6 +284,19 @@ def say_inner(ns: Namespace, shape: JobShape) -> None:
         ns.spare_notes += (f"{flag}: each group's optimizer state is shared out over its {ranks} inner ranks",)
 
 
+def say_auto(ns: Namespace) -> None:
+    """Which choices cannot be made without checkpoints, for those that were asked for in words."""
+    if ns.save is not None:
+        return
+    if ns.save_interval == "auto":
+        ns.spare_notes += ("--save-interval auto without --save: nothing is saved or measured; give --save DIR",)
+    if "--spare-redundancy" in ns.spare_given and ns.spare_redundancy is None and ns.spare_data != "shared":
+        ns.spare_notes += (
+            "--spare-redundancy auto without --save: the redundancy is by the number of groups alone; give --save DIR "
+            "and --save-interval, so that a save is measured and the next start takes what the job's own figures say",
+        )
+
+
 def expert_unit(ns: Namespace) -> int:
     """The least D for which expert ranks fit into TP x CP x D."""
     expert = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size

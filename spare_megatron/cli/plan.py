@@ -16,7 +16,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.choose import Plan, choose, standbys
 from spare_megatron.tuner.cluster import Cluster
-from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, fitting
+from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--gpu-memory-gib", type=float, help="memory of one GPU; what does not fit is refused")
     add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (0)")
     add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (1)")
+    add("--context-parallel-size", type=int, default=1, help="context-parallel ranks inside a group (1)")
     add("--reduce", choices=sorted(GRADIENT_BYTES), default="fp32", help="how gradients are summed over groups (fp32)")
     add("--plot", type=Path, metavar="FILE.png", help="draw the candidates")
     add("--json", action="store_true", help="print one JSON object")
@@ -80,6 +81,7 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
     plan = choose(cluster, args.redundancy)
     shared: dict[str, object] = {
         "inner_data_parallel": args.inner_data_parallel,
+        "context_parallel_size": args.context_parallel_size,
         "memory_gib_per_gpu": None if needed is None else needed.as_json(),
     }
     count, gain = standbys(cluster, plan.chosen)
@@ -101,7 +103,7 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    for name in ("params", "gpu_memory_gib", "inner_data_parallel"):
+    for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be a finite number above 0")
@@ -137,17 +139,11 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
 
 def _memory(args: argparse.Namespace) -> Memory | None:
+    shape = Shape(args.gpus, args.gpus_per_group, args.inner_data_parallel, args.context_parallel_size)
+    shape.check()
     if args.params is None:
         return None
-    return fitting(
-        args.params,
-        args.gpus,
-        args.gpus_per_group,
-        args.inner_data_parallel,
-        args.reduce,
-        args.gpu_memory_gib,
-        args.activations_gib,
-    )
+    return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib)
 
 
 def _topology(path: Path, num_groups: int, plan: Plan) -> dict[str, object]:

@@ -2,13 +2,14 @@
 
 Ours keeps the step's local accumulator until the commit, beside the reduced result, so that a loss inside the
 reduction costs no gradient. The accumulator's storage doubles as the fp32 main gradient after the commit. Inside a
-group the optimizer and the reduced result are divided over its D data-parallel ranks; plain Megatron divides the
-optimizer over all data-parallel ranks of the job, which is why what fits there may need D > 1 here.
+group D x CP ranks share parameters (inner data and context parallel). The distributed optimizer is assumed: the sum
+over these ranks, the reduced result and the optimizer's state are divided over them. Plain Megatron divides the
+optimizer over all such ranks of the job, which is why what fits there may need D > 1 here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
 
@@ -26,7 +27,8 @@ class GradientBytes:
     """Bytes per parameter of one reduction mode."""
 
     accumulator: float
-    """A step's sum of pieces; its memory becomes the fp32 main gradient after the commit."""
+    """A step's sum of pieces; its memory becomes the fp32 main gradient after the commit. The sum over the ranks of a
+    group that share parameters is as wide (megatron_adapter/group_sum.py)."""
     result: float
     """The sum over groups, out of place."""
     wire: float
@@ -39,8 +41,8 @@ GRADIENT_BYTES = {
     "fp32": GradientBytes(4.0, 4.0, 4.0),
     "bf16": GradientBytes(4.0, 2.0, 2.0),
 }
-"""By the names of ``--spare-reduce``. exact32 has 16 bytes more for each 1024 parameters (scales and sizes of blocks);
-where a group has D x CP > 1 ranks that share parameters, their sum takes another accumulator."""
+"""By the names of ``--spare-reduce``. exact32 has 16 bytes more for each 1024 parameters (scales and sizes of
+blocks)."""
 
 
 @dataclass(frozen=True)
@@ -63,60 +65,85 @@ class Memory:
         return {**ours, "total": round(self.total, 3), "plain_megatron": plain}
 
 
-def memory(
-    parameters: float, group_size: int, num_groups: int, inner_data: int, mode: str, activations_gib: float = 0.0
-) -> Memory:
-    """Of one GPU of a group of M = ``group_size`` GPUs, D = ``inner_data`` of which are data-parallel (D divides M)."""
-    here = parameters / (group_size // inner_data) / GIB
+@dataclass(frozen=True)
+class Shape:
+    """A job's GPUs and how a group of M uses its own: M = tensor x pipeline x context x D."""
+
+    gpus: int
+    group_size: int
+    inner_data: int = 1
+    """D."""
+    context: int = 1
+    """CP."""
+
+    @property
+    def sharing(self) -> int:
+        """Ranks of a group that hold the same parameters."""
+        return self.inner_data * self.context
+
+    @property
+    def num_groups(self) -> int:
+        """N."""
+        return self.gpus // self.group_size
+
+    def check(self) -> None:
+        """ConfigError when the group's GPUs cannot be shared out like this."""
+        if self.group_size % self.sharing == 0:
+            return
+        factors = f"--inner-data-parallel {self.inner_data}"
+        if self.context > 1:
+            factors += f" times --context-parallel-size {self.context}"
+        near = next(each for each in range(min(self.sharing, self.group_size), 0, -1) if self.group_size % each == 0)
+        raise ConfigError(
+            f"--gpus-per-group {self.group_size} is not divisible by {factors}; use what divides it, such as {near}"
+        )
+
+
+def memory(parameters: float, shape: Shape, mode: str, activations_gib: float = 0.0) -> Memory:
+    """Of one GPU. Tensor and pipeline parallelism divide the weights; ranks that share parameters hold them whole."""
+    here, sharing = parameters * shape.sharing / shape.group_size / GIB, shape.sharing
+    accumulator = GRADIENT_BYTES[mode].accumulator * here
     parts = {
         "weights": WEIGHT_BYTES * here,
-        "accumulator": GRADIENT_BYTES[mode].accumulator * here,
-        "reduced_result": GRADIENT_BYTES[mode].result * here / inner_data,
-        "optimizer": OPTIMIZER_BYTES * here / inner_data,
+        "accumulator": accumulator,
+        "group_sum": accumulator / sharing if sharing > 1 else 0.0,
+        "reduced_result": GRADIENT_BYTES[mode].result * here / sharing,
+        "optimizer": OPTIMIZER_BYTES * here / sharing,
         "activations": activations_gib,
     }
     plain = {
         "weights": WEIGHT_BYTES * here,
         "gradients": PLAIN_GRADIENT_BYTES * here,
-        "optimizer": OPTIMIZER_BYTES * here / (inner_data * num_groups),
+        "optimizer": OPTIMIZER_BYTES * here / (sharing * shape.num_groups),
         "activations": activations_gib,
     }
     return Memory(parts, plain)
 
 
 def fitting(
-    parameters: float,
-    gpus: int,
-    group_size: int,
-    inner_data: int,
-    mode: str,
-    gpu_memory_gib: float | None,
-    activations_gib: float = 0.0,
+    parameters: float, shape: Shape, mode: str, gpu_memory_gib: float | None, activations_gib: float = 0.0
 ) -> Memory:
     """The memory of this shape; ConfigError when a GPU has less, naming the D and the group size that would fit."""
-    if group_size % inner_data:
-        raise ConfigError(
-            f"--gpus-per-group {group_size} is not divisible by --inner-data-parallel {inner_data}; use "
-            f"--gpus-per-group {max(1, group_size // inner_data) * inner_data}"
-        )
-    needed = memory(parameters, group_size, gpus // group_size, inner_data, mode, activations_gib)
+    shape.check()
+    needed = memory(parameters, shape, mode, activations_gib)
     if gpu_memory_gib is None or needed.total <= gpu_memory_gib:
         return needed
-    replica = group_size // inner_data
+    replica = shape.group_size // shape.inner_data
     fact = (
-        f"{parameters:.4g} parameters on {replica} GPUs per replica with --inner-data-parallel {inner_data} and "
+        f"{parameters:.4g} parameters on {replica} GPUs per replica with --inner-data-parallel {shape.inner_data} and "
         f"--reduce {mode} need {needed.total:.1f} GiB per GPU, more than --gpu-memory-gib {gpu_memory_gib:g}"
     )
-    for wider in range(inner_data + 1, gpus // replica // 2 + 1):
-        if gpus % (replica * wider):
+    for degree in range(shape.inner_data + 1, shape.gpus // replica // 2 + 1):
+        if shape.gpus % (replica * degree):
             continue
-        there = memory(parameters, replica * wider, gpus // (replica * wider), wider, mode, activations_gib)
+        wider = replace(shape, group_size=replica * degree, inner_data=degree)
+        there = memory(parameters, wider, mode, activations_gib)
         if there.total <= gpu_memory_gib:
             raise ConfigError(
-                f"{fact}; use --inner-data-parallel {wider} with --gpus-per-group {replica * wider} "
-                f"({gpus // (replica * wider)} groups, {there.total:.1f} GiB)"
+                f"{fact}; use --inner-data-parallel {degree} with --gpus-per-group {wider.group_size} "
+                f"({wider.num_groups} groups, {there.total:.1f} GiB)"
             )
-    lasting = (WEIGHT_BYTES + GRADIENT_BYTES[mode].accumulator) * parameters / GIB
+    lasting = (WEIGHT_BYTES + GRADIENT_BYTES[mode].accumulator) * parameters * shape.context / GIB
     room = gpu_memory_gib - activations_gib
     raise ConfigError(
         f"{fact}, and no inner data-parallel degree that leaves two groups makes it fit; use "
@@ -135,6 +162,7 @@ def table() -> str:
     modes = GRADIENT_BYTES.values()
     rows = (
         ("accumulator, later the fp32 main gradient", [f"{one.accumulator:g}" for one in modes], "4"),
+        ("sum over these D, where D > 1", [f"{one.accumulator:g} / D" for one in modes], "-"),
         ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
         ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),
         ("weights", [f"{WEIGHT_BYTES:g}"] * len(modes), f"{WEIGHT_BYTES:g}"),

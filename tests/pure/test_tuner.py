@@ -18,7 +18,7 @@ from spare_megatron.theory.ratio import slowest
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
 from spare_megatron.tuner.choose import TIE, choose
 from spare_megatron.tuner.cluster import Cluster
-from spare_megatron.tuner.memory import fitting, memory, table
+from spare_megatron.tuner.memory import Shape, fitting, memory, table
 from spare_megatron.tuner.trace import parse_trace
 
 CLUSTER = Cluster(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
@@ -99,12 +99,27 @@ def test_bad_figures(field: str, value: float, words: str) -> None:
 
 def test_memory_table() -> None:
     """Bytes per parameter at D = 1: 2 + 4 + 4 + 12; exact 2 + 8 + 8 + 12; plain 2 + 4 + 12 / N."""
-    one = memory(2**30, 1, 4, 1, "fp32")
+    one = memory(2**30, Shape(4, 1), "fp32")
     assert one.total == pytest.approx(22)
-    assert memory(2**30, 1, 4, 1, "exact").total == pytest.approx(30)
-    assert memory(2**30, 1, 4, 1, "bf16").total == pytest.approx(20)
+    assert memory(2**30, Shape(4, 1), "exact").total == pytest.approx(30)
+    assert memory(2**30, Shape(4, 1), "bf16").total == pytest.approx(20)
     assert sum(one.plain.values()) == pytest.approx(9)
-    assert memory(2**30, 2, 4, 2, "fp32").total == pytest.approx(14)
+
+
+@pytest.mark.parametrize(("inner_data", "context"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("mode", "total"), [("fp32", 2 + 4 + 2 + 2 + 6), ("exact", 2 + 8 + 4 + 4 + 6)])
+def test_ranks_that_share_parameters_hold_them_whole_and_their_sum(
+    inner_data: int, context: int, mode: str, total: float
+) -> None:
+    """megatron_adapter/group_sum.py: a buffer as wide as the accumulator, of this rank's part; docs/theory.md, 5."""
+    found = memory(2**30, Shape(8, 2, inner_data, context), mode)
+    assert found.parts["weights"] == pytest.approx(2)
+    assert found.parts["group_sum"] == pytest.approx(found.parts["accumulator"] / 2)
+    assert found.total == pytest.approx(total)
+    assert sum(found.plain.values()) == pytest.approx(2 + 4 + 12 / 8)
+    wide = memory(2**30, Shape(16, 4, 2, 2), mode)
+    assert wide.parts["weights"] == pytest.approx(2)
+    assert wide.parts["optimizer"] == pytest.approx(3)
 
 
 @pytest.mark.parametrize("page", ["exact_reduction.md", "theory.md"])
@@ -114,11 +129,11 @@ def test_documents_show_the_table_of_the_planner(page: str) -> None:
 
 def test_what_does_not_fit_names_the_d_that_would() -> None:
     with pytest.raises(ConfigError, match="use --inner-data-parallel 2 with --gpus-per-group 16") as told:
-        fitting(70e9, 128, 8, 1, "fp32", 160.0)
+        fitting(70e9, Shape(128, 8), "fp32", 160.0)
     assert "179.3 GiB per GPU" in str(told.value)
-    assert fitting(70e9, 128, 16, 2, "fp32", 160.0).total < 160
+    assert fitting(70e9, Shape(128, 16, 2), "fp32", 160.0).total < 160
     with pytest.raises(ConfigError, match="GPUs per replica"):
-        fitting(70e9, 128, 8, 1, "fp32", 20.0)
+        fitting(70e9, Shape(128, 8), "fp32", 20.0)
 
 
 def test_trace() -> None:
@@ -212,6 +227,15 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
         (["--mtbf-s", "300", "--redundancy", "300"], "--redundancy 300 is not in 1..200"),
         (["--trace", "nowhere.csv"], "--trace nowhere.csv cannot be read"),
         (["--mtbf-s", "300", "--gpu-memory-gib", "80"], "without --params"),
+        (
+            ["--mtbf-s", "300", "--inner-data-parallel", "7"],
+            "--gpus-per-group 600 is not divisible by --inner-data-parallel 7; use what divides it, such as 6",
+        ),
+        (
+            ["--mtbf-s", "300", "--inner-data-parallel", "8", "--context-parallel-size", "2"],
+            "is not divisible by --inner-data-parallel 8 times --context-parallel-size 2",
+        ),
+        (["--mtbf-s", "300", "--context-parallel-size", "0"], "--context-parallel-size is 0"),
     ],
 )
 def test_spare_plan_refuses_with_exit_2(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,9 @@ from spare_megatron.config.errors import ConfigError
 LLAMA3_MTBF_GPU_HOURS = 49_152.0
 """GPU hours between unexpected interruptions: 16,384 GPUs, one per about 3 h (Llama 3, arXiv 2407.21783, ch. 3.3.4)."""
 
+WEIBULL_SHAPES = (0.1, 20.0)
+"""Least and greatest shape of failure clocks: clusters show 0.5 to 1.5, and far outside Gamma(1 + 2 / shape) overflows
+or all clocks ring at once."""
 _MAY_BE_ZERO = ("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups")
 
 
@@ -61,10 +64,26 @@ class Cluster:
                 f"--gpus {self.gpus} is not divisible by --gpus-per-group {self.gpus_per_group}; use --gpus "
                 f"{low or self.gpus_per_group}"
             )
+        low_shape, high_shape = WEIBULL_SHAPES
+        if not low_shape <= self.weibull_shape <= high_shape:
+            raise ConfigError(
+                f"--weibull-shape is {self.weibull_shape:g}, but must be {low_shape:g} to {high_shape:g}; "
+                "failure clocks of clusters show 0.5 to 1.5"
+            )
         if self.num_groups < 2:
             raise ConfigError(
                 f"--gpus {self.gpus} with --gpus-per-group {self.gpus_per_group} is one group, which can mask no loss; "
                 f"use at least {2 * self.gpus_per_group} GPUs or --gpus-per-group {max(1, self.gpus // 2)}"
+            )
+        if self.standby_groups > self.num_groups:
+            raise ConfigError(
+                f"--standby-groups {self.standby_groups} are more than the {self.num_groups} groups that train; use "
+                f"at most {self.num_groups}"
+            )
+        if self.data == "shared" and self.data_gib > 0:
+            raise ConfigError(
+                f"--data-gib {self.data_gib:g} says what is staged, but with --data shared nothing is; leave it out "
+                "or use --data staged"
             )
 
     @property

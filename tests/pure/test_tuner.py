@@ -143,6 +143,8 @@ def test_trace() -> None:
     trace = parse_trace(lines, "t.csv")
     assert trace.mtbf_s == pytest.approx(gaps.mean())
     assert trace.weibull_shape() == pytest.approx(0.78, abs=0.05)
+    late = parse_trace([f"{time_s + 40_000},n{n}" for n, time_s in enumerate(np.cumsum(gaps))], "t.csv")
+    assert late.weibull_shape() == pytest.approx(parse_trace(lines, "t.csv").weibull_shape(), abs=0.01)
     for bad, words in (
         (["1,a", "x,b"], "t.csv line 2"),
         (["5,a", "4,b"], "t.csv line 2: time 4 is before 5"),
@@ -151,6 +153,22 @@ def test_trace() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             parse_trace(bad, "t.csv")
+
+
+@pytest.mark.parametrize("losses", [2, 3, 40])
+def test_absolute_times_are_refused(losses: int) -> None:
+    lines = ["time_s,node", "", *(f"{1_700_000_000 + 21_600 * n},n{n}" for n in range(losses))]
+    trace = parse_trace(lines, "t.csv")
+    with pytest.raises(
+        ConfigError, match=r"t\.csv line 3: .* 1\.7e\+09 s, but losses are 21600 s .*: subtract it from each"
+    ):
+        _ = trace.mtbf_s
+
+
+@pytest.mark.parametrize("times_s", [[9e5], [5000, 5000], [5000, 5010], [21_600 * 30 + 21_600 * n for n in range(9)]])
+def test_a_quiet_beginning_is_taken(times_s: list[float]) -> None:
+    trace = parse_trace([f"{time_s},a" for time_s in times_s], "t.csv")
+    assert trace.mtbf_s == times_s[-1] / len(times_s)
 
 
 def test_hosts_lie_in_different_racks() -> None:
@@ -192,6 +210,13 @@ def test_one_group_only_chooses_the_interval() -> None:
     assert "every loss" in choice.reason
     with pytest.raises(ConfigError, match="--spare-mtbf-gpu-hours is 0"):
         at_start(replace(JOB, mtbf_gpu_hours=0.0))
+
+
+@pytest.mark.parametrize("shape", ["0.1", "20"])
+@pytest.mark.parametrize("more", [[], ["--rejoin-s", "600"], ["--standby-groups", "200"]])
+def test_the_ends_of_what_is_taken_give_a_plan(shape: str, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*FLAGS, "--mtbf-s", "30000", "--weibull-shape", shape, *more, "--json"]) == 0
+    assert 1 < json.loads(capsys.readouterr().out)["time_to_train_ratio"] < 3
 
 
 def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -236,6 +261,14 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
             "is not divisible by --inner-data-parallel 8 times --context-parallel-size 2",
         ),
         (["--mtbf-s", "300", "--context-parallel-size", "0"], "--context-parallel-size is 0"),
+        (["--mtbf-s", "300", "--weibull-shape", "0.005"], "--weibull-shape is 0.005, but must be 0.1 to 20"),
+        (["--mtbf-s", "300", "--weibull-shape", "2000"], "--weibull-shape is 2000, but must be 0.1 to 20"),
+        (["--mtbf-s", "300", "--weibull-shape", "0"], "--weibull-shape is 0.0, but must be more than 0"),
+        (["--mtbf-s", "300", "--standby-groups", "201"], "--standby-groups 201 are more than the 200 groups"),
+        (
+            ["--mtbf-s", "300", "--data", "shared", "--data-gib", "100"],
+            "--data-gib 100 says what is staged, but with --data shared nothing is",
+        ),
     ],
 )
 def test_spare_plan_refuses_with_exit_2(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,12 @@ of lost groups is binomial in the steady state. docs/theory.md derives each line
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import gamma
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, ndtri
+from scipy.special import gammaln, log_ndtr
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +23,9 @@ INTERVALS = 60
 INTERVAL_MAX_S = 14_400.0
 """A durable copy is written every four hours even where no loss of a group threatens: a fault that ends all groups at
 once is not in this model."""
+GROUPS_MAX = 1e7
+COUNTS = 400
+"""Counts of groups for which the slowest of them is computed; in between it is interpolated."""
 PLANNED_GAIN_MIN = 0.002
 """A planned restart counts only when it is better by this share."""
 
@@ -64,11 +68,22 @@ class Outcome:
 
 
 def slowest(jitter: float, groups: NDArray[np.int64] | int) -> Floats:
-    """Expected largest of n normal times of mean 1: 1 + jitter * Phi^-1(0.5264^(1/n)), within 1% of the excess.
+    """Expected largest of n normal times of mean 1: 1 + jitter * e(n), e(n) = integral of x n phi(x) Phi(x)^(n - 1) dx.
 
-    Source: median-like plotting position of extreme values (Blom 1958)."""
-    count = np.maximum(np.asarray(groups, dtype=np.float64), 1.0)
-    return np.asarray(1 + jitter * np.where(count > 1, ndtri(0.5264 ** (1 / count)), 0.0))
+    Exact up to n = 27, within 0.01% of the excess beyond. The closed form Phi^-1(0.5264^(1/n)) (Chen & Tyler, Commun.
+    Stat. Simul. Comput. 28, 1999) is 6.2%, 2.6%, 1.4% too high at n = 2, 3, 4 and 0.7% too low at 200."""
+    log_counts, largest = _largest_normal()
+    log_groups = np.log(np.maximum(np.asarray(groups, dtype=np.float64), 1.0))
+    return np.asarray(1 + jitter * np.interp(log_groups, log_counts, largest))
+
+
+@cache
+def _largest_normal() -> tuple[Floats, Floats]:
+    """(ln n, e(n)) at counts spaced evenly in their logarithm, by the trapezoidal rule."""
+    counts = np.unique(np.geomspace(1, GROUPS_MAX, COUNTS).round())
+    x, step = np.linspace(-9.0, 9.0, 721, retstep=True)
+    log_density = np.log(counts)[:, None] - x**2 / 2 + (counts[:, None] - 1) * log_ndtr(x)
+    return np.log(counts), np.asarray((x * np.exp(log_density)).sum(axis=1) * step / np.sqrt(2 * np.pi))
 
 
 def restart_time_s(num_groups: int, costs: Costs) -> float:

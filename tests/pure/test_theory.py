@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from math import gamma
+from math import acos, gamma, pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import ndtr
 
 from spare_megatron.controller.assign import Assignment, assign, first_assignment
 from spare_megatron.placement import build_placement
@@ -225,3 +227,25 @@ def test_a_rebuild_is_not_down_time() -> None:
     found = ratio.outcome(10, np.ones(10), (np.arange(11) < 10).astype(float), ratio.Patch(), costs)
     assert found is not None
     assert found.availability == 1.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "largest"),
+    [
+        # Closed forms (David & Nagaraja, Order Statistics, 3.2): 1 / sqrt(pi), 3 / (2 sqrt(pi)) and so on.
+        *((1, 0.0), (2, pi**-0.5), (3, 1.5 * pi**-0.5), (4, 3 * pi**-1.5 * acos(-1 / 3)), (5, 1.16296447)),
+        # Their tables, and quadrature with scipy.integrate.quad.
+        *((10, 1.53875273), (20, 1.86747506), (100, 2.50759364), (1000, 3.24143577)),
+    ],
+)
+def test_the_slowest_of_normal_groups(groups: int, largest: float) -> None:
+    assert float(ratio.slowest(1.0, groups)) == pytest.approx(1 + largest, rel=3e-5)
+
+
+def test_the_slowest_between_the_computed_counts() -> None:
+    counts = np.array([7, 23, 64, 200, 777, 4096, 60_001])
+
+    def expected(count: int) -> float:
+        return quad(lambda x: 1 - ndtr(x) ** count - ndtr(-x) ** count, 0, 12)[0]
+
+    np.testing.assert_allclose(ratio.slowest(1.0, counts) - 1, [expected(int(each)) for each in counts], rtol=1e-4)

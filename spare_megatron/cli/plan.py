@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,15 @@ def text_of(found: dict[str, Any]) -> str:
         others = ", ".join(f"{name} {value:g}" for name, value in plain.items())
         lines += [f"GiB per GPU: {parts}", f"plain Megatron: {others}"]
     if "topology" in found:
-        lines.append(found["topology"]["reason"])
+        lines += [_numbers(found["topology"]["group_numbers"]), found["topology"]["reason"]]
     lines.append(found["reason"])
     return "\n".join(lines)
+
+
+def _numbers(numbers: list[int]) -> str:
+    """Which number each machine group of the topology is to take, in lines that fit a terminal."""
+    listed = ", ".join(str(number) for number in numbers)
+    return textwrap.fill(f"numbers for groups 0..{len(numbers) - 1} of the topology: {listed}", 100)
 
 
 def _cell(value: Any) -> str:

@@ -240,8 +240,11 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
     assert found["redundancy"] == 7
     assert found["topology"]["sharing_after"] < found["topology"]["sharing_before"]
     assert picture.stat().st_size > 1000
-    assert cli.main([*FLAGS, *more]) == 0
-    assert "* 7" in capsys.readouterr().out
+    assert cli.main([*FLAGS, *more, "--topology", str(topology)]) == 0
+    told = capsys.readouterr().out
+    assert "* 7" in told
+    numbers = told.partition("numbers for groups 0..199 of the topology: ")[2].partition("\nhost pairs")[0]
+    assert [int(each) for each in numbers.replace("\n", " ").split(", ")] == found["topology"]["group_numbers"]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ class Trace:
 
     times_s: tuple[float, ...]
     nodes: tuple[str, ...]
-    first_line: str
-    """File and line of the first loss, for messages."""
+    first_line: str = "the trace"
+    """File and line of the first loss, for messages; the default is for losses that were in no file."""
 
     @property
     def mtbf_s(self) -> float:

@@ -80,7 +80,7 @@ def row(num_groups: int, redundancy: int, orders: int, budget_s: float) -> dict[
         "method": lives.method,
     }
     for granularity, pieces in PIECES.items():
-        loads = depth.work(num_groups, redundancy, pieces, lives)
+        loads = depth.work(num_groups, placement.offsets, pieces, lives)
         found[f"{granularity}_work"] = round(loads.mean, 4)
         if budget_s <= 0:
             continue

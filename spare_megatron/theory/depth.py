@@ -2,19 +2,21 @@
 
 The least possible load is max(bound, local): the bound c(k) of all survivors together, and what small sets of shards
 short of hosts demand (``shortage``). From r = 7 hosts on a set is short only when it is about to be lost, and the bound
-alone is exact in every simulated order; below, r = 2 has 28% above the bound, r = 3 7%, r = 4 2%.
+alone is exact in every simulated order; below, r = 2 has 40% above the bound, r = 3 8%, r = 4 2% (N = 4000).
 Independent offsets are assumed; against the controller's own plans see docs/theory.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.theory.endured import Endured
-from spare_megatron.theory.shortage import short_sets
+from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 
 Floats = NDArray[np.float64]
 
@@ -38,14 +40,15 @@ class Work:
     """Mean over the states k = 0 .. endured in which a job is before its fatal loss, each counted once."""
 
 
-def work(num_groups: int, redundancy: int, pieces_per_shard: int, endured: Endured) -> Work:
-    """``pieces_per_shard`` = 1 is shard granularity. ``endured`` is that of the same placement."""
+def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured) -> Work:
+    """``pieces_per_shard`` = 1 is shard granularity. ``endured`` is that of the same offsets."""
+    redundancy = len(offsets)
     reached = np.flatnonzero(endured.survival >= SURVIVAL_MIN)
     lost = np.arange(min(int(reached[-1]), num_groups - 1) + 1)
     bound = bounds(num_groups, lost, pieces_per_shard)
     after = bound
     if 2 <= redundancy <= HOSTS_LOCAL_MAX and redundancy < num_groups and len(lost) > 1:
-        after = bound + _above(num_groups, redundancy, pieces_per_shard, lost, bound)
+        after = bound + _above(num_groups, offsets, pieces_per_shard, lost, bound)
     weights = endured.survival[lost]
     return Work(after, float((after * weights).sum() / weights.sum()))
 
@@ -55,26 +58,47 @@ def bounds(num_groups: int, lost: NDArray[np.int64], pieces_per_shard: int) -> F
     return -(-num_groups * pieces_per_shard // (num_groups - lost)) / pieces_per_shard
 
 
-def _above(num_groups: int, redundancy: int, pieces: int, lost: NDArray[np.int64], bound: Floats) -> Floats:
+def _above(num_groups: int, offsets: Sequence[int], pieces: int, lost: NDArray[np.int64], bound: Floats) -> Floats:
     """Expected excess over the bound: integral over loads x >= bound of P(some set needs more than x | none lost).
 
     Short sets of size n are Poisson in number for large N: P(none) = exp(-N (v(x) - v(wipe-out)))."""
-    units = min(pieces, UNITS_MAX)
-    share = np.geomspace(1, int(lost[-1]), SHARES) / num_groups
+    units, redundancy = min(pieces, UNITS_MAX), len(offsets)
     caps = np.arange(units, redundancy * units + 1)
     caps = caps[caps <= 3 * units]
     more = np.zeros((len(caps), len(lost)))
-    # ln v is nearly linear in ln p.
-    log_lost = np.log(np.maximum(lost, 1) / num_groups)
-    for row, cap in enumerate(caps):
-        extra = short_sets(redundancy, units, int(cap), share) - share**redundancy
-        log_extra = np.interp(log_lost, np.log(share), np.log(np.maximum(extra, 1e-18)))
-        more[row, 1:] = -np.expm1(-num_groups * np.exp(log_extra[1:]))
-        if float(more[row].max()) < SURVIVAL_MIN:
+    for row, chances in enumerate(_short(num_groups, offsets, units, caps, lost)):
+        more[row] = chances
+        if float(chances.max()) < SURVIVAL_MIN:
             break
     loads = caps / units
     steps = np.arange(pieces, int(caps[-1]) * pieces // units) / pieces
     return np.array([_integral(loads, more[:, k], steps, bound[k], pieces) for k in range(len(lost))])
+
+
+def _short(
+    num_groups: int, offsets: Sequence[int], units: int, caps: NDArray[np.int64], lost: NDArray[np.int64]
+) -> Iterator[Floats]:
+    """[k] for each cap: the chance that some set needs more, given that no shard is lost."""
+    redundancy, triangles = len(offsets), triangles_per_shard(num_groups, offsets)
+    if redundancy == 2 and gcd(num_groups, offsets[1] - offsets[0]) == 1:
+        yield from (short_on_ring(num_groups, lost, units, int(cap)) for cap in caps)
+        return
+    chance = _chance(num_groups, redundancy, lost)
+    share = np.geomspace(1 / num_groups, max(chance[-1], 2 / num_groups), SHARES)
+    # ln v is nearly linear in ln p.
+    log_lost = np.log(np.maximum(chance, 1e-9))
+    for cap in caps:
+        extra = short_sets(redundancy, units, int(cap), share, triangles) - share**redundancy
+        log_extra = np.interp(log_lost, np.log(share), np.log(np.maximum(extra, 1e-18)))
+        yield np.append(0.0, -np.expm1(-num_groups * np.exp(log_extra[1:])))
+
+
+def _chance(num_groups: int, redundancy: int, lost: NDArray[np.int64]) -> Floats:
+    """p of independent losses with which the smallest short sets, two shards with one host left, are as likely as with
+    exactly ``lost`` groups gone: p^d = C(N - d, k - d) / C(N, k) with d = 2 (r - 1)."""
+    dead = np.arange(min(2 * (redundancy - 1), num_groups - 1))
+    ratios = np.maximum(lost[:, None] - dead, 0) / (num_groups - dead)
+    return np.asarray(ratios.prod(axis=1) ** (1 / len(dead)))
 
 
 def _integral(loads: Floats, more: Floats, steps: Floats, bound: float, pieces: int) -> float:

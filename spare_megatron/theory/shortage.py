@@ -14,8 +14,11 @@ That count per shard is v(r, x, p), x = C / K; by the integrality of flows it de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
@@ -23,13 +26,23 @@ ROUNDS = 6
 """Iterations: as long a chain as matters where short sets are rare."""
 
 
-def short_sets(redundancy: int, units: int, cap: int, share: Floats) -> Floats:
+def triangles_per_shard(num_groups: int, offsets: Sequence[int]) -> float:
+    """Sets of three shards any two of which share a group of their own: independent offsets do not avoid these smallest
+    cycles, because differences of offsets commute. C(r, 3) at the least, more where differences add up to others."""
+    marks = np.asarray(offsets)
+    pairs = (marks[:, None] - marks[None, :])[~np.eye(len(marks), dtype=bool)] % num_groups
+    thirds = np.bincount(pairs, minlength=num_groups)[-(pairs[:, None] + pairs[None, :]) % num_groups]
+    r = len(marks)
+    # Each is found from three shards in two orders; so are any three shards of one group, r (r - 1) (r - 2) times.
+    return float(thirds.sum() - r * (r - 1) * (r - 2)) / 6
+
+
+def short_sets(redundancy: int, units: int, cap: int, share: Floats, triangles: float = 0.0) -> Floats:
     """v: short sets per shard at these lost shares p, for shards of ``units`` pieces and ``cap`` pieces per group.
+    ``triangles``: :func:`triangles_per_shard`.
 
     ``cap`` below ``units / (1 - p)`` is short of room as a whole: v is then large, but no count of small sets."""
     lost = share[:, None]
-    if redundancy == 2:
-        return _on_rings(units, cap, share)
     other = redundancy - 1
     asked = np.zeros((len(share), units + 1))
     asked[:, 0] = 1.0
@@ -43,17 +56,35 @@ def short_sets(redundancy: int, units: int, cap: int, share: Floats) -> Floats:
     groups_short = (1 - share) * demand[:, cap + 1]
     below = np.cumsum(room, axis=1) - room
     edges_short = redundancy * (1 - share) * (asked[:, 1:] * (below + room)[:, :-1]).sum(axis=1)
-    return np.asarray(np.maximum(shards_short + groups_short - edges_short, share**redundancy))
+    on_trees = np.maximum(shards_short + groups_short - edges_short, share**redundancy)
+    if 2 * cap >= 3 * units:
+        return np.asarray(on_trees)
+    # The three shards of a triangle have two hosts when two of the groups between them are all that is left: at r = 3
+    # that is as frequent as two shards with one host.
+    return np.asarray(on_trees + 3 * triangles * share ** (3 * redundancy - 5) * (1 - share) ** 2)
 
 
-def _on_rings(units: int, cap: int, share: Floats) -> Floats:
-    """r = 2 is exact: groups and shards alternate on rings; between two lost groups n live ones have n + 1 shards."""
-    short = np.zeros_like(share)
-    run = 0
-    while (run + 1) * units > run * cap and run <= units:
-        short += share**2 * (1 - share) ** run
+def short_on_ring(num_groups: int, lost: NDArray[np.int64], units: int, cap: int) -> Floats:
+    """The chance that some set is short after ``lost`` losses by which no shard is lost, for r = 2: exact.
+
+    Groups and shards alternate on a ring; n live groups between two lost ones have n + 1 shards. Of N groups on a ring
+    k can be lost with at least m live ones between any two in N / (N - k m) * C(N - k m, k) ways."""
+    run = 1
+    while (run + 1) * units > run * cap:
         run += 1
-    return short
+        if run > num_groups:
+            return np.where(lost > 0, 1.0, 0.0)
+    some = np.maximum(lost, 1)
+    more = -np.expm1(_log_ways(num_groups, some, run) - _log_ways(num_groups, some, 1))
+    return np.where(lost > 0, more, 0.0)
+
+
+def _log_ways(num_groups: int, lost: NDArray[np.int64], apart: int) -> Floats:
+    free = num_groups - lost * apart
+    fits = free >= lost
+    some = np.where(fits, free, lost)
+    ways = np.log(num_groups / some) + gammaln(some + 1) - gammaln(lost + 1) - gammaln(some - lost + 1)
+    return np.where(fits, ways, -np.inf)
 
 
 def _seen(room: Floats, lost: Floats) -> Floats:

@@ -164,11 +164,9 @@ def _lasting_s(cluster: Cluster, endurable_failures: float) -> float:
 
 @lru_cache(maxsize=256)
 def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.Work]:
-    if redundancy == num_groups:
-        lives = endured.certain(num_groups, num_groups - 1)
-    else:
-        lives = endured.endured(num_groups, _offsets(num_groups, redundancy))
-    return lives, depth.work(num_groups, redundancy, pieces, lives)
+    offsets = range(num_groups) if redundancy == num_groups else _offsets(num_groups, redundancy)
+    lives = endured.endured(num_groups, offsets)
+    return lives, depth.work(num_groups, offsets, pieces, lives)
 
 
 def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
-from math import acos, gamma, pi
+from itertools import combinations, pairwise
+from math import acos, comb, gamma, pi
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from spare_megatron.controller.assign import Assignment, assign, first_assignment
 from spare_megatron.placement import build_placement
 from spare_megatron.theory import depth, endured, published, ratio
-from spare_megatron.theory.shortage import short_sets
+from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 from spare_megatron.tuner.choose import candidate
 from spare_megatron.tuner.cluster import Cluster
 
@@ -90,19 +90,51 @@ def test_work_against_the_controllers_plans(
     simulated = took.sum() / least_took.sum()
     error = (took - simulated * least_took).std() / least_took.mean() / len(sums) ** 0.5
     lives = endured.endured(num_groups, placement.offsets)
-    found = depth.work(num_groups, redundancy, pieces, lives)
+    found = depth.work(num_groups, placement.offsets, pieces, lives)
     states = np.arange(len(found.after))
     least = float(np.average(depth.bounds(num_groups, states, pieces), weights=lives.survival[states]))
     print(f"seed {SEED}: plans {simulated:.4f} +- {error:.4f} x bound, theory {found.mean / least:.4f}")
     assert found.mean / least == pytest.approx(simulated, abs=tolerance * simulated + 2 * error)
 
 
-def test_rings_agree_with_the_general_count() -> None:
-    """r = 2 has an exact count; the cavity iteration of three hosts with one always lost is the same problem."""
-    share = np.array([0.02, 0.1])
-    for cap in (17, 20, 24, 32):
-        exact = sum(share**2 * (1 - share) ** run for run in range(17) if (run + 1) * 16 > run * cap)
-        np.testing.assert_allclose(short_sets(2, 16, cap, share), exact)
+def test_rings_are_counted_exactly() -> None:
+    """Every way to lose k of 11 groups on a ring, no two neighbours: how many have a run of n live groups whose n + 1
+    shards do not fit."""
+    num_groups, units = 11, 4
+    for cap in range(units, 2 * units + 1):
+        for lost in range(1, 6):
+            runs = [
+                [(b - a) % num_groups or num_groups for a, b in zip(gone, (*gone[1:], gone[0]), strict=True)]
+                for gone in combinations(range(num_groups), lost)
+            ]
+            kept = [run for run in runs if min(run) > 1]
+            short = [run for run in kept if any(gap * units > (gap - 1) * cap for gap in run)]
+            found = short_on_ring(num_groups, np.array([lost]), units, cap)
+            assert found[0] == pytest.approx(len(short) / len(kept)), f"cap {cap}, {lost} lost"
+    assert short_on_ring(num_groups, np.array([0]), units, units).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("redundancy", "num_groups"), [(3, 61), (4, 61), (4, 401), (5, 200)])
+def test_triangles_are_counted(redundancy: int, num_groups: int) -> None:
+    """Three shards any two of which share a group of their own, in a real placement."""
+    placement = build_placement(num_groups, redundancy)
+    hosts = [set(row) for row in placement.hosts().tolist()]
+    shards = range(num_groups)
+    near = {a: {b for b in shards if b != a and hosts[a] & hosts[b]} for a in shards}
+    triples = {frozenset((a, b, c)) for a in shards for b in near[a] for c in near[a] & near[b]}
+    triangles = [one for one in triples if not set.intersection(*(hosts[shard] for shard in one))]
+    assert len(triangles) == triangles_per_shard(num_groups, placement.offsets) * num_groups
+    assert len(triangles) >= comb(redundancy, 3) * num_groups
+    corners = [hosts[shard] for shard in triangles[0]]
+    groups = sorted(set().union(*corners))
+    alone = 0
+    for kept in (set(kept) for size in range(len(groups) + 1) for kept in combinations(groups, size)):
+        short = [
+            size > 1.4 * len(kept & set().union(*some)) for size in (1, 2, 3) for some in combinations(corners, size)
+        ]
+        alone += short == [False] * 6 + [True]
+    assert len(groups) == 3 * redundancy - 3
+    assert alone == 3, "ways in which the three shards are short together and no fewer of them are"
 
 
 def test_short_sets_fall_with_the_cap_and_end_at_the_wipe_out() -> None:
@@ -140,8 +172,9 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
     found = ratio.outcome(num_groups, np.full(num_groups, 3.0), copies.survival, ratio.Patch(0.0), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(blocks, rel=0.05)
-    lives = endured.endured(num_groups, build_placement(num_groups, 9).offsets)
-    loads = depth.work(num_groups, 9, 1, lives)
+    offsets = build_placement(num_groups, 9).offsets
+    lives = endured.endured(num_groups, offsets)
+    loads = depth.work(num_groups, offsets, 1, lives)
     found = ratio.outcome(num_groups, loads.after, lives.survival, ratio.Patch(0.1), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(scheme, rel=0.05)
@@ -164,8 +197,9 @@ def test_restart_takes_longer_when_groups_fail_while_they_start() -> None:
 
 
 def test_standbys_and_rejoin_help() -> None:
-    lives = endured.endured(200, build_placement(200, 5).offsets)
-    loads = depth.work(200, 5, 16, lives)
+    offsets = build_placement(200, 5).offsets
+    lives = endured.endured(200, offsets)
+    loads = depth.work(200, offsets, 16, lives)
 
     def course(**more: float) -> ratio.Outcome:
         costs = ratio.Costs(300, 3600, 60, 64, 2, **more)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.tuner.choose import Plan, choose, standbys
+from spare_megatron.tuner.choose import Plan, choose, choose_granularity, standbys
 from spare_megatron.tuner.cluster import Cluster
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.trace import parse_trace
@@ -53,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     add("--pieces-per-shard", type=int, default=16, help="microbatches of a shard (16)")
     add("--rejoin-s", type=float, help="time until a lost group is back (default: only a restart brings it back)")
     add("--standby-groups", type=int, default=0, help="started groups beyond --gpus that hold no place (0)")
-    add("--granularity", choices=("microbatch", "shard"), default="microbatch", help="smallest unit that moves")
+    add(
+        "--granularity",
+        choices=("auto", "microbatch", "shard"),
+        default="auto",
+        help="smallest unit that moves (auto: what takes less time)",
+    )
     add("--data", choices=("shared", "staged"), default="staged", help="shared: every group can read all data")
     add("--data-gib", type=float, default=0.0, help="all training data, for the staging of r/N of it per group (0)")
     add("--stage-gib-per-s", type=float, default=1.0, help="speed at which a group stages data (1)")
@@ -79,7 +85,8 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a figure is impossible, or nothing fits or makes progress."""
     cluster = _cluster(args)
     needed = _memory(args)
-    plan = choose(cluster, args.redundancy)
+    plan, other = _plan(args, cluster)
+    cluster = replace(cluster, granularity="shard" if plan.chosen.granularity == "shard" else "microbatch")
     shared: dict[str, object] = {
         "inner_data_parallel": args.inner_data_parallel,
         "context_parallel_size": args.context_parallel_size,
@@ -95,12 +102,18 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "weibull_shape": cluster.weibull_shape,
         "standby_groups": cluster.standby_groups,
         "advised_standby_groups": cluster.standby_groups + count,
-        "reason": "; ".join(filter(None, (plan.reason, advice))),
+        "reason": "; ".join(filter(None, (plan.reason, other, advice))),
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
     if args.topology is not None:
         found["topology"] = _topology(args.topology, cluster.num_groups, plan)
     return found
+
+
+def _plan(args: argparse.Namespace, cluster: Cluster) -> tuple[Plan, str]:
+    if args.granularity == "auto":
+        return choose_granularity(cluster, args.redundancy)
+    return choose(cluster, args.redundancy), ""
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -130,7 +143,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         pieces_per_shard=args.pieces_per_shard,
         rejoin_s=args.rejoin_s,
         standby_groups=args.standby_groups,
-        granularity=args.granularity,
+        granularity="shard" if args.granularity == "shard" else "microbatch",
         data=args.data,
         jitter=args.jitter,
         steps=args.steps,

@@ -106,6 +106,19 @@ def choose(cluster: Cluster, redundancy: int | None = None) -> Plan:
     return Plan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
 
 
+def choose_granularity(cluster: Cluster, redundancy: int | None = None) -> tuple[Plan, str]:
+    """:func:`choose` in the granularity of less time to train, whatever the cluster's; what the other would take."""
+    plan = choose(replace(cluster, granularity="microbatch"), redundancy)
+    try:
+        whole = choose(replace(cluster, granularity="shard"), redundancy)
+    except ConfigError:
+        return plan, "with whole shards (--granularity shard) the job would make no progress"
+    share, r = _ratio(whole.chosen) / _ratio(plan.chosen), whole.chosen.redundancy
+    if share < 1 - TIE:
+        return whole, f"single microbatches (--granularity microbatch) would take {1 / share:.3f} of that time"
+    return plan, f"whole shards (--granularity shard, r = {r}) would take {share:.3f} of that time"
+
+
 def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
     """(how many of the cluster's groups are best kept as standbys, time to train with them over that of ``chosen``).
 
@@ -115,7 +128,8 @@ def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
     for share in STANDBY_SHARES:
         count = max(1, round(share * num_groups))
         active = num_groups - count
-        if cluster.standby_groups or active < max(2, chosen.redundancy):
+        redundancy = active if chosen.redundancy == num_groups else chosen.redundancy
+        if cluster.standby_groups or active < max(2, redundancy):
             continue
         wider = num_groups / active
         fewer = replace(
@@ -126,7 +140,7 @@ def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
             mtbf_s=cluster.mtbf_s * wider,
         )
         step = (fewer.compute_s + fewer.reduce_s) / (cluster.compute_s + cluster.reduce_s)
-        gain = _ratio(candidate(fewer, min(chosen.redundancy, active))) * step / base
+        gain = _ratio(candidate(fewer, redundancy)) * step / base
         if gain < best[1] - TIE:
             best = (count, gain)
     return best

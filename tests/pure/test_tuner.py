@@ -16,7 +16,7 @@ from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.theory import published
 from spare_megatron.theory.ratio import slowest
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
-from spare_megatron.tuner.choose import TIE, choose
+from spare_megatron.tuner.choose import TIE, choose, choose_granularity
 from spare_megatron.tuner.cluster import Cluster
 from spare_megatron.tuner.memory import Shape, fitting, memory, table
 from spare_megatron.tuner.trace import parse_trace
@@ -217,6 +217,30 @@ def test_one_group_only_chooses_the_interval() -> None:
 def test_the_ends_of_what_is_taken_give_a_plan(shape: str, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*FLAGS, "--mtbf-s", "30000", "--weibull-shape", shape, *more, "--json"]) == 0
     assert 1 < json.loads(capsys.readouterr().out)["time_to_train_ratio"] < 3
+
+
+def test_granularity_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    """Single pieces spread what was lost over all survivors; with one piece a shard there is nothing to spread."""
+    ratios = {}
+    for granularity in ("auto", "microbatch", "shard"):
+        assert cli.main([*FLAGS, "--mtbf-s", "300", "--granularity", granularity, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        ratios[granularity] = found["time_to_train_ratio"]
+        if granularity == "auto":
+            assert found["granularity"] == "microbatch"
+            reason = found["reason"]
+    assert ratios["auto"] == ratios["microbatch"] < ratios["shard"]
+    assert f"would take {ratios['shard'] / ratios['auto']:.3f} of that time" in reason
+
+
+def test_a_job_that_only_single_pieces_keep_going_is_planned() -> None:
+    """Steps of over an hour while groups are lost every three minutes: with whole shards none is ever done."""
+    cluster = Cluster(400, 8, mtbf_s=174, restart_s=38, save_s=2, compute_s=4755, reduce_s=945)
+    with pytest.raises(ConfigError):
+        choose(replace(cluster, granularity="shard"))
+    plan, other = choose_granularity(cluster)
+    assert plan.chosen.granularity == "microbatch"
+    assert "would make no progress" in other
 
 
 def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.checkpoint.files import Entry, entry_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -82,7 +83,9 @@ def publish(partial: Path, save: Path, step: int) -> Path:
     final = save / iteration_name(step)
     if final.exists():
         _set_aside(final)
+    failpoints.hit("checkpoint.publish")
     os.replace(partial, final)
+    failpoints.hit("checkpoint.published")
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
@@ -212,6 +215,7 @@ def _set_aside(final: Path) -> Path:
     aside = final.parent / PARTIAL / f"{final.name}.old"
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
+    failpoints.hit("checkpoint.retire")
     os.replace(final, aside)
     return aside
 
@@ -219,11 +223,15 @@ def _set_aside(final: Path) -> Path:
 def _replace(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old text or the new one."""
     temporary = path.with_name(path.name + ".new")
+    failpoints.hit_file(path, "write")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()
+        failpoints.hit_file(path, "sync")
         os.fsync(file.fileno())
+    failpoints.hit_file(path, "rename")
     os.replace(temporary, path)
+    failpoints.hit_file(path, "renamed")
     _sync_directory(path.parent)
 
 

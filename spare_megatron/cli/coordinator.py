@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spare_megatron import failpoints
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: Options, candidate: int | None, lease_s: float) -> int:
     """One coordinator process; a user's error is one sentence on standard error."""
     try:
+        failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")
         return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))
     except ConfigError as error:
         sys.stderr.write(f"spare-coordinator: {error}\n")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.cli.progress import Display
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code as in spare_megatron.config.exits."""
     args = parser().parse_args(argv)
     try:
+        failpoints.act_as("launch")
         launch = launch_of(args)
         display = Display(launch.run_dir)
         try:

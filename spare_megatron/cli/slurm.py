@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.launch import script_command
@@ -130,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
     try:
+        failpoints.act_as("launch")
         launch = launch_of(args, words)
         return coordinate(launch, args) if args.life else start(launch)
     except ConfigError as error:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 
 
@@ -78,6 +79,7 @@ class RunDirectory:
     def token(self, create: bool = False) -> str:
         """The secret that every call carries; readable by its owner alone."""
         if create:
+            failpoints.hit("token.write")
             try:
                 handle = os.open(self._token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError:
@@ -86,6 +88,7 @@ class RunDirectory:
                 with os.fdopen(handle, "w") as file:
                     file.write(secrets.token_hex(16))
         try:
+            failpoints.hit("token.read")
             return self._token.read_text().strip()
         except OSError as error:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
@@ -122,12 +125,14 @@ class RunDirectory:
     def notice(self, text: str) -> None:
         """One line from a rank for the user, shown by spare-launch as it comes."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        failpoints.hit("notices.write")
         with self.notices.open("a") as file:
             file.write(" ".join(text.split()) + "\n")
 
     def report_error(self, who: str, sentence: str) -> None:
         """Leave a user's error for spare-launch to show; the name keeps two ranks apart."""
         self.errors.mkdir(parents=True, exist_ok=True)
+        failpoints.hit("errors.write")
         (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
 
 
@@ -160,18 +165,23 @@ class Lock:
 def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
     """Replace a JSON file atomically; ``durable``: it must survive the machine's death too."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    failpoints.hit_file(path, "write")
     with scratch.open("w") as file:
         json.dump(value, file)
         file.write("\n")
         if durable:
             file.flush()
+            failpoints.hit_file(path, "sync")
             os.fsync(file.fileno())
+    failpoints.hit_file(path, "rename")
     scratch.replace(path)
+    failpoints.hit_file(path, "renamed")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON file's object, None if it is not there."""
     try:
+        failpoints.hit_file(path, "read")
         text = path.read_text()
     except FileNotFoundError:
         return None

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from spare_megatron import failpoints
 from spare_megatron.comm.rundir import RunDirectory, read_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection, parse_injection
@@ -75,6 +76,7 @@ class Injector:
             return False
         marks = self._run_dir.injected
         marks.mkdir(parents=True, exist_ok=True)
+        failpoints.hit("injected.write")
         try:
             os.close(os.open(marks / f"{index}-rank-{self._position}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from spare_megatron import failpoints
 from spare_megatron.comm.rundir import write_json
 from spare_megatron.recovery import guard
 
@@ -85,6 +86,7 @@ class Processes:
         err: Path | None = None,
     ) -> Child:
         """Start one process; ``ended`` is called in the loop when it has ended. Output is appended to files."""
+        failpoints.hit("processes.start")
         out.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             stdout: IO[bytes] = files.enter_context(out.open("ab"))

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class RunDirectory:
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
+        self._latest: CoordinatorAddress | None = None
         self._accepted = self.path / "accepted.json"
         self._token = self.path / "token"
 
@@ -94,13 +96,29 @@ class RunDirectory:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
 
     def publish_coordinator(self, address: CoordinatorAddress) -> None:
-        """Replace coordinator.json."""
-        write_json(self._coordinator, asdict(address))
+        """Let coordinator.json name a coordinator, unless it names a later one, with a higher fencing number."""
+        there = self._read_coordinator()
+        if there is None or (there.fencing <= address.fencing and there != address):
+            write_json(self._coordinator, asdict(address))
 
     def coordinator(self) -> CoordinatorAddress | None:
-        """Where the coordinator is, None before the first one."""
-        plain = read_json(self._coordinator)
-        return None if plain is None else CoordinatorAddress(**plain)
+        """Where the coordinator is, None before the first one is seen.
+
+        The latest that this object ever read: a name with a lower fencing number (see recovery.terms) or a file that
+        cannot be read just now says nothing new.
+        """
+        there, latest = self._read_coordinator(), self._latest
+        if there is not None and (latest is None or there.fencing >= latest.fencing):
+            self._latest = there
+        return self._latest
+
+    def _read_coordinator(self) -> CoordinatorAddress | None:
+        """What coordinator.json says now; None where it cannot be read."""
+        try:
+            plain = read_json(self._coordinator)
+            return None if plain is None else CoordinatorAddress(**plain)
+        except (OSError, ValueError, TypeError):
+            return None
 
     def publish_accepted(self, checkpoint: str) -> None:
         """Note which checkpoint was accepted last: its writer may die before it gets its name."""
@@ -164,7 +182,7 @@ class Lock:
 
 def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
     """Replace a JSON file atomically; ``durable``: it must survive the machine's death too."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = scratch_of(path)
     failpoints.hit_file(path, "write")
     with scratch.open("w") as file:
         json.dump(value, file)
@@ -176,6 +194,11 @@ def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> N
     failpoints.hit_file(path, "rename")
     scratch.replace(path)
     failpoints.hit_file(path, "renamed")
+
+
+def scratch_of(path: Path) -> Path:
+    """Where to make what is to become ``path``: a name of this thread of this process on this host alone."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

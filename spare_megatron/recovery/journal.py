@@ -50,7 +50,8 @@ class Journal:
         clock: Callable[[], float],
         confirm: Callable[[], None] = lambda: None,
     ) -> None:
-        """``confirm`` is called before a record that others act on is written; it raises where it must not be."""
+        """``confirm`` is called before a record that others act on is written, and again when it is on the disk, before
+        anybody acts on it: it raises where that must not be (:mod:`spare_megatron.recovery.office`)."""
         self._file = path.open("ab", buffering=0)
         self._n, self._epoch, self._clock, self._confirm = records, epoch, clock, confirm
 
@@ -64,6 +65,7 @@ class Journal:
         self._file.write(_line(record))
         if final:
             os.fdatasync(self._file.fileno())
+            self._confirm()
         self._epoch = decision.epoch
         return record
 

@@ -12,6 +12,7 @@ would then end the job, so a coordinator process does it that finds itself still
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -30,10 +31,10 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
-from spare_megatron.recovery.office import Term, Terms
 from spare_megatron.recovery.processes import Child, Processes
 from spare_megatron.recovery.supervisor import LIVES_WITHOUT_COMMIT
 from spare_megatron.recovery.tell import tell
+from spare_megatron.recovery.terms import Term, Terms, UnseenError
 
 POLL_S = 0.1
 COORDINATOR_RESTARTS = 8
@@ -77,7 +78,7 @@ class SlurmJob:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._dir.create()
         self._terms = Terms(self._dir)
-        newest, published = self._terms.newest(), self._dir.coordinator()
+        newest, published = self._first_look(), self._dir.coordinator()
         self._before = published.fencing if published else 0
         self._life = 1 + max(newest.life if newest else 0, published.life if published else 0)
         self._security = Security(self._dir.token(create=True), launch.tls_dir)
@@ -106,6 +107,17 @@ class SlurmJob:
                 for task in self._tasks:
                     task.cancel()
         return self._last_word(self._code)
+
+    def _first_look(self) -> Term | None:
+        """The newest term of the lives before; a file system that fails for a moment is asked again."""
+        until_s = time.monotonic() + self._launch.lease_s
+        while True:
+            try:
+                return self._terms.newest()
+            except UnseenError as error:
+                if time.monotonic() > until_s:
+                    raise ConfigError(f"cannot see the coordinators of earlier lives: {error}") from None
+            time.sleep(POLL_S)
 
     # ---------------------------------------------------------------------------------------------------------- steps
 
@@ -166,7 +178,9 @@ class SlurmJob:
         moved_s = time.monotonic()
         ranks_gone_s: float | None = None
         while True:
-            newest, now_s = self._terms.newest(), time.monotonic()
+            newest, now_s = seen, time.monotonic()
+            with contextlib.suppress(UnseenError):
+                newest = self._terms.newest()
             if newest != seen:
                 seen, moved_s = newest, now_s
             if newest is not None and newest.life == self._life and newest.over is not None:

@@ -273,14 +273,15 @@ class Leader:
         return None if known is None or known.fencing < self._agent.orders.fencing else known.address
 
     def _greet(self) -> Sequence[pb.GroupReport]:
-        setup = self._setup
+        setup, orders = self._setup, self._agent.orders
         hello = Hello(
             group=setup.group,
             incarnation=setup.incarnation,
             fingerprint=setup.spec.fingerprint,
             last_applied=self._applied.reached,
             held=self._ballots.held,
-            fencing=self._agent.orders.fencing,
+            fencing=orders.fencing,
+            committed=orders.committed if orders.epoch else None,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,

@@ -183,7 +183,8 @@ def test_a_leader_that_moves_while_a_commit_is_passed_on_keeps_it(run_dir: RunDi
         try:
             await group.until_the_leader_waits()
             await second.start()
-            await asyncio.wait_for(second.hellos.get(), PATIENCE_S)
+            hello = await asyncio.wait_for(second.hellos.get(), PATIENCE_S)
+            assert (hello.last_applied, list(hello.committed.values)) == (0, [1, 1])
             assert group.session.orders.committed == (1, 1)
         finally:
             await group.close()

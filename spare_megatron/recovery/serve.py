@@ -6,6 +6,7 @@ import asyncio
 import signal
 from dataclasses import replace
 
+from spare_megatron.comm.disk import patiently
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.coordinator import Coordinator, Options
@@ -73,7 +74,8 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
-        return await Coordinator(options).run()
+        coordinator = patiently(lambda: Coordinator(options))  # nothing else runs in this loop yet
+        return await coordinator.run()
 
     try:
         return asyncio.run(run())

@@ -14,9 +14,14 @@ import pytest
 from spare_megatron.comm.disk import SideFiles, patiently
 from spare_megatron.comm.rundir import RunDirectory, glance, write_json
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import JobDescription
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Action, Hello, JobSpec, SendCommit, Vote
 from spare_megatron.failpoints import injected
 from spare_megatron.recovery.appended import AppendedFile
 from spare_megatron.recovery.backlog import Backlog, DiskFailedError
+from spare_megatron.recovery.coordinator import Coordinator, Options
+from spare_megatron.recovery.journal import replay
 
 # ------------------------------------------------------------------------------------------------- appended files
 
@@ -302,3 +307,39 @@ def test_printing_outlives_a_full_disk() -> None:
         0,
         "[the lines before this one are lost: No space left on device]\nseen\n",
     )
+
+
+# ------------------------------------------------------------------------------------------------- the coordinator
+
+
+@pytest.mark.parametrize("place", ["journal.write", "journal.written", "journal.sync", "journal.synced"])
+def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journal(tmp_path: Path, place: str) -> None:
+    """The append of a commit fails. A vote that is said again, or a Hello, must not be told of it; once the disk is
+    back all of it is decided, in order, and the journal replays."""
+    run_dir, said = RunDirectory(tmp_path), list[Action]()
+
+    async def main() -> State:
+        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1, with_store=False))
+        coordinator._speaker.say = said.append  # type: ignore[method-assign]
+        coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
+        for group in range(2):
+            coordinator._apply(Hello(group, 0, "f", 0))
+        coordinator._apply(Vote(0, 0, 1, 1, True, (0,)))
+        said.clear()
+        before = coordinator._state
+        with injected(f"{place}=EIO,for_s=0.2"):
+            coordinator._apply(Vote(1, 0, 1, 1, True, (1,)))
+            coordinator._apply(Vote(1, 0, 1, 1, True, (1,)))
+            coordinator._apply(Hello(0, 0, "f", 0, held=(1, 1)))
+            assert coordinator._state is before
+            assert said == []
+            while coordinator._backlog.waiting:
+                await asyncio.sleep(0.01)
+        coordinator._journal.close()
+        return coordinator._state
+
+    state = asyncio.run(main())
+    assert state.committed == (1, 1)
+    assert isinstance(said[0], SendCommit)
+    assert replay(run_dir.journal).records == 7
+    assert replay(run_dir.journal).state.committed == (1, 1)

@@ -70,7 +70,7 @@ PLACES = {
     "term.copy": "it has waited, and is about to copy the journal",
     "term.open": "it has the copies, and is about to open its term with them",
     "term.show": "journal.jsonl or metrics.jsonl is about to become the present term's",
-    "processes.start": "a process of the job is about to be started, its log to be opened",
+    "processes.log": "the log of a process that is started is about to be opened",
     "token.read": "before the job token is read",
     "token.write": "before it is written",
     "notices.write": "before a rank's line for the user is written",
@@ -157,19 +157,19 @@ def act_as(role: str) -> None:
 def hit(place: str) -> None:
     """The process is at ``place``: nearly always nothing happens. Raises OSError where a fault says so."""
     if _armed:
-        _strike(place, None)
+        _strike(place)
 
 
 def hit_file(path: Path, operation: str) -> None:
     """The same at one operation of a file, which is known by its name."""
     if _armed:
-        _strike(f"{file_name(path)}.{operation}", None)
+        _strike(f"{file_name(path)}.{operation}", path=path)
 
 
 def hit_message(stream: str, message: Any) -> None:
     """The same before a message with the union ``kind`` is written: a commit among the orders is ``order.commit``."""
     if _armed:
-        _strike(f"{stream}.{message.WhichOneof('kind')}", None)
+        _strike(f"{stream}.{message.WhichOneof('kind')}")
 
 
 def cut(place: str, data: bytes) -> bytes:
@@ -201,7 +201,7 @@ def _present() -> Sequence[_Fault]:
     return _faults
 
 
-def _strike(place: str, data: bytes | None) -> bytes:
+def _strike(place: str, data: bytes = b"", path: Path | None = None) -> bytes:
     faults = _present()
     with _lock:
         now_s = time.monotonic()
@@ -217,11 +217,11 @@ def _strike(place: str, data: bytes | None) -> bytes:
         elif fault.action == "sleep":
             time.sleep(fault.amount)
         elif fault.action == "short":
-            data = (data or b"")[: int(fault.amount)]
+            data = data[: int(fault.amount)]
         else:
             number = getattr(errno, fault.action)
-            raise OSError(number, os.strerror(number), f"failpoint {place}")
-    return data or b""
+            raise OSError(number, os.strerror(number), None if path is None else str(path))
+    return data
 
 
 def _is_here(role: str) -> bool:

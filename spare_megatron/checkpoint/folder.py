@@ -79,13 +79,15 @@ def _manifest_text(files: Mapping[str, Entry]) -> str:
 
 
 def publish(partial: Path, save: Path, step: int) -> Path:
-    """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way."""
+    """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way.
+    Where the disk fails it can be called again."""
     final = save / iteration_name(step)
-    if final.exists():
-        _set_aside(final)
-    failpoints.hit("checkpoint.publish")
-    os.replace(partial, final)
-    failpoints.hit("checkpoint.published")
+    if partial.exists():
+        if final.exists():
+            _set_aside(final)
+        failpoints.hit("checkpoint.publish")
+        os.replace(partial, final)
+        failpoints.hit("checkpoint.published")
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spare_megatron import failpoints
 from spare_megatron.cli.progress import Display
+from spare_megatron.comm.output import outlive_the_disk
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -84,6 +85,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code as in spare_megatron.config.exits."""
     args = parser().parse_args(argv)
+    outlive_the_disk()
     try:
         failpoints.act_as("launch")
         launch = launch_of(args)

@@ -19,6 +19,7 @@ from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.progress import Display
+from spare_megatron.comm.output import outlive_the_disk
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
@@ -130,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code as in spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
+    outlive_the_disk()
     try:
         failpoints.act_as("launch")
         launch = launch_of(args, words)

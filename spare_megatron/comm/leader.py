@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -19,6 +21,7 @@ import grpc.aio
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
 from spare_megatron.comm.channel import COORDINATOR, LEADER, serve
+from spare_megatron.comm.disk import SideFiles
 from spare_megatron.comm.gather import Ballots, Figures, Roll, Tally, merge_reports
 from spare_megatron.comm.pulse import Pulse
 from spare_megatron.comm.rank import Agent, report_of
@@ -54,6 +57,7 @@ class Leader:
         self._applied.add(0, self._setup.last_applied)
         self._security = self._setup.security
         self._closing = asyncio.Event()
+        self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
         self._uplink = Uplink(
             service=COORDINATOR,
             report=pb.GroupReport,
@@ -111,7 +115,9 @@ class Leader:
     async def _serve(self) -> grpc.aio.Server:
         host = socket.gethostname() if _is_remote(self._setup.coordinator or self._find() or "") else "127.0.0.1"
         server, port = await serve(f"{host}:0", LEADER, self._security, self._join, pb.RankReport)
-        self._setup.run_dir.publish_leader(self._setup.group, self._setup.incarnation, f"{host}:{port}")
+        setup, address = self._setup, f"{host}:{port}"
+        publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
+        self._side.write(f"the address of group {setup.group}'s leader", publish)
         return server
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import signal
 from dataclasses import replace
 
+from spare_megatron.comm.disk import patiently
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.backlog import DiskFailedError
 from spare_megatron.recovery.coordinator import Coordinator, Options
 from spare_megatron.recovery.journal import JournalError
 from spare_megatron.recovery.office import Office, OfficeLostError, wait_for_office
@@ -58,12 +60,15 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
 
 
 def _serve_term(options: Options, office: Office) -> ExitCode | None:
-    """Serve until the job is over, whose exit code the others are told; None when the office is lost before."""
+    """Serve until the job is over, whose exit code the others are told; None when the office is lost before, or is left
+    to one that has a better disk."""
     code: ExitCode | None = ExitCode.FAILED
     try:
         code = _run(options)
     except Exception as error:
-        if isinstance(error, OfficeLostError) or office.is_lost():  # whatever fails then is of no account
+        if (
+            isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost()
+        ):  # other errors are then of no account
             say(f"{error}")
             code = None
             return None
@@ -83,7 +88,8 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
-        return await Coordinator(options).run()
+        coordinator = patiently(lambda: Coordinator(options))  # nothing else runs in this loop yet
+        return await coordinator.run()
 
     try:
         return asyncio.run(run())

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from spare_megatron import failpoints
+
 _CHUNK_BYTES = 1 << 22
 
 Create = Callable[[str], contextlib.AbstractContextManager[BinaryIO]]
@@ -37,6 +39,7 @@ class Files:
             checked = _Checked(file)
             yield cast(BinaryIO, checked)
             file.flush()
+            failpoints.hit("checkpoint.file")
             os.fsync(file.fileno())
         self.entries[name] = {"bytes": checked.position, "crc32": checked.crc}
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.checkpoint.files import Entry, entry_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -78,11 +79,15 @@ def _manifest_text(files: Mapping[str, Entry]) -> str:
 
 
 def publish(partial: Path, save: Path, step: int) -> Path:
-    """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way."""
+    """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way.
+    Where the disk fails it can be called again."""
     final = save / iteration_name(step)
-    if final.exists():
-        _set_aside(final)
-    os.replace(partial, final)
+    if partial.exists():
+        if final.exists():
+            _set_aside(final)
+        failpoints.hit("checkpoint.publish")
+        os.replace(partial, final)
+        failpoints.hit("checkpoint.published")
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
@@ -212,6 +217,7 @@ def _set_aside(final: Path) -> Path:
     aside = final.parent / PARTIAL / f"{final.name}.old"
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
+    failpoints.hit("checkpoint.retire")
     os.replace(final, aside)
     return aside
 
@@ -219,11 +225,15 @@ def _set_aside(final: Path) -> Path:
 def _replace(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old text or the new one."""
     temporary = path.with_name(path.name + ".new")
+    failpoints.hit_file(path, "write")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()
+        failpoints.hit_file(path, "sync")
         os.fsync(file.fileno())
+    failpoints.hit_file(path, "rename")
     os.replace(temporary, path)
+    failpoints.hit_file(path, "renamed")
     _sync_directory(path.parent)
 
 

@@ -6,9 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spare_megatron import failpoints
+from spare_megatron.comm.output import outlive_the_disk
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.backlog import DiskFailedError
 from spare_megatron.recovery.coordinator import Options
 from spare_megatron.recovery.journal import JournalError
 from spare_megatron.recovery.serve import serve_alone, serve_in_turn
@@ -51,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, candidate: int | None, lease_s: float) -> int:
     """One coordinator process; a user's error is one sentence on standard error."""
+    outlive_the_disk()
     try:
+        failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")
         return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))
     except ConfigError as error:
         sys.stderr.write(f"spare-coordinator: {error}\n")
@@ -59,6 +64,9 @@ def run(options: Options, candidate: int | None, lease_s: float) -> int:
     except JournalError as error:
         sys.stderr.write(f"spare-coordinator: {error}; a job cannot go on from it, use another run directory\n")
         return int(ExitCode.BAD_INPUT)
+    except DiskFailedError as error:
+        sys.stderr.write(f"spare-coordinator: {error}\n")
+        return int(ExitCode.DISK_FAILED)
 
 
 if __name__ == "__main__":

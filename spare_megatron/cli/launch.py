@@ -12,7 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.cli.progress import Display
+from spare_megatron.comm.output import outlive_the_disk
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -83,7 +85,9 @@ def launch_of(args: argparse.Namespace) -> Launch:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code as in spare_megatron.config.exits."""
     args = parser().parse_args(argv)
+    outlive_the_disk()
     try:
+        failpoints.act_as("launch")
         launch = launch_of(args)
         display = Display(launch.run_dir)
         try:

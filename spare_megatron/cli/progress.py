@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm.rundir import RunDirectory, read_json
+from spare_megatron.comm.rundir import RunDirectory, glance
 
 POLL_S = 0.05
 REFRESH_EVERY = 5
@@ -34,7 +34,7 @@ class Display:
         while True:
             self._follow()
             if self._bar is not None and polls % REFRESH_EVERY == 0:
-                self._bar.show(read_json(self._run_dir.status))
+                self._bar.show(glance(self._run_dir.status))
             polls += 1
             await asyncio.sleep(POLL_S)
 
@@ -42,7 +42,7 @@ class Display:
         """The last lines."""
         self._follow()
         if self._bar is not None:
-            self._bar.show(read_json(self._run_dir.status))
+            self._bar.show(glance(self._run_dir.status))
             self._bar.close()
 
     def _follow(self) -> None:
@@ -70,11 +70,12 @@ class _Followed:
 
     def new_lines(self) -> list[str]:
         """Those that are complete since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except OSError:
+            return []  # it is not there yet, or the disk fails for now
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         return [line.decode(errors="replace") for line in lines]

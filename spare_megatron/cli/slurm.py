@@ -14,10 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.progress import Display
+from spare_megatron.comm.output import outlive_the_disk
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
@@ -129,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code as in spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
+    outlive_the_disk()
     try:
+        failpoints.act_as("launch")
         launch = launch_of(args, words)
         return coordinate(launch, args) if args.life else start(launch)
     except ConfigError as error:

@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -19,6 +21,7 @@ import grpc.aio
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
 from spare_megatron.comm.channel import COORDINATOR, LEADER, serve
+from spare_megatron.comm.disk import SideFiles
 from spare_megatron.comm.gather import Ballots, Figures, Roll, Tally, merge_reports
 from spare_megatron.comm.pulse import Pulse
 from spare_megatron.comm.rank import Agent, report_of
@@ -54,6 +57,7 @@ class Leader:
         self._applied.add(0, self._setup.last_applied)
         self._security = self._setup.security
         self._closing = asyncio.Event()
+        self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
         self._uplink = Uplink(
             service=COORDINATOR,
             report=pb.GroupReport,
@@ -111,7 +115,9 @@ class Leader:
     async def _serve(self) -> grpc.aio.Server:
         host = socket.gethostname() if _is_remote(self._setup.coordinator or self._find() or "") else "127.0.0.1"
         server, port = await serve(f"{host}:0", LEADER, self._security, self._join, pb.RankReport)
-        self._setup.run_dir.publish_leader(self._setup.group, self._setup.incarnation, f"{host}:{port}")
+        setup, address = self._setup, f"{host}:{port}"
+        publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
+        self._side.write(f"the address of group {setup.group}'s leader", publish)
         return server
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
@@ -273,14 +279,15 @@ class Leader:
         return None if known is None or known.fencing < self._agent.orders.fencing else known.address
 
     def _greet(self) -> Sequence[pb.GroupReport]:
-        setup = self._setup
+        setup, orders = self._setup, self._agent.orders
         hello = Hello(
             group=setup.group,
             incarnation=setup.incarnation,
             fingerprint=setup.spec.fingerprint,
             last_applied=self._applied.reached,
             held=self._ballots.held,
-            fencing=self._agent.orders.fencing,
+            fencing=orders.fencing,
+            committed=orders.committed if orders.epoch else None,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,
@@ -303,15 +310,23 @@ class Leader:
         return [*greeting, *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others. A
-        commit drops nothing: there the others are first, before this rank's training thread wants the interpreter."""
+        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others.
+
+        A commit drops nothing: there the others are told before this rank's training thread wants the interpreter.
+        The leader knows it before it waits for them: a rank that connects meanwhile is told of it, and it is neither
+        lost nor forgotten in the next Hello when the connection to the coordinator is given up meanwhile.
+        """
         kind = order.WhichOneof("kind")
         if kind == "commit":
+            change = self._agent.learn(order)
             self._pass_on(order)
-            await self._passed_on()
+            try:
+                await self._passed_on()
+            finally:
+                self._agent.show(change)
+            return
         change = self._agent.take(order)
-        if kind != "commit":
-            self._pass_on(order)
+        self._pass_on(order)
         if kind == "welcome":
             self._welcome = order
         elif kind == "view":

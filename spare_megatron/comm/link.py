@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spare_megatron import failpoints
 from spare_megatron.comm.leader import Leader
 from spare_megatron.comm.rank import ControlThread, Follower, RankSetup
 from spare_megatron.comm.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
@@ -63,6 +64,7 @@ class Session:
         """
         if place.run_dir is None:
             raise ConfigError("the run directory is not known; give --spare-run-dir DIR or set SPARE_RUN_DIR")
+        failpoints.act_as(f"rank-{place.group}-{place.position}")
         setup = RankSetup(
             group=place.group,
             incarnation=place.incarnation,

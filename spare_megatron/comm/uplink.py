@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from spare_megatron import failpoints
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm.channel import Backoff, Security, call_stream, open_channel
 
@@ -128,10 +129,15 @@ class Uplink:
         """Messages in order; None ends the stream."""
         try:
             while (message := await self._queue.get()) is not None:
+                failpoints.hit_message("report", message)
                 await call.write(message)
+                failpoints.hit("report.sent")
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reading side sees the same end and says why
+        except OSError as error:
+            self.error = str(error)
+            await call.done_writing()  # the other side ends the stream, and the reading side here sees that
 
 
 async def _first_of(*waits: Any) -> None:

@@ -21,3 +21,5 @@ class ExitCode(IntEnum):
     """Of a rank: too few groups are left; the job is to be started again from its last good checkpoint."""
     RESTART = 12
     """Of a coordinator: the job saved and is to be started again at once, with all groups."""
+    DISK_FAILED = 13
+    """Of a coordinator: it could not write its journal for too long; another one is to go on from it."""

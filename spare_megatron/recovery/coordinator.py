@@ -1,21 +1,24 @@
 """The coordinator: the controller's machine behind a gRPC server, with a journal before it and a detector beside it.
 
 One event loop, one event at a time: an event goes through the machine, its record is in the journal, then its
-actions are sent. What reaches it as a message becomes an event; what it must conclude itself (silence, a closed
-connection) the detector finds. Restarted on the same run directory it replays the journal, waits for the live groups
-up to the heartbeat time-out, and goes on; no training process notices more than a reconnect.
+actions are sent. While the journal cannot be written, events wait in a backlog and nothing is decided. What reaches it
+as a message becomes an event; what it must conclude itself (silence, a closed connection) the detector finds.
+Restarted on the same run directory it replays the journal, waits for the live groups up to the heartbeat time-out, and
+goes on; no training process notices more than a reconnect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -30,6 +33,7 @@ from spare_megatron.controller.codec import decode, encode, job_from_json, spec_
 from spare_megatron.controller.machine import State, step
 from spare_megatron.controller.messages import (
     AcceptSave,
+    Action,
     Applied,
     Decision,
     Event,
@@ -47,11 +51,12 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
+from spare_megatron.recovery.backlog import Backlog
 from spare_megatron.recovery.detector import Attempt, Beat, Detector, Finding
-from spare_megatron.recovery.journal import Journal, Record, cut_torn_line, replay
+from spare_megatron.recovery.journal import Journal, Record, replay
 from spare_megatron.recovery.office import Office
 from spare_megatron.recovery.processes import status_words
-from spare_megatron.recovery.records import Records
+from spare_megatron.recovery.records import Records, say
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
 from spare_megatron.recovery.tuning import PLANNED, JobTuning, publish_choice
@@ -59,6 +64,10 @@ from spare_megatron.recovery.tuning import PLANNED, JobTuning, publish_choice
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
 STATUS_INTERVAL_S = 0.5
+PUBLISHED_INTERVAL_S = 1.0
+"""Between two looks whether coordinator.json still names this coordinator."""
+DISK_PATIENCE = 0.75
+"""Of the coordinator time-out of the groups: how long the job waits for a disk before another process is to go on."""
 SIGNAL_REASON = "signal"
 """Start of the reason of a stop that a signal asked for: the job is to be queued again."""
 
@@ -86,17 +95,22 @@ class Coordinator:
         self._options, self._dir = options, options.run_dir
         self._security = Security(self._dir.token(create=True), options.tls_dir)
         self._streams = Streams()
-        cut_torn_line(self._dir.journal)
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())
-        self._state, count = replay(self._dir.journal, self._replayed)
-        office, published = options.office, self._dir.coordinator()
+        self._accepted = ""
+        found = replay(self._dir.journal, self._replayed)
+        self._state = found.state
+        office, published = options.office, self._dir.coordinator_for_sure()
         confirm = office.confirm if office else _nobody_else
-        self._journal = Journal(self._dir.journal, count, self._state.epoch, time.time, confirm)
+        self._journal = Journal(
+            self._dir.journal, found.records, self._state.epoch, time.time, confirm, found.settled_bytes
+        )
+        self._backlog = Backlog(say, self._fail, self._flush_losses, self._disk_patience_s)
         self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
         self._life = options.life or self._state.life + over
         self._unopened = self._life > self._state.life
+        self._fingerprint = "" if self._unopened else self._state.job.fingerprint
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
         self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
@@ -111,6 +125,9 @@ class Coordinator:
         self._resumed = False
 
     def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
+        for action in decision.actions:
+            if isinstance(action, AcceptSave):
+                self._accepted = action.directory
         self._records.observe(record, before, decision, after, 0.0, False)
         self._tuning.observe(record.time_unix_s, before, record.event, after)
 
@@ -130,21 +147,27 @@ class Coordinator:
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
-        if not self._unopened:
-            self._resume()
-        host = _advertised(self._options.listen)
-        self._publish(f"{host}:{port}")
-        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._write_status())]
-        if self._options.office is not None:
-            tasks.append(asyncio.create_task(self._options.office.until_lost()))
-        if self._options.with_store:
-            tasks.append(asyncio.create_task(self._speaker.start_store(host)))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            if not self._unopened:
+                self._resume()
+            host = _advertised(self._options.listen)
+            tasks = self._start_tasks(host, self._address(f"{host}:{port}"))
             await self._until_over(tasks)
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await server.stop(grace=0.2)
+
+    def _start_tasks(self, host: str, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
+        office, work = self._options.office, [self._watch(), self._write_status()]
+        publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
+        self._backlog.do(publish)
+        work.append(self._keep_published(publish) if office is None else office.until_lost())
+        if self._options.with_store:
+            work.append(self._speaker.start_store(host))
+        return [asyncio.create_task(one) for one in work]
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
         """Until the machine has stopped and the groups have left; a failed task is the end too."""
@@ -163,26 +186,39 @@ class Coordinator:
 
     def _resume(self) -> None:
         """The same life after a restart: members must be heard again within the heartbeat time-out."""
+
+        def expect() -> None:
+            now_s = time.monotonic()
+            for group, incarnation in {**self._state.live, **self._state.waiting}.items():
+                self._detector.expect(group, incarnation, now_s)
+            self._expect_all()
+            if self._state.stopped:
+                self._end()
+
+        self._resumed = True
+        self._backlog.do(self._read_job)
+        self._apply(Opened(self._state.job, self._state.life, self._fencing))
+        if self._accepted:  # the one before may have died between the record and the file
+            self._backlog.do(partial(self._dir.publish_accepted, self._accepted))
+        self._backlog.do(expect)
+
+    def _read_job(self) -> None:
         kept = read_json(self._dir.path / "job.json")
         if kept is not None:
             self._adopt_job(decode(kept))
-        self._apply(Opened(self._state.job, self._state.life, self._fencing))
-        now_s = time.monotonic()
-        for group, incarnation in {**self._state.live, **self._state.waiting}.items():
-            self._detector.expect(group, incarnation, now_s)
-        self._expect_all()
-        self._resumed = True
-        if self._state.stopped:
-            self._end()
 
     def _open(self, spec: JobSpec, job: JobDescription) -> None:
         """The first Hello of a new life."""
-        self._unopened = False
-        write_json(self._dir.path / "job.json", encode(job), durable=True)
+
+        def begin() -> None:
+            self._adopt_job(job)
+            self._expect_all()
+            self._flush_losses()
+
+        self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
+        self._backlog.do(partial(write_json, self._dir.path / "job.json", encode(job), durable=True))
         self._apply(Opened(spec, self._life, self._fencing))
-        self._adopt_job(job)
-        self._expect_all()
-        self._flush_losses()
+        self._backlog.do(begin)
 
     def _adopt_job(self, job: JobDescription) -> None:
         self._job = job
@@ -213,17 +249,24 @@ class Coordinator:
         if duration_s:
             asyncio.get_running_loop().call_later(max(0.0, started_unix_s + duration_s - time.time()), over)
 
-    def _publish(self, address: str) -> None:
-        self._dir.publish_coordinator(
-            CoordinatorAddress(
-                address=address,
-                fencing=self._fencing,
-                life=self._life,
-                highest_incarnation=max(self._state.highest.values(), default=-1),
-                pid=os.getpid(),
-                host=socket.gethostname(),
-            )
+    def _address(self, address: str) -> CoordinatorAddress:
+        return CoordinatorAddress(
+            address=address,
+            fencing=self._fencing,
+            life=self._life,
+            highest_incarnation=max(self._state.highest.values(), default=-1),
+            pid=os.getpid(),
+            host=socket.gethostname(),
         )
+
+    async def _keep_published(self, publish: Callable[[], None]) -> None:
+        """Without an office: the run directory's lock keeps others out, but not a rename that an earlier coordinator's
+        host had still to carry out."""
+        while True:
+            await asyncio.sleep(PUBLISHED_INTERVAL_S)
+            if not self._backlog.waiting:
+                with contextlib.suppress(OSError):  # a disk that fails for a while
+                    publish()
 
     def _signal(self, name: str) -> None:
         if self._state.phase in ("closed", "stopped") or self._unopened:
@@ -235,30 +278,44 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------- events
 
     def _apply(self, event: Event, detect_s: float = 0.0) -> None:
-        """One event: decide, write it down, then act."""
+        """One event, now or when the disk allows: decide, write it down, then act."""
+        self._backlog.do(partial(self._decide, event, detect_s))
+
+    def _decide(self, event: Event, detect_s: float = 0.0) -> None:
+        """The state goes on only with a record that is in the journal; OSError: nothing has changed."""
         before = self._state
-        try:
-            self._state, decision = step(before, event)
-            record = self._journal.append(event, decision)
-        except Exception as error:  # a bug, or a full disk: nothing may be decided that is not written down
-            self._error = error
-            self._over.set()
-            raise
-        self._records.observe(record, before, decision, self._state, detect_s, live=True)
-        for action in decision.actions:
-            if isinstance(action, AcceptSave):
-                self._dir.publish_accepted(action.directory)
-            self._speaker.say(action)
-            if isinstance(action, SendFenced):
-                self._detector.lost(action.group, action.incarnation)
+        after, decision = step(before, event)
+        record = self._journal.append(event, decision)
+        self._state = after
+        self._records.observe(record, before, decision, after, detect_s, live=True)
+        acts = [partial(self._act, action) for action in decision.actions]
+        self._backlog.do_next([*acts, partial(self._follow, record, before)])
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, AcceptSave):
+            self._dir.publish_accepted(action.directory)
+        self._speaker.say(action)
+        if isinstance(action, SendFenced):
+            self._detector.lost(action.group, action.incarnation)
+
+    def _follow(self, record: Record, before: State) -> None:
+        """What an event leads to, once its actions are sent."""
         if self._state.stopped and not before.stopped:
             self._end()
-        self._tuning.observe(record.time_unix_s, before, event, self._state)
+        if isinstance(record.event, Tuned):
+            publish_choice(record.event, self._state.life, self._dir, self._records.side)
+        self._tuning.observe(record.time_unix_s, before, record.event, self._state)
         following = self._tuning.next(self._state)
         if following is not None:
-            self._apply(following)
-            if isinstance(following, Tuned):
-                publish_choice(following, self._state.life, self._dir)
+            self._backlog.do_next([partial(self._decide, following)])
+
+    def _fail(self, error: Exception) -> None:
+        """A bug, another coordinator, or a disk that does not come back: this process decides nothing any more."""
+        self._error = error
+        self._over.set()
+
+    def _disk_patience_s(self) -> float:
+        return DISK_PATIENCE * self._job.timeouts.coordinator_timeout_s
 
     def _end(self) -> None:
         self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
@@ -294,7 +351,7 @@ class Coordinator:
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
         """Why a group runs another job than the first one, empty if it does not: a user's error."""
-        if self._unopened or hello.fingerprint == self._state.job.fingerprint:
+        if self._unopened or hello.fingerprint == self._fingerprint:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
@@ -362,14 +419,18 @@ class Coordinator:
         self._findings.append(finding)
 
     def _flush_losses(self) -> None:
-        if self._unopened or not self._findings:
-            return  # a group that is lost before the job is opened is lost when it is
+        if self._unopened or self._backlog.waiting or not self._findings:
+            return  # a group that is lost before the job is opened, or while the disk fails, is lost after it
         findings, self._findings = self._findings, []
         progress = self._detector.progress(self._state.live, self._state.step_in_flight)
         losses = tuple(sorted((one.loss for one in findings), key=lambda loss: loss.group))
         detect_s = max(0.0, time.monotonic() - min(one.since_s for one in findings))
         stalled = any(loss.cause == "stalled" for loss in losses)
         self._apply(Lost(losses, progress, self._failing_s() if stalled else 0.0), detect_s)
+        self._backlog.do(partial(self._spare, losses))
+
+    def _spare(self, losses: Sequence[Loss]) -> None:
+        """Whom the machine kept in spite of a finding is watched again."""
         for loss in losses:
             if self._state.live.get(loss.group) == loss.incarnation:
                 self._detector.spare(loss.group, time.monotonic())
@@ -387,20 +448,20 @@ class Coordinator:
             await asyncio.sleep(self._detector.tick_s)
             if self._state.stopped or self._unopened:
                 continue
-            running = self._state.phase == "running"
+            running = self._state.phase == "running" and not self._backlog.waiting  # else all wait for this process
             attempt = Attempt(self._state.epoch, self._state.live, self._state.votes.keys()) if running else None
             for finding in self._detector.tick(time.monotonic(), attempt):
                 self._lose(finding)
             stuck = self._detector.standstill(time.monotonic(), attempt) if attempt is not None else ""
             if stuck:
                 self._apply(Standstill(self._state.epoch, stuck, self._failing_s()))
-            self._watch_joiners()
+            self._watch_joiners(running)
 
-    def _watch_joiners(self) -> None:
+    def _watch_joiners(self, running: bool) -> None:
         """The holders of the last state wait for those who join: but only for a heartbeat time-out."""
         state, now_s = self._state, time.monotonic()
         joiners = state.live.keys() - state.holders
-        if state.phase != "running" or not joiners or not self._detector.all_wait(state.holders):
+        if not running or not joiners or not self._detector.all_wait(state.holders):
             self._joiners = None
             return
         if self._joiners is None or self._joiners[0] != state.epoch:
@@ -412,6 +473,8 @@ class Coordinator:
 
     async def _write_status(self) -> None:
         while True:
+            if self._options.office is not None:
+                self._options.office.confirm()
             self._records.write_status(self._state)
             await asyncio.sleep(STATUS_INTERVAL_S)
 

@@ -156,7 +156,9 @@ class Detector:
         if found:
             # What would be found at the next tick has the same cause more often than not: one epoch for both.
             found = self._due(now_s + self.tick_s)
-        if not found and attempt is not None:
+        if attempt is None:
+            self._members, self._epoch = {}, 0  # nobody's standing still counts from this time
+        elif not found:
             self._follow(attempt, now_s)
             stalled = self._stalled(attempt, now_s)
             if stalled is not None:

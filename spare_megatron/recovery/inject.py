@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from spare_megatron.comm.rundir import RunDirectory, read_json
+from spare_megatron import failpoints
+from spare_megatron.comm.disk import words
+from spare_megatron.comm.rundir import RunDirectory, glance
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection, parse_injection
 from spare_megatron.config.place import Place
@@ -74,10 +77,14 @@ class Injector:
         if by_group and self._position != 0:
             return False
         marks = self._run_dir.injected
-        marks.mkdir(parents=True, exist_ok=True)
         try:
+            marks.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("injected.write")
             os.close(os.open(marks / f"{index}-rank-{self._position}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
+            return False
+        except OSError as error:
+            sys.stderr.write(f"spare: {one.kind} is not injected, its mark cannot be made: {words(error)}\n")
             return False
         return True
 
@@ -107,5 +114,5 @@ class Injector:
                 continue
 
     def _group_pids(self) -> list[int]:
-        listed = read_json(self._run_dir.processes) or {}
+        listed = glance(self._run_dir.processes) or {}
         return [rank["pid"] for rank in listed.get("ranks", []) if rank["group"] == self._group]

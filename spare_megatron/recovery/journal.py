@@ -5,21 +5,23 @@ epoch, commit a step or accept a checkpoint are on the disk too (fdatasync), bec
 and the machine may die. fdatasync, not fsync: a file that only grows needs its data and its length, no access times.
 It costs 0.12 to 0.15 ms on a local disk, once a step.
 
-A torn last line, left by a death in the middle of a write, was never acted on: it is dropped.
+An append is done whole or not at all (:mod:`spare_megatron.recovery.appended`): whoever gets an OSError may try it
+again, and decides nothing meanwhile. A torn last line, left by a death in the middle of a write, was never acted on:
+it is dropped.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendStop
+from spare_megatron.recovery.appended import AppendedFile
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Record:
     event: Event
     actions: tuple[Action, ...]
     reason: str
+    begins_bytes: int = field(default=-1, compare=False)
+    """Where its line begins in the file that it was read from."""
 
 
 class JournalError(ValueError):
@@ -49,22 +53,29 @@ class Journal:
         epoch: int,
         clock: Callable[[], float],
         confirm: Callable[[], None] = lambda: None,
+        settled_bytes: int | None = None,
     ) -> None:
-        """``confirm`` is called before a record that others act on is written; it raises where it must not be."""
-        self._file = path.open("ab", buffering=0)
+        """``confirm`` is called before a record that others act on is written, and again when it is on the disk, which
+        may take long: it raises where this process may not decide any more. ``settled_bytes``: what a replay said."""
+        self._file = AppendedFile(path, "journal", durable=True, settled_bytes=settled_bytes)
         self._n, self._epoch, self._clock, self._confirm = records, epoch, clock, confirm
 
     def append(self, event: Event, decision: Decision) -> Record:
-        """Write one record; see the module about when it is where."""
-        final = decision.epoch != self._epoch or _is_final(decision)
+        """Write one record; see the module about when it is where. Raises OSError: the record is not in the journal."""
+        final = _is_final(decision, self._epoch)
         if final:
             self._confirm()
-        self._n += 1
-        record = Record(self._n, self._clock(), decision.epoch, event, decision.actions, decision.reason)
-        self._file.write(_line(record))
+        record = Record(self._n + 1, self._clock(), decision.epoch, event, decision.actions, decision.reason)
+        line = _line(record)
+        self._file.append(line)
         if final:
-            os.fdatasync(self._file.fileno())
-        self._epoch = decision.epoch
+            try:
+                self._file.sync()
+                self._confirm()
+            except OSError:
+                self._file.take_back(len(line))
+                raise
+        self._n, self._epoch = record.n, decision.epoch
         return record
 
     def close(self) -> None:
@@ -72,8 +83,10 @@ class Journal:
         self._file.close()
 
 
-def _is_final(decision: Decision) -> bool:
-    return any(isinstance(action, SendCommit | SendStop | AcceptSave) for action in decision.actions)
+def _is_final(decision: Decision, epoch: int) -> bool:
+    """Whether others act on it for ever after; ``epoch`` is the one before."""
+    acted_on = (isinstance(action, SendCommit | SendStop | AcceptSave) for action in decision.actions)
+    return decision.epoch != epoch or any(acted_on)
 
 
 def _line(record: Record) -> bytes:
@@ -96,17 +109,19 @@ def read(path: Path) -> Iterator[Record]:
     """
     if not path.exists():
         return
+    begins_bytes = 0
     with path.open("rb") as file:
         for n, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            record = _parse(path, n, line)
+            record = _parse(path, n, line, begins_bytes)
+            begins_bytes += len(line)
             if record.n != n:
                 raise JournalError(f"{path} line {n} has number {record.n}: a record is missing or there twice")
             yield record
 
 
-def _parse(path: Path, n: int, line: bytes) -> Record:
+def _parse(path: Path, n: int, line: bytes, begins_bytes: int) -> Record:
     try:
         plain: dict[str, Any] = json.loads(line)
         return Record(
@@ -116,35 +131,28 @@ def _parse(path: Path, n: int, line: bytes) -> Record:
             decode_event(plain["event"]),
             decode_actions(plain["actions"]),
             plain["reason"],
+            begins_bytes,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JournalError(f"{path} line {n} is no record: {error}") from None
 
 
-def cut_torn_line(path: Path) -> None:
-    """Before a journal is opened again: remove the end of a line that was never finished."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
+@dataclass(frozen=True)
+class Replayed:
+    """What a journal leads to."""
+
+    state: State
+    records: int
+    settled_bytes: int
+    """How much of the file is certainly on the disk: what stands before the last record that others act on. Whoever
+    wrote the next record knew that the sync of that one had succeeded; of it and of what follows nobody knows."""
 
 
 Observer = Callable[[Record, State, Decision, State], None]
 
 
-def replay(path: Path, observe: Observer | None = None) -> tuple[State, int]:
-    """The state after the last record, and the number of records.
+def replay(path: Path, observe: Observer | None = None) -> Replayed:
+    """The state after the last record.
 
     ``observe`` gets each record with the state before, the decision and the state after: whoever keeps records of
     its own (metrics) rebuilds them in the same pass.
@@ -152,7 +160,7 @@ def replay(path: Path, observe: Observer | None = None) -> tuple[State, int]:
     Raises:
         JournalError: the journal does not lead to the actions that it says.
     """
-    state, count = initial_state(), 0
+    state, records, settled_bytes = initial_state(), 0, 0
     for record in read(path):
         after, decision = step(state, record.event)
         if (decision.actions, decision.reason, decision.epoch) != (record.actions, record.reason, record.epoch):
@@ -162,10 +170,12 @@ def replay(path: Path, observe: Observer | None = None) -> tuple[State, int]:
             )
         if observe is not None:
             observe(record, state, decision, after)
-        state, count = after, record.n
-    return state, count
+        if _is_final(decision, state.epoch):
+            settled_bytes = record.begins_bytes
+        state, records = after, record.n
+    return Replayed(state, records, settled_bytes)
 
 
 def verify(path: Path) -> int:
     """Replay and compare every action; the number of records. Raises JournalError where they differ."""
-    return replay(path)[1]
+    return replay(path).records

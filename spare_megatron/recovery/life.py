@@ -18,7 +18,8 @@ from typing import Any
 
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm.channel import Security
-from spare_megatron.comm.rundir import RunDirectory, read_json
+from spare_megatron.comm.disk import SideFiles, patiently
+from spare_megatron.comm.rundir import RunDirectory, glance
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.inject import VARIABLE
@@ -70,12 +71,13 @@ class Life:
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
         self._number, self._notice, self._stopped_hard = number, notice, stopped_hard
         self._security = Security(self._dir.token(create=True), launch.tls_dir)
+        self._side = SideFiles(lambda text: notice(f"spare-launch: {text}"))
         self._coordinator: Child | None = None
         self._restarts = 0
         self._ending = False
         self._ranks: dict[tuple[int, int], Child] = {}
         self._incarnation = 0
-        before = self._dir.coordinator()
+        before = patiently(self._dir.coordinator_for_sure)
         self._journal_life = 1 + (before.life if before else 0)
         self._listening = asyncio.Event()
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -117,7 +119,7 @@ class Life:
 
     def committed_anything(self) -> bool:
         """True when this life committed a step."""
-        summary = read_json(self._dir.summary) or {}
+        summary = glance(self._dir.summary) or {}
         return bool(summary.get("steps", 0) > summary.get("first_step", 0))
 
     # --------------------------------------------------------------------------------------------------- coordinator
@@ -153,9 +155,10 @@ class Life:
         self._publish()
         if self._exit.done() or self._ending:
             return
-        if status < 0 and self._restarts < COORDINATOR_RESTARTS:
+        if (status < 0 or status == ExitCode.DISK_FAILED) and self._restarts < COORDINATOR_RESTARTS:
             self._restarts += 1
-            self._notice(f"spare-launch: the coordinator was killed by signal {-status}; it is started again")
+            why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
+            self._notice(f"spare-launch: the coordinator {why}; it is started again")
             self._keep(self._start_coordinator())
         elif status == ExitCode.BAD_INPUT:
             self._refuse(tail(self._dir.coordinator_errors, 1).removeprefix("spare-coordinator: "))
@@ -177,7 +180,7 @@ class Life:
         return code
 
     def _why_failed(self) -> str:
-        reason = (read_json(self._dir.summary) or {}).get("reason")
+        reason = (glance(self._dir.summary) or {}).get("reason")
         if reason:
             return str(reason)
         if self._first_failure is not None:
@@ -255,7 +258,7 @@ class Life:
 
     def _show_error(self, place: tuple[int, int]) -> None:
         """A rank's error of the user: its sentence, or the end of its log."""
-        sentences = sorted(self._dir.errors.glob("*.txt")) if self._dir.errors.is_dir() else []
+        sentences = self._dir.told_errors()
         log = self._dir.log_of(*place)
         text = tail(sentences[0], LINES_SHOWN) if sentences else tail(log, LINES_SHOWN)
         self._refuse(text or f"a rank found bad input; see {log}")
@@ -270,7 +273,7 @@ class Life:
 
     async def _let_ranks_leave(self) -> None:
         """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
-        live = (read_json(self._dir.summary) or {}).get("live_groups", [])
+        live = (glance(self._dir.summary) or {}).get("live_groups", [])
         leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
         deadline_s = time.monotonic() + END_GRACE_S
         while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
@@ -291,7 +294,8 @@ class Life:
     # --------------------------------------------------------------------------------------------------------- common
 
     def _publish(self) -> None:
-        publish_processes(self._dir.processes, self._coordinator, self._ranks)
+        path = self._dir.processes
+        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -17,8 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from spare_megatron import failpoints
+from spare_megatron.comm.disk import patiently, words
 from spare_megatron.comm.rundir import write_json
 from spare_megatron.recovery import guard
+
+LOG_PATIENCE_S = 2.0
+"""How long the start of a process waits for the disk that its log lies on."""
 
 
 class Child:
@@ -85,10 +90,9 @@ class Processes:
         err: Path | None = None,
     ) -> Child:
         """Start one process; ``ended`` is called in the loop when it has ended. Output is appended to files."""
-        out.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
-            stdout: IO[bytes] = files.enter_context(out.open("ab"))
-            stderr = files.enter_context(err.open("ab")) if err is not None else subprocess.STDOUT
+            stdout = files.enter_context(_open_log(out))
+            stderr = files.enter_context(_open_log(err)) if err is not None else subprocess.STDOUT
             process = subprocess.Popen(
                 list(command),
                 env=dict(environ),
@@ -118,6 +122,21 @@ class Processes:
         with contextlib.suppress(BrokenPipeError):  # somebody killed the guard: the job goes on without it
             self._guard.stdin.write(line + "\n")
             self._guard.stdin.flush()
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Where a process's output goes. A disk that fails now is waited for, but not long: the process is what counts."""
+
+    def opened() -> IO[bytes]:
+        failpoints.hit("processes.log")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+
+    try:
+        return patiently(opened, LOG_PATIENCE_S)
+    except OSError as error:
+        sys.stderr.write(f"spare: the output of a process is lost: {path} cannot be opened: {words(error)}\n")
+        return Path(os.devnull).open("ab")
 
 
 def publish_processes(path: Path, coordinator: Child | None, ranks: Mapping[tuple[int, int], Child]) -> None:

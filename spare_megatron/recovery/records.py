@@ -1,13 +1,14 @@
 """The coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
 
-Nothing here decides anything. Lines of metrics.jsonl are written once each, also across restarts of the coordinator:
-the file itself says what is written. A step is printed before it is written there: a coordinator killed in between
-prints it again when it is back, so no iteration line is ever missing. Boards are slow to start (W&B) and run in a
-thread of their own.
+Nothing here decides anything, so a disk that fails ends nothing: what cannot be written now is kept and written
+later. Lines of metrics.jsonl are written once each, also across restarts of the coordinator: the file itself says what
+is written. A step is printed before it is written there: a coordinator killed in between prints it again when it is
+back, so no iteration line is ever missing. Boards are slow to start (W&B) and run in a thread of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.comm.disk import SideFiles
 from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.job import JobDescription
 from spare_megatron.controller.machine import State
@@ -24,17 +26,24 @@ from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tu
 from spare_megatron.observe.boards import Boards
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
-from spare_megatron.recovery.journal import Record, cut_torn_line
+from spare_megatron.recovery.appended import AppendedFile
+from spare_megatron.recovery.journal import Record
 
 LOSSES_SHOWN = 5
+BOARDS_PAUSE_S = 10.0
+"""After a failure of the boards."""
+END_PATIENCE_S = 30.0
+"""How long the end of a job waits for a disk that does not take its last records."""
 
 
 class Records:
     """Everything the coordinator writes beside its journal."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
-        self._run_dir = run_dir
-        cut_torn_line(run_dir.metrics)
+        self._run_dir, self.side = run_dir, SideFiles(say)
+        self._metrics: AppendedFile | None = None
+        self._unwritten: list[bytes] = []
+        """Lines of metrics.jsonl that are not in the file yet."""
         newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
         self._last_line: Mapping[str, Any] = newest[0] if newest else {}
         self.book = MetricsBook(written=(newest[0]["life"], newest[0]["step"]) if newest else (0, -1))
@@ -42,6 +51,8 @@ class Records:
         self._job = JobDescription()
         self._lines: IterationLines | None = None
         self._boards: Boards | None = None
+        self._boards_again_s = 0.0
+        """When boards that failed are opened again; 0: they do not fail."""
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
         self.life_began_unix_s = time.time()
@@ -54,9 +65,8 @@ class Records:
         self._lines = IterationLines(job, first_step)
         if job.batch_phases:
             self.book.real_pieces = RealPieces(job.batch_schedule(first_step), job.pieces_per_shard)
-        for line in metrics_lines(self._run_dir.metrics):
-            if line.get("life") == state.life:
-                self._lines.add(line)
+        for line in self._lines_of(state.life):
+            self._lines.add(line)
         self._worker.submit(self._open_boards)
 
     def observe(
@@ -85,9 +95,23 @@ class Records:
             self._show(line)
         lines = [line for line in ready if not self._closes(line["step"])]
         if lines:
-            with self._run_dir.metrics.open("ab", buffering=0) as file:
-                file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            self._unwritten += [json.dumps(line).encode() + b"\n" for line in lines]
             self._last_line = lines[-1]
+            self.side.write(self._run_dir.metrics.name, self._append)
+
+    def _append(self) -> None:
+        if self._metrics is None:
+            self._metrics = AppendedFile(self._run_dir.metrics, "metrics")
+        self._metrics.append(b"".join(self._unwritten))
+        self._unwritten = []
+
+    def _lines_of(self, life: int) -> list[dict[str, Any]]:
+        """What the file has of one life; nothing where it cannot be read now: an iteration line is then an average of
+        fewer steps."""
+        try:
+            return [line for line in metrics_lines(self._run_dir.metrics) if line.get("life") == life]
+        except (OSError, ValueError):
+            return []
 
     def _closes(self, step: int) -> bool:
         """True for the round after the last step, which evaluates and trains nothing."""
@@ -114,7 +138,8 @@ class Records:
         }
         if force or status != self._shown_status:
             self._shown_status = status
-            write_json(self._run_dir.status, {**status, "time_unix_s": round(time.time(), 3)})
+            path = self._run_dir.status
+            self.side.write(path.name, lambda: write_json(path, {**status, "time_unix_s": round(time.time(), 3)}))
 
     def finish(self, state: State) -> None:
         """The job is over: what is still open, and the summary."""
@@ -139,9 +164,12 @@ class Records:
             "live_groups": sorted(state.live),
             "saved_step": state.saved_step - self._closes(state.saved_step),
         }
-        write_json(self._run_dir.summary, summary)
+        self.side.write(self._run_dir.summary.name, lambda: write_json(self._run_dir.summary, summary))
         self._worker.submit(self._close_boards)
         self._worker.shutdown(wait=True)
+        self.side.settle(END_PATIENCE_S)
+        if self._metrics is not None:
+            self._metrics.close()
 
     def _show(self, line: Mapping[str, Any]) -> None:
         if self._lines is None:
@@ -162,15 +190,33 @@ class Records:
         try:
             self._boards = Boards(self._job, self._run_dir.path)
         except Exception as error:
-            say(f"no boards are written: {error!r}")
+            self._boards_fail(error)
 
     def _write_boards(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int) -> None:
-        if self._boards is not None:
+        if self._boards is None and time.monotonic() >= self._boards_again_s:
+            self._open_boards()
+        if self._boards is None:
+            return
+        try:
             self._boards.write(line, consumed_samples, batch_size)
+            if self._boards_again_s:
+                say("the boards are written again")
+            self._boards_again_s = 0.0
+        except Exception as error:
+            self._close_boards()
+            self._boards_fail(error)
+
+    def _boards_fail(self, error: Exception) -> None:
+        """They are other people's code, with files and connections of their own: said once, and tried again."""
+        if not self._boards_again_s:
+            say(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
+        self._boards_again_s = time.monotonic() + BOARDS_PAUSE_S
 
     def _close_boards(self) -> None:
-        if self._boards is not None:
-            self._boards.close()
+        boards, self._boards = self._boards, None
+        if boards is not None:
+            with contextlib.suppress(Exception):
+                boards.close()
 
 
 def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,8 +6,10 @@ import asyncio
 import signal
 from dataclasses import replace
 
+from spare_megatron.comm.disk import patiently
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.backlog import DiskFailedError
 from spare_megatron.recovery.coordinator import Coordinator, Options
 from spare_megatron.recovery.journal import JournalError
 from spare_megatron.recovery.office import Office, OfficeLostError, wait_for_office
@@ -49,19 +51,32 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
         if not isinstance(office, Office):
             return ExitCode(office)
         say(f"candidate {index} is coordinator {office.number}")
-        code = ExitCode.FAILED
-        try:
-            code = _run(replace(options, office=office))
-        except OfficeLostError as error:
-            say(f"{error}; this one is a candidate again")
+        code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
+        if code is None:
+            say("this one is a candidate again")
             continue
-        except Exception as error:
-            code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
-            raise
-        finally:
-            office.close(code)
         say(f"the coordinator leaves with exit code {int(code)}")
         return code
+
+
+def _serve_term(options: Options, office: Office) -> ExitCode | None:
+    """Serve until the job is over, whose exit code the others are told; None when the office is lost before, or is left
+    to one that has a better disk."""
+    code: ExitCode | None = ExitCode.FAILED
+    try:
+        code = _run(options)
+    except Exception as error:
+        if (
+            isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost()
+        ):  # other errors are then of no account
+            say(f"{error}")
+            code = None
+            return None
+        code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
+        raise
+    finally:
+        office.close(code)
+    return code
 
 
 def _check(options: Options) -> None:
@@ -73,7 +88,8 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
-        return await Coordinator(options).run()
+        coordinator = patiently(lambda: Coordinator(options))  # nothing else runs in this loop yet
+        return await coordinator.run()
 
     try:
         return asyncio.run(run())

@@ -19,21 +19,23 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm.channel import Security
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.comm.disk import patiently
+from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, glance, read_json, write_json
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
-from spare_megatron.recovery.office import Term, Terms
 from spare_megatron.recovery.processes import Child, Processes
 from spare_megatron.recovery.supervisor import LIVES_WITHOUT_COMMIT
 from spare_megatron.recovery.tell import tell
+from spare_megatron.recovery.terms import Term, Terms
 
 POLL_S = 0.1
 COORDINATOR_RESTARTS = 8
@@ -77,7 +79,7 @@ class SlurmJob:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._dir.create()
         self._terms = Terms(self._dir)
-        newest, published = self._terms.newest(), self._dir.coordinator()
+        newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
         self._before = published.fencing if published else 0
         self._life = 1 + max(newest.life if newest else 0, published.life if published else 0)
         self._security = Security(self._dir.token(create=True), launch.tls_dir)
@@ -92,7 +94,7 @@ class SlurmJob:
     async def run(self) -> ExitCode:
         """The job's exit code for this start. Raises ConfigError for a user's error of any process."""
         for path in (self._dir.summary, self._dir.status):
-            path.unlink(missing_ok=True)
+            patiently(partial(path.unlink, missing_ok=True))
         shutil.rmtree(self._dir.errors, ignore_errors=True)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -166,13 +168,14 @@ class SlurmJob:
         moved_s = time.monotonic()
         ranks_gone_s: float | None = None
         while True:
-            newest, now_s = self._terms.newest(), time.monotonic()
+            newest, now_s = self._newest(seen), time.monotonic()
             if newest != seen:
                 seen, moved_s = newest, now_s
             if newest is not None and newest.life == self._life and newest.over is not None:
                 return self._checked(newest.over)
-            if self._sentences():
-                raise ConfigError(tail(self._sentences()[0], LINES_SHOWN))
+            sentences = self._dir.told_errors()
+            if sentences:
+                raise ConfigError(tail(sentences[0], LINES_SHOWN))
             published = self._dir.coordinator()
             if self._ranks is None and published is not None and published.fencing > self._before:
                 self._start_ranks(processes, published)
@@ -203,8 +206,12 @@ class SlurmJob:
             raise ConfigError(tail(self._dir.coordinator_errors, 1).removeprefix("spare-coordinator: "))
         return code
 
-    def _sentences(self) -> list[Path]:
-        return sorted(self._dir.errors.glob("*.txt")) if self._dir.errors.is_dir() else []
+    def _newest(self, seen: Term | None) -> Term | None:
+        """The present term; the one that was seen last where it is not known now."""
+        try:
+            return self._terms.newest()
+        except (OSError, ValueError):
+            return seen
 
     async def _let_ranks_leave(self) -> None:
         """They were told that the job is over; srun itself may wait long for those of a lost node."""
@@ -247,7 +254,7 @@ class SlurmJob:
         return code
 
     def _why_failed(self) -> str:
-        reason = (read_json(self._dir.summary) or {}).get("reason")
+        reason = (glance(self._dir.summary) or {}).get("reason")
         if reason:
             return str(reason)
         logs = sorted((self._dir.logs / "tasks").glob("*.log"), key=lambda path: int(path.stem))
@@ -260,19 +267,21 @@ class SlurmJob:
 def last_word(code: ExitCode, launch: SlurmLaunch, notice: Callable[[str], None]) -> ExitCode:
     """What a job does about its coordinator's exit code: after a wipe-out or for a planned restart it starts again from
     a checkpoint, where there is one, but not again and again without a committed step."""
-    summary = read_json(launch.run_dir.summary) or {}
+    summary = patiently(lambda: read_json(launch.run_dir.summary)) or {}
     if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
         return code
     why = summary.get("reason", "every group is lost")
-    checkpoint = checkpoint_to_start_from(launch.run_dir, launch.checkpoint_dirs, notice, "spare-slurm")
+    checkpoint = patiently(
+        lambda: checkpoint_to_start_from(launch.run_dir, launch.checkpoint_dirs, notice, "spare-slurm")
+    )
     if checkpoint is None:
         where = " or ".join(launch.checkpoint_dirs) or "(no --save or --load was given)"
         notice(f"spare-slurm: {why}; there is no good checkpoint in {where} to start again from")
         return ExitCode.NO_CHECKPOINT
     idle_file = launch.run_dir.path / "idle_lives.json"
     committed = summary.get("steps", 0) > summary.get("first_step", 0)
-    idle = 0 if committed else 1 + int((read_json(idle_file) or {}).get("lives", 0))
-    write_json(idle_file, {"lives": idle})
+    idle = 0 if committed else 1 + int((patiently(lambda: read_json(idle_file)) or {}).get("lives", 0))
+    patiently(lambda: write_json(idle_file, {"lives": idle}))
     if idle >= LIVES_WITHOUT_COMMIT:
         notice(f"spare-slurm: {why}; {idle} lives of the job ended without a committed step")
         return ExitCode.FAILED

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import grpc.aio
 
+from spare_megatron import failpoints
 from spare_megatron.comm import control_pb2 as pb
 
 
@@ -33,7 +34,9 @@ class Stream:
     async def write(self) -> None:
         """Write orders until :meth:`end`."""
         while (order := await self._orders.get()) is not None:
+            failpoints.hit_message("order", order)
             await self._context.write(order)
+            failpoints.hit("order.sent")
 
 
 class Streams:

@@ -7,11 +7,14 @@ checkpoint, if there is one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
-from spare_megatron.comm.rundir import read_json
+from spare_megatron.comm.disk import patiently
+from spare_megatron.comm.rundir import glance
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import Launch, Life
@@ -38,7 +41,7 @@ class Supervisor:
         for name in (self._dir.errors, self._dir.injected):
             shutil.rmtree(name, ignore_errors=True)
         for path in (self._dir.summary, self._dir.status):
-            path.unlink(missing_ok=True)
+            patiently(partial(path.unlink, missing_ok=True))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
@@ -46,7 +49,8 @@ class Supervisor:
             with Processes() as processes:
                 return await self._lives(processes)
         finally:
-            publish_processes(self._dir.processes, None, {})
+            with contextlib.suppress(OSError):  # nobody decides by it, and the job is over
+                publish_processes(self._dir.processes, None, {})
             lock.release()
 
     async def _lives(self, processes: Processes) -> ExitCode:
@@ -57,11 +61,13 @@ class Supervisor:
             if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
                 return code
             idle = 0 if self._life.committed_anything() else idle + 1
-            why = (read_json(self._dir.summary) or {}).get("reason", "every group is lost")
+            why = (glance(self._dir.summary) or {}).get("reason", "every group is lost")
             if code is ExitCode.RESTART and self._stop_reason:
                 return ExitCode.REQUEUE
             directories = self._launch.checkpoint_dirs
-            checkpoint = checkpoint_to_start_from(self._dir, directories, self._notice, "spare-launch")
+            checkpoint = patiently(  # no process of the job runs now
+                partial(checkpoint_to_start_from, self._dir, directories, self._notice, "spare-launch")
+            )
             if checkpoint is None:
                 dirs = " or ".join(directories) or "(no --save or --load was given)"
                 self._notice(f"spare-launch: {why}; there is no good checkpoint in {dirs} to start again from")

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from spare_megatron.comm.disk import SideFiles
 from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.tuning import Tuning
@@ -222,7 +223,7 @@ class JobTuning:
         return StopRequested(f"{PLANNED}: {lost} of {of} groups are lost, {why}, {left} steps are left")
 
 
-def publish_choice(event: Tuned, life: int, run_dir: RunDirectory) -> None:
+def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFiles) -> None:
     """For people, as a small table (an update's reason says it all); for checkpoints and for the next life's ranks."""
     if not event.choice:
         return
@@ -232,7 +233,8 @@ def publish_choice(event: Tuned, life: int, run_dir: RunDirectory) -> None:
         for name, value in rows:
             say(f"  {name.ljust(width)}  {value}")
     plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
-    write_json(run_dir.choice(life), plain, durable=True)
+    path = run_dir.choice(life)
+    side.write(path.name, lambda: write_json(path, plain, durable=True))
 
 
 def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:

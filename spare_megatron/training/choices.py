@@ -7,8 +7,11 @@ only those of lives before its own: they do not change any more, so all ranks of
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from spare_megatron.comm.disk import patiently
 from spare_megatron.comm.rundir import RunDirectory, read_json
 from spare_megatron.config.place import Place
 from spare_megatron.theory.published import best_redundancy
@@ -25,7 +28,7 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
     if data == "shared" or num_groups < 2:
         return num_groups
     for life in range(place.life - 1, 0, -1):
-        found = None if place.run_dir is None else read_json(RunDirectory(place.run_dir).choice(life))
+        found = _choice(place, life)
         if found is not None:
             choice = found["choice"]
             return int(choice.get("redundancy_next") or choice["redundancy"])
@@ -35,7 +38,14 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
 def leave_choice(place: Place, directory: Path) -> None:
     """Put the job's newest choice, if there is one, into a checkpoint that is being written; by one rank of it."""
     for life in range(place.life, 0, -1):
-        found = None if place.run_dir is None else read_json(RunDirectory(place.run_dir).choice(life))
+        found = _choice(place, life)
         if found is not None:
             (directory / FILE).write_text(json.dumps(found, indent=1) + "\n")
             return
+
+
+def _choice(place: Place, life: int) -> Mapping[str, Any] | None:
+    if place.run_dir is None:
+        return None
+    path = RunDirectory(place.run_dir).choice(life)
+    return patiently(lambda: read_json(path))

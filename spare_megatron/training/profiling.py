@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from spare_megatron.comm.disk import words
+
 log = logging.getLogger(__name__)
 
 
@@ -54,9 +56,13 @@ class StepProfiler:
             torch.cuda.cudart().cudaProfilerStop()
             return
         running.__exit__(None, None, None)
-        self._traces.mkdir(parents=True, exist_ok=True)
         path = self._traces / f"{self._name}.pt.trace.json"
-        running.export_chrome_trace(str(path))
+        try:
+            self._traces.mkdir(parents=True, exist_ok=True)
+            running.export_chrome_trace(str(path))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", path, words(error))
+            return
         log.info("steps %d to %d are profiled in %s", self._first, self._end - 1, path)
 
     def _begin(self) -> Any:

@@ -5,11 +5,15 @@ Tokens and floating-point operations are those of committed steps, so a step tha
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
 
+from spare_megatron.comm.disk import words
 from spare_megatron.training.arguments import JobArguments
+
+log = logging.getLogger(__name__)
 
 
 def append_progress(job: JobArguments, text: str) -> None:
@@ -17,10 +21,13 @@ def append_progress(job: JobArguments, text: str) -> None:
     if job.checkpoint.save is None or not job.logging.log_progress:
         return
     path = Path(job.checkpoint.save) / "progress.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
     stamp, slurm_job = time.strftime("%Y-%m-%d %H:%M:%S"), os.environ.get("SLURM_JOB_ID", "")
-    with path.open("a") as file:
-        file.write(f"{stamp}\tJob ID: {slurm_job}\t# GPUs: {job.shape.world_size}\t{text}\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{stamp}\tJob ID: {slurm_job}\t# GPUs: {job.shape.world_size}\t{text}\n")
+    except OSError as error:
+        log.warning("%s cannot be written: %s; it lacks: %s", path, words(error), text)
 
 
 def saved_text(job: JobArguments, step: int, consumed_samples: int, flops: float) -> str:

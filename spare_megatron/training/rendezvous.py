@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from spare_megatron.comm.rundir import read_json, write_json
+from spare_megatron.comm.disk import patiently
+from spare_megatron.comm.rundir import glance, write_json
 from spare_megatron.comm.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
@@ -29,13 +30,14 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
         ConfigError: position 0 did not appear in time.
     """
     directory = Path(place.run_dir) / "leaders"
-    directory.mkdir(parents=True, exist_ok=True)
+    patiently(lambda: directory.mkdir(parents=True, exist_ok=True))
     path = directory / f"group-{place.group}-store.json"
     if place.is_leader:
         server = StoreServer(_own_address())
         _servers.append(server)
         host, port = server.host, server.port
-        write_json(path, {"incarnation": place.incarnation, "host": host, "port": port})
+        address = {"incarnation": place.incarnation, "host": host, "port": port}
+        patiently(lambda: write_json(path, address), timeout_s)
     else:
         host, port = _wait_for_leader(path, place, timeout_s)
     return dist.PrefixStore(f"group{place.group}/{place.incarnation}", connect(host, port, timeout_s))
@@ -44,7 +46,7 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, int]:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        told = read_json(path)
+        told = glance(path)
         if told is not None and told["incarnation"] == place.incarnation:
             return told["host"], told["port"]
         time.sleep(POLL_S)

@@ -33,6 +33,7 @@ from spare_megatron.checkpoint.folder import (
     retire,
     write_manifest,
 )
+from spare_megatron.comm.disk import patiently
 from spare_megatron.config.place import Place
 from spare_megatron.training.save_mail import SaveMail, Written
 
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """How long a due save waits for the one before, before it is left out."""
+PUBLISH_PATIENCE_S = 60.0
+"""How long a disk may refuse the final name to a checkpoint that counts."""
 TICK_S = 0.5
 _REASON_CHARS = 250
 
@@ -85,6 +88,8 @@ class _Flight:
     asked: threading.Event = field(default_factory=threading.Event)
     """This rank's files are written; position 0 has asked whether they count, or given up."""
     asked_s: float = 0.0
+    accepted: bool = False
+    """The coordinator said that it counts."""
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -220,7 +225,8 @@ class GroupSaver:
         except Exception as error:
             failure = _reason(error)
         if failure:
-            shutil.rmtree(flight.partial, ignore_errors=True)
+            if not flight.accepted:  # else the job's next start publishes it
+                shutil.rmtree(flight.partial, ignore_errors=True)
             self._failed(flight.trained, failure)
             return failure
         self._succeeded(flight, sum(entry["bytes"] for one in told for entry in one.files.values()))
@@ -240,7 +246,8 @@ class GroupSaver:
         flight.asked.set()
         if not flight.ask.accept(flight.step, str(flight.partial)):
             return "the coordinator does not accept it"
-        publish(flight.partial, self.directory, flight.trained)
+        flight.accepted = True
+        patiently(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
         return ""
 
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:

@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--piece-s", type=float, default=0.0)
     parser.add_argument("--heartbeat-timeout-s", type=float, default=2.0)
     parser.add_argument("--progress-timeout-s", type=float, default=30.0)
+    parser.add_argument("--coordinator-timeout-s", type=float, default=0.0)
     parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
     parser.add_argument("--save", default="", help="directory of pretended checkpoints; lives above 1 start from there")
@@ -54,6 +55,8 @@ class Client:
         self.args, self.place = args, place
         self.first_step = self._checkpoint_step() if place.life > 1 else 0
         timeouts = timeouts_from(args.heartbeat_timeout_s, args.progress_timeout_s)
+        if args.coordinator_timeout_s:
+            timeouts = dataclasses.replace(timeouts, coordinator_timeout_s=args.coordinator_timeout_s)
         job = JobDescription(
             identity={"model": args.identity},
             timeouts=dataclasses.replace(timeouts, startup_timeout_s=60.0),

@@ -26,6 +26,8 @@ class ControlJob:
         self.run_dir = RunDirectory(path / "run")
         self.run_dir.create()
         self.groups, self.size, self.flags = groups, size, flags.split()
+        self.environment: dict[str, str] = {}
+        """Of every process, beside this one's."""
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.ranks: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
         self._all: list[subprocess.Popen[bytes]] = []
@@ -72,7 +74,7 @@ class ControlJob:
             process = subprocess.Popen(
                 [*PYTHON, *module],
                 cwd=ROOT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **self.environment, **(environment or {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
-from spare_megatron.recovery.journal import Journal, JournalError, Record, cut_torn_line, read, replay, verify
+from spare_megatron.controller.messages import Decision, Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.failpoints import injected
+from spare_megatron.recovery.journal import Journal, JournalError, Record, Replayed, read, replay, verify
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
 
@@ -24,7 +25,7 @@ def events() -> list[Event]:
 def write(path: Path, state: State | None = None, count: int = 0, some: list[Event] | None = None) -> State:
     """Journal some events as the coordinator does."""
     state = state or initial_state()
-    journal = Journal(path, count, state.epoch, clock=lambda: 1000.0)
+    journal = Journal(path, count, state.epoch, clock=lambda: 1000.0, settled_bytes=replay(path).settled_bytes)
     for event in some if some is not None else events():
         state, decision = step(state, event)
         journal.append(event, decision)
@@ -36,7 +37,8 @@ def test_replay_gives_the_same_state_and_actions(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     written = write(path)
     seen: list[Record] = []
-    state, count = replay(path, lambda record, before, decision, after: seen.append(record))
+    found = replay(path, lambda record, before, decision, after: seen.append(record))
+    state, count = found.state, found.records
     assert count == verify(path) == len(events()) == len(seen)
     assert (state.epoch, state.committed, state.live) == (2, (2, 1), {0: 0, 2: 0})
     assert state.segments_of(0) == written.segments_of(0)
@@ -45,9 +47,7 @@ def test_replay_gives_the_same_state_and_actions(tmp_path: Path) -> None:
 
 
 def test_an_absent_journal_is_an_empty_one(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    cut_torn_line(path)
-    assert replay(path) == (initial_state(), 0)
+    assert replay(tmp_path / "journal.jsonl") == Replayed(initial_state(), 0, 0)
 
 
 @pytest.mark.parametrize("kept", [1, 40, -1])
@@ -57,18 +57,17 @@ def test_a_torn_last_line_is_dropped_and_cut(tmp_path: Path, kept: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
     assert len(list(read(path))) == len(lines) - 1
-    cut_torn_line(path)
-    assert path.read_bytes() == b"".join(lines[:-1])
-    state, count = replay(path)
-    write(path, state, count, events()[-1:])
+    found = replay(path)
+    write(path, found.state, found.records, events()[-1:])
     assert path.read_bytes() == b"".join(lines)
 
 
 def test_a_journal_of_one_torn_line_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"n":1,' + b"x" * 200_000)
-    cut_torn_line(path)
-    assert path.read_bytes() == b""
+    assert replay(path).records == 0
+    written = write(path)
+    assert (replay(path).records, replay(path).state.committed) == (len(events()), written.committed)
 
 
 def test_a_missing_record_is_noticed(tmp_path: Path) -> None:
@@ -107,3 +106,79 @@ def test_a_record_is_in_the_file_before_append_returns(tmp_path: Path) -> None:
         record = journal.append(event, decision)
         assert (record.n, sum(1 for _ in read(path))) == (number, number)
     journal.close()
+
+
+# --------------------------------------------------------------------------------------------- a disk that fails
+
+FAULTS = [
+    "journal.write=ENOSPC,{}",
+    "journal.written=EIO,{}",
+    "journal.sync=EIO,{}",
+    "journal.synced=EIO,{}",
+    "journal.write=short:{cut},{};journal.write=ENOSPC,after=1,times=1",
+    "journal.write=short:{cut},{};journal.write=ENOSPC,after=1,times=1;journal.cut=EIO,times=1",
+    "journal.sync=EIO,{};journal.write=ESTALE,after=1,times=3;journal.cut=ESTALE,times=2",
+]
+
+
+@pytest.mark.parametrize("spec", FAULTS)
+@pytest.mark.parametrize("number", range(len(events())))
+def test_an_append_that_fails_leaves_the_journal_as_it_was_and_can_be_repeated(
+    tmp_path: Path, spec: str, number: int
+) -> None:
+    """At each record: after the error the journal reads as before it (or with the whole record, where it could not be
+    cut off), and with the disk back it is the journal of a disk that never failed."""
+    good, path = tmp_path / "good.jsonl", tmp_path / "journal.jsonl"
+    write(good)
+    lines = good.read_bytes().splitlines(keepends=True)
+    state, failures = initial_state(), 0
+    journal = Journal(path, 0, 0, clock=lambda: 1000.0)
+    for n, event in enumerate(events()):
+        state, decision = step(state, event)
+        with injected(spec.format("times=1", cut=len(lines[n]) - 1) if n == number else ""):
+            while (error := failure(journal, event, decision)) is not None:
+                failures += 1
+                assert failures < 10, error
+                assert error.filename == str(path)
+                assert [r.n for r in read(path)] in ([*range(1, n + 1)], [*range(1, n + 2)])
+        assert path.read_bytes() == b"".join(lines[: n + 1])
+    journal.close()
+    assert bool(failures) == ("sync" not in spec or decided_finally(lines, number))
+
+
+def failure(journal: Journal, event: Event, decision: Decision) -> OSError | None:
+    """What an append fails of, None if it does not."""
+    try:
+        journal.append(event, decision)
+    except OSError as error:
+        return error
+    return None
+
+
+def decided_finally(lines: list[bytes], number: int) -> bool:
+    """Whether record ``number`` (from 0) is one that is synced."""
+    record = json.loads(lines[number])
+    before = json.loads(lines[number - 1])["epoch"] if number else 0
+    return record["epoch"] != before or any(a.get("type") == "SendCommit" for a in record["actions"])
+
+
+def test_a_record_counts_only_when_the_office_is_confirmed_after_the_sync(tmp_path: Path) -> None:
+    """The sync may take longer than a lease. A look that fails is tried again; a lost office is the end."""
+    path, calls, answers = tmp_path / "journal.jsonl", [0], {2: OSError(116, "Stale file handle")}
+
+    def confirm() -> None:
+        calls[0] += 1
+        if calls[0] in answers:
+            raise answers[calls[0]]
+
+    journal, state = Journal(path, 0, 0, lambda: 0.0, confirm), initial_state()
+    for event in events()[:4]:
+        state, decision = step(state, event)
+        error = failure(journal, event, decision)
+        if error is not None:
+            assert error.errno == 116
+            assert [record.n for record in read(path)] == [1, 2, 3]
+            assert failure(journal, event, decision) is None
+    journal.close()
+    assert calls == [4]
+    assert verify(path) == 4

@@ -1,0 +1,62 @@
+"""Standard output and standard error that outlive their disk.
+
+Both are files of the run directory in most processes of a job, and ``print`` raises where the disk is full: in a rank
+that would be the end of its group. What cannot be written is lost, and the next line that can be says so.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+LOST = b"[the lines before this one are lost: %s]\n"
+
+
+class _Lenient(io.RawIOBase):
+    """A file descriptor whose failing writes count as done."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._lost = ""
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return os.isatty(self._handle)
+
+    def write(self, data: Any) -> int:  # type: ignore[override]
+        view = memoryview(data).cast("B")
+        try:
+            if self._lost:
+                os.write(self._handle, LOST % self._lost.encode())
+                self._lost = ""
+            done = 0
+            while done < len(view):
+                done += os.write(self._handle, view[done:])
+        except OSError as error:
+            self._lost = error.strerror or str(error)
+        return len(view)
+
+
+def outlive_the_disk() -> None:
+    """From now on no failing write to standard output or standard error reaches who writes. Replaced streams (a test's,
+    a user's) stay as they are."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        stream.flush()
+        lenient = io.TextIOWrapper(
+            _Lenient(stream.fileno()),  # type: ignore[arg-type]
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, lenient)

@@ -1,0 +1,287 @@
+"""Failpoints: named places in the code at which a test lets the disk, the network or the process fail.
+
+A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]``; several are separated by ``;``.
+They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without any, a
+place costs one check of a global.
+
+* ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``rank-0-1`` (group 0, position 1);
+  fewer words mean more processes: ``rank-0`` is all of group 0, ``rank`` every rank. Without a role: every process.
+* ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` and
+  ``stop``, a SIGKILL or SIGSTOP to the process itself; ``sleep:S`` seconds; ``short:N``, at a ``.write`` of an
+  appended file: only the first N bytes are written.
+* ``after=N``: the first N times that the process comes by, nothing happens. ``times=N``: it happens N times, then no
+  more. ``for_s=S``: it happens for S seconds from the first time on. ``while=PATH``: it happens only while that file is
+  there. Without them it happens always.
+
+The places are :data:`PLACES`, and for each file in :data:`APPENDED` and :data:`REPLACED`, ``FILE.OPERATION`` with the
+operations in :data:`OPERATIONS_OF_APPENDED` and :data:`OPERATIONS_OF_REPLACED`. A number in a file's name is written N:
+``group-N.json.rename``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+
+VARIABLE = "SPARE_FAILPOINTS"
+FORM = "[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]"
+
+PLACES = {
+    "order.welcome": "the coordinator writes a welcome to a leader's stream",
+    "order.refused": "... a refusal",
+    "order.view": "... a view",
+    "order.commit": "... a commit",
+    "order.fenced": "... that the group is fenced",
+    "order.stop": "... that the job is over",
+    "order.save_accepted": "... that a checkpoint counts",
+    "order.sent": "any of them is written",
+    "report.arrival": "a leader or a rank writes its arrival",
+    "report.heartbeat": "a leader writes the heartbeat of its group",
+    "report.ballot": "... a vote",
+    "report.applied": "a leader or a rank writes what it holds",
+    "report.saved": "... that a checkpoint is complete",
+    "report.report": "a leader writes the figures of a step",
+    "report.seen": "a leader or a rank writes that an epoch is known",
+    "report.stop_request": "... that the job is asked to leave",
+    "report.rank_closed": "a leader writes that a rank's connection closed or is back",
+    "report.beat": "a rank writes its heartbeat",
+    "report.reduced": "... that a reduction ended",
+    "report.save_request": "... that a checkpoint is complete",
+    "report.holds": "... that it holds a state",
+    "report.sent": "any of them is written",
+    "checkpoint.file": "a file of a checkpoint is written, before it is synced",
+    "checkpoint.publish": "an accepted checkpoint is about to get its name",
+    "checkpoint.published": "it has its name, and is not the newest yet",
+    "checkpoint.retire": "a published checkpoint is about to lose its name",
+    "term.claim": "a candidate is about to claim the next term",
+    "term.claimed": "it has claimed it, and is about to wait for the holder before it",
+    "term.copy": "it has waited, and is about to copy the journal",
+    "term.open": "it has the copies, and is about to open its term with them",
+    "term.show": "journal.jsonl or metrics.jsonl is about to become the present term's",
+    "processes.log": "the log of a process that is started is about to be opened",
+    "token.read": "before the job token is read",
+    "token.write": "before it is written",
+    "notices.write": "before a rank's line for the user is written",
+    "errors.write": "before a user's error is written",
+    "injected.write": "before the mark of an injection is made",
+}
+"""Places in the code, and when they are passed."""
+
+APPENDED = ("journal", "metrics")
+"""Files that grow by whole lines."""
+OPERATIONS_OF_APPENDED = ("open", "write", "written", "sync", "synced", "cut")
+"""Before and after a write, before and after a sync; before what is torn is cut off."""
+
+REPLACED = (
+    "coordinator.json",
+    "accepted.json",
+    "job.json",
+    "status.json",
+    "summary.json",
+    "processes.json",
+    "choice-life-N.json",
+    "group-N.json",
+    "group-N-store.json",
+    "N.json",
+    "idle_lives.json",
+    "spare_manifest.json",
+    "latest_checkpointed_iteration.txt",
+)
+"""Files that are replaced as a whole; ``N.json`` is a term's."""
+OPERATIONS_OF_REPLACED = ("read", "write", "sync", "rename", "renamed")
+"""Before the file is read, before its new content is written, before that is synced, before it gets the file's name,
+and after."""
+
+_ACTIONS = ("kill", "stop", "sleep", "short")
+
+
+@dataclass
+class _Fault:
+    """One fault, and how often its place was passed."""
+
+    role: str
+    place: str
+    action: str
+    amount: float = 0.0
+    """Bytes of ``short``, seconds of ``sleep``."""
+    after: int = 0
+    times: int | None = None
+    for_s: float | None = None
+    while_there: str = ""
+    passed: int = 0
+    struck: int = 0
+    since_s: float = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Count one passing; true when the fault strikes."""
+        if self.while_there and not os.path.exists(self.while_there):
+            return False
+        self.passed += 1
+        if self.passed <= self.after or (self.times is not None and self.struck >= self.times):
+            return False
+        if not self.struck:
+            self.since_s = now_s
+        if self.for_s is not None and now_s - self.since_s > self.for_s:
+            return False
+        self.struck += 1
+        return True
+
+
+_role = ""
+_lock = threading.Lock()
+_faults: Sequence[_Fault] | None = None
+"""None: the variable is not read yet."""
+_armed = bool(os.environ.get(VARIABLE))
+
+
+def act_as(role: str) -> None:
+    """Say which process this is; raises ConfigError where the variable is not understood."""
+    global _role
+    _role = role
+    if _armed:
+        _present()
+
+
+def hit(place: str) -> None:
+    """The process is at ``place``: nearly always nothing happens. Raises OSError where a fault says so."""
+    if _armed:
+        _strike(place)
+
+
+def hit_file(path: Path, operation: str) -> None:
+    """The same at one operation of a file, which is known by its name."""
+    if _armed:
+        _strike(f"{file_name(path)}.{operation}", path=path)
+
+
+def hit_message(stream: str, message: Any) -> None:
+    """The same before a message with the union ``kind`` is written: a commit among the orders is ``order.commit``."""
+    if _armed:
+        _strike(f"{stream}.{message.WhichOneof('kind')}")
+
+
+def cut(place: str, data: bytes) -> bytes:
+    """What is to be written at ``place``: ``data``, or its beginning."""
+    return _strike(place, data) if _armed else data
+
+
+def file_name(path: Path) -> str:
+    """A file's name in a place."""
+    return re.sub(r"\d+", "N", path.name)
+
+
+@contextlib.contextmanager
+def injected(text: str) -> Iterator[None]:
+    """Faults of this process alone, for the length of a block; raises ConfigError where they are not understood."""
+    global _faults, _armed
+    before = _faults, _armed
+    _faults, _armed = parse(text), True
+    try:
+        yield
+    finally:
+        _faults, _armed = before
+
+
+def _present() -> Sequence[_Fault]:
+    global _faults
+    if _faults is None:
+        _faults = parse(os.environ.get(VARIABLE, ""))
+    return _faults
+
+
+def _strike(place: str, data: bytes = b"", path: Path | None = None) -> bytes:
+    faults = _present()
+    with _lock:
+        now_s = time.monotonic()
+        due = [fault for fault in faults if fault.place == place and _is_here(fault.role) and fault.due(now_s)]
+    for fault in due:
+        if fault.struck == 1:
+            sys.stderr.write(f"failpoint {place}: {fault.action}\n")
+            sys.stderr.flush()
+        if fault.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.action == "sleep":
+            time.sleep(fault.amount)
+        elif fault.action == "short":
+            data = data[: int(fault.amount)]
+        else:
+            number = getattr(errno, fault.action)
+            raise OSError(number, os.strerror(number), None if path is None else str(path))
+    return data
+
+
+def _is_here(role: str) -> bool:
+    return not role or _role == role or _role.startswith(f"{role}-")
+
+
+def known_places() -> list[str]:
+    """Every place."""
+    appended = [f"{name}.{operation}" for name in APPENDED for operation in OPERATIONS_OF_APPENDED]
+    replaced = [f"{name}.{operation}" for name in REPLACED for operation in OPERATIONS_OF_REPLACED]
+    return [*PLACES, *appended, *replaced]
+
+
+def parse(text: str) -> list[_Fault]:
+    """Faults as a test writes them.
+
+    Raises:
+        ConfigError: naming the part that is wrong and what it may be.
+    """
+    return [_parse_one(one.strip()) for one in text.split(";") if one.strip()]
+
+
+def _parse_one(text: str) -> _Fault:
+    head, *conditions = text.split(",")
+    where, equals, what = head.partition("=")
+    role, _, place = where.rpartition(":")
+    action, _, amount = what.partition(":")
+    if not equals or place not in known_places():
+        raise ConfigError(
+            f"{VARIABLE}: {text!r}: {place!r} is no place; the form is {FORM}, see spare_megatron.failpoints"
+        )
+    if action not in _ACTIONS and not (action.startswith("E") and hasattr(errno, action)):
+        raise ConfigError(
+            f"{VARIABLE}: {text!r}: {what!r} is no action; use kill, stop, sleep:S, short:N or an errno such as ENOSPC"
+        )
+    if action == "short" and place not in [f"{name}.write" for name in APPENDED]:
+        raise ConfigError(f"{VARIABLE}: {text!r}: nothing is cut short at {place}; use journal.write or metrics.write")
+    fault = _Fault(role, place, action)
+    if action in ("sleep", "short"):
+        fault.amount = _number(text, action, amount)
+    for condition in conditions:
+        name, _, value = condition.partition("=")
+        if name == "after":
+            fault.after = int(_number(text, name, value))
+        elif name == "times":
+            fault.times = int(_number(text, name, value))
+        elif name == "for_s":
+            fault.for_s = _number(text, name, value)
+        elif name == "while" and value:
+            fault.while_there = value
+        else:
+            raise ConfigError(f"{VARIABLE}: {text!r}: {condition!r} is no condition; the form is {FORM}")
+    return fault
+
+
+def _number(text: str, name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ConfigError(f"{VARIABLE}: {text!r}: {name} is {value!r}, but must be a number of at least 0")
+    return number

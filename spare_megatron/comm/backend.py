@@ -16,14 +16,15 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.comm.store import StoreClients
+from spare_megatron.controller.messages import Link
 
 
 class BackendError(Exception):
-    """Something of this epoch's communicator failed. ``blamed`` are ranks of the communicator that may be the cause."""
+    """Something of this epoch's communicator failed; ``links``, in ranks of it, say what did not arrive."""
 
-    def __init__(self, message: str, blamed: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, links: tuple[Link, ...] = ()) -> None:
         super().__init__(message)
-        self.blamed = blamed
+        self.links = links
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Meeting:
         except dist.DistStoreError as error:
             missing = tuple(rank for rank in range(seat.size) if not store.check([f"here/{rank}"]))
             raise BackendError(
-                f"{seat.size - len(missing)} of {seat.size} members came within {self._timeout_s:g} s", missing
+                f"{seat.size - len(missing)} of {seat.size} members came within {self._timeout_s:g} s",
+                tuple(Link(rank, seat.rank) for rank in missing),
             ) from error
         if store.get(f"go/{seat.rank}") != self.GO:
             raise BackendError("given up while the members met")

@@ -31,6 +31,7 @@ import torch
 from spare_megatron.comm.backend import BackendError, Meeting, Seat
 from spare_megatron.comm.ring import SEGMENT_BYTES, RingStreams
 from spare_megatron.comm.store import StoreClients
+from spare_megatron.controller.messages import Link
 
 DIGEST_BYTES = 16
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
@@ -68,7 +69,7 @@ class RingBackend:
         self._right = self._call(host, int(port), until_s)
         self._left = self._answer(listener, until_s)
         if self._read(self._right, until_s) != self._digest(self._right_rank):
-            raise BackendError("the right neighbour is not of this epoch", (self._right_rank,))
+            raise BackendError("the right neighbour is not of this epoch", self._links(self._right_rank))
         self._discard(listener)
         meeting.part(f"at/{seat.rank}")
 
@@ -142,7 +143,7 @@ class RingBackend:
         events = self._poll(watched, timeout_s)
         if not events:
             late = self._left_rank if ring.incoming is not None else self._right_rank
-            raise BackendError(f"rank {late} of the ring was silent for {timeout_s:g} s", (late,))
+            raise BackendError(f"rank {late} of the ring was silent for {timeout_s:g} s", self._links(late))
         if events.get(self._right, 0) & LOST:
             raise self._lost(self._right_rank, "closed by the other side")
 
@@ -202,7 +203,7 @@ class RingBackend:
     def _ready(self, sock: socket.socket, event: int, until_s: float) -> None:
         if not self._poll({sock: event}, until_s - time.monotonic()):
             neighbours = (self._left_rank, self._right_rank)
-            raise BackendError(f"the ring does not close within {self._timeout_s:g} s", neighbours)
+            raise BackendError(f"the ring does not close within {self._timeout_s:g} s", self._links(*neighbours))
 
     def _digest(self, rank: int) -> bytes:
         return hashlib.sha256(f"{self._seat.prefix} {rank}".encode()).digest()[:DIGEST_BYTES]
@@ -222,7 +223,10 @@ class RingBackend:
             sock.close()
 
     def _lost(self, rank: int, what: object) -> BackendError:
-        return BackendError(f"the connection to rank {rank} of the ring is lost: {what}", (rank,))
+        return BackendError(f"the connection to rank {rank} of the ring is lost: {what}", self._links(rank))
+
+    def _links(self, *senders: int) -> tuple[Link, ...]:
+        return tuple(Link(sender, self._seat.rank) for sender in senders)
 
 
 def _listen(seat: Seat) -> socket.socket:

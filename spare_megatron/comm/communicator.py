@@ -12,10 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from spare_megatron.comm.backend import Backend, BackendError
+from spare_megatron.controller.messages import Link
 
 
 class Communicator:
@@ -30,7 +32,7 @@ class Communicator:
         self.ready = backend is None
         self.given_up = False
         self.error = ""
-        self.blamed: tuple[int, ...] = ()
+        self.links: tuple[Link, ...] = ()
         self.submitted = self.done = 0
         """Operations, over the communicator's life."""
         self.dead = backend is None
@@ -135,8 +137,10 @@ class Communicator:
             self._changed.notify_all()
 
     def _note_error(self, error: Exception) -> None:
-        blamed = error.blamed if isinstance(error, BackendError) else ()
+        links = error.links if isinstance(error, BackendError) else ()
         with self._changed:
             self.error = f"{error}" or type(error).__name__
-            self.blamed = tuple(self.groups[rank] for rank in blamed)
+            self.links = tuple(
+                replace(link, sender=self.groups[link.sender], receiver=self.groups[link.receiver]) for link in links
+            )
             self._changed.notify_all()

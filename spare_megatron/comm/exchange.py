@@ -125,7 +125,7 @@ class OpenReduction:
             scalars=self._sums or {} if ok else {},
             error=self._over if failed else "",
             fault=self._fault,
-            blamed=communicator.blamed if failed and communicator else (),
+            links=communicator.links if failed and communicator else (),
             formation_s=communicator.formation_s if communicator and not self._is_stale else 0.0,
             reduce_s=time.monotonic() - started_s,
             early=self._early,

@@ -6,9 +6,10 @@ import argparse
 import sys
 from dataclasses import replace
 
+from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer, tell
+from tests.explore.shape import FAULTS, Shape
 from tests.explore.shapes import FULL, PLAIN
-from tests.explore.world import FAULTS, Model, Shape
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -68,6 +68,11 @@ class Brains:
         self._known: dict[Hashable, Brain] = {}
         self.decisions = 0
 
+    @property
+    def states(self) -> frozenset[Hashable]:
+        """A key for each state that was reached."""
+        return frozenset(self._known)
+
     def of(self, state: State) -> Brain:
         """The brain of a state."""
         key = _frozen_state(state)
@@ -89,6 +94,8 @@ class Brains:
         invariants.check(state, event, after, decision)
         brain = self.of(after)
         self._journal(state, event, decision, brain)
+        old = isinstance(event, m.Vote) and event.ok and event.epoch < state.epoch
+        assert not old or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
         final = decision.epoch != state.epoch or any(
             isinstance(action, m.SendCommit | m.SendStop | m.AcceptSave) for action in decision.actions
         )

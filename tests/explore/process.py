@@ -85,6 +85,12 @@ class Process(NamedTuple):
         """'2', or '2.1' for incarnation 1 of group 2."""
         return f"{self.group}.{self.incarnation}" if self.incarnation else str(self.group)
 
+    @property
+    def known(self) -> Orders:
+        """Its orders, once there are any."""
+        assert self.orders is not None, "no orders yet"
+        return self.orders.value
+
 
 class Processes:
     """The rules by which processes change. ``None`` from a method says that this cannot happen now."""
@@ -98,10 +104,15 @@ class Processes:
     def connect(self, p: Process, fencing: int) -> Process:
         """A new connection: what was on the way on the old one is lost; the greeting is on the way."""
         orders = p.orders.value if p.orders else None
-        known = {"committed": orders.committed} if orders and "committed" in m.Hello.__dataclass_fields__ else {}
-        held = self._ballots(p).held
-        number = orders.fencing if orders else 0
-        hello = m.Hello(p.group, p.incarnation, self._spec.fingerprint, p.applied, held, number, **known)
+        hello = m.Hello(
+            p.group,
+            p.incarnation,
+            self._spec.fingerprint,
+            last_applied=p.applied,
+            held=self._ballots(p).held,
+            fencing=orders.fencing if orders else 0,
+            committed=orders.committed if orders else None,
+        )
         greeting: list[Kept[m.Event]] = [self._keep(hello)]
         if p.holds is not None:
             greeting.append(self._keep(m.Applied(p.group, p.incarnation, *p.holds)))
@@ -149,9 +160,8 @@ class Processes:
 
     def has_voted(self, p: Process) -> bool:
         """Whether its last vote is of the present (step, epoch)."""
-        assert p.orders is not None
         vote = p.ballot.value if p.ballot else None
-        return vote is not None and (vote.step, vote.epoch) == (p.orders.value.step, p.orders.value.epoch)
+        return vote is not None and (vote.step, vote.epoch) == (p.known.step, p.known.epoch)
 
     def computes(self, p: Process) -> bool:
         """Whether it has something to contribute to the sum of the present epoch."""
@@ -163,8 +173,7 @@ class Processes:
     def compute(self, p: Process, wrong: str = "") -> Process:
         """Run what has not run, and contribute. ``wrong``: the first 'piece' of it or the first 'audit' is computed
         wrongly, or 'all' of it."""
-        assert p.orders is not None
-        orders = p.orders.value
+        orders = p.known
         new = [(number, orders.segments[number]) for number in range(p.segments, len(orders.segments))]
         pieces = [piece for _, segment in new for piece in segment]
         told = [piece for number, _ in new for piece in orders.audits_of(number)]
@@ -180,8 +189,7 @@ class Processes:
 
     def may_err(self, p: Process) -> tuple[str, ...]:
         """The ways in which the next computation can be wrong."""
-        assert p.orders is not None
-        orders = p.orders.value
+        orders = p.known
         numbers = range(p.segments, len(orders.segments))
         ways = [("piece", any(orders.segments[n] for n in numbers)), ("audit", any(map(orders.audits_of, numbers)))]
         there = tuple(way for way, possible in ways if possible)
@@ -195,10 +203,9 @@ class Processes:
         here = p.gave == orders.epoch and p.applied + 1 == orders.step and not orders.leave and not orders.donors
         return here and not self.has_voted(p)
 
-    def reduced(self, p: Process, result: Kept[Result] | None, links: tuple[int, ...] = ()) -> Process:
+    def reduced(self, p: Process, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> Process:
         """The reduction ended, with a result or without one; the vote is on the way."""
-        assert p.orders is not None
-        orders, ran = p.orders.value, dict(p.ran)
+        orders, ran = p.known, dict(p.ran)
         inside = audits.selected(self._spec, orders.step, ran)
         said = Reduced(
             orders.step,
@@ -208,15 +215,18 @@ class Processes:
             weights_digest=p.weights,
             checksums=tuple((piece, ran[piece]) for piece in inside),
             audits=p.audited,
-            blamed=links,
+            links=links,
         )
         return self._vote(p._replace(held=result), said)
 
-    def apply(self, p: Process) -> Process | None:
-        """Apply what is committed; None where nothing is. Whoever committed it has a vote, so has what is needed."""
-        orders = p.orders.value if p.orders else None
-        if orders is None or orders.donors or orders.committed[0] <= p.applied:
-            return None
+    @staticmethod
+    def applies(p: Process) -> bool:
+        """Whether something is committed that it has not applied. (A joiner takes the state instead.)"""
+        return p.orders is not None and not p.known.donors and p.known.committed[0] > p.applied
+
+    def apply(self, p: Process) -> Process:
+        """Apply what is committed: it voted for that, so it holds it."""
+        orders = p.known
         held = p.held.value if p.held else None
         if orders.committed[0] != p.applied + 1 or held is None or (held.step, held.epoch) != orders.committed:
             at = f"has applied step {p.applied} and holds {held and held[:2]}"
@@ -265,8 +275,7 @@ class Processes:
 
     def joined(self, p: Process, donor: Process | None) -> Process:
         """It has the state of t*, of ``donor`` or since before, and says so."""
-        assert p.orders is not None
-        orders = p.orders.value
+        orders = p.known
         if donor is not None:
             p = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, asked=p.asked, saving=p.saving)
             p = p._replace(applied=orders.committed[0], weights=donor.weights, damage=donor.damage)
@@ -278,8 +287,7 @@ class Processes:
 
     def _save(self, p: Process, live: list[int]) -> Process:
         """The lowest group of those that committed saves where a save is due or the group that saved last is gone."""
-        assert p.orders is not None
-        orders = p.orders.value
+        orders = p.known
         due = orders.save or (self._save_every > 0 and p.applied % self._save_every == 0)
         lost, lowest = p.saver >= 0 and p.saver not in live, min(live)
         if not (due or lost):

@@ -16,7 +16,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order
 
-from tests.explore.world import Model, World
+from tests.explore.model import Model
+from tests.explore.world import World
 
 
 class CounterexampleError(AssertionError):
@@ -96,7 +97,7 @@ class Explorer:
             if self._progress is not None:
                 self._progress(f"depth {found.depth}: {len(self._numbers)} states, {len(frontier)} in front")
         self._check_ends(over)
-        found.states, found.decisions = len(self._numbers), self._model.brains.decisions
+        found.states, found.decisions = len(self._numbers), self._model.do.brains.decisions
         found.seconds = time.process_time() - began_s
         return found
 
@@ -161,15 +162,14 @@ def tell(model: Model, moves: Iterable[str]) -> list[str]:
     """Each move with what the coordinator decided, and with what the groups have become."""
     told, world = [], model.start()
     for wanted in moves:
-        before, model.heard = world, []
+        before, model.do.reasons = world, []
         try:
             world = _move(model, before, wanted)
         except AssertionError as error:
             told.append(f"{wanted}: {error}")
             break
-        reasons = [f"=> {done.reason}" for _, done in model.heard]
+        reasons = [f"=> {reason}" for reason in model.do.reasons]
         told.append("  ".join([wanted, *reasons, *_changes(before, world)]))
-    model.heard = None
     return told
 
 

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.recovery.journal import Journal, replay
+from tests.explore.model import Model, Move
 from tests.explore.search import tell
-from tests.explore.world import Model, World
+from tests.explore.world import World
 
 MOVES_MAX = 20_000
 
 
 def walk(model: Model, numbers: Iterable[int]) -> tuple[World, list[str]]:
     """Each number chooses the next move, in one of ten cases a fault. The last world, and the moves."""
-    world, moves = model.start(), []
+    model.do.heard = []
+    world, moves = model.start(), list[str]()
     for number in numbers:
         there = list(model.moves(world))
         if not there:
             break
         likely = [move for move in there if move[1] == (number % 10 == 0)] or there
-        label, _, make = likely[number // 10 % len(likely)]
-        moves.append(label)
-        world = _made(model, moves, make)
+        world = _made(model, moves, likely[number // 10 % len(likely)])
     return world, moves
 
 
@@ -36,33 +36,30 @@ def run_out(model: Model, world: World, moves: list[str], seed: int = 0) -> Worl
         if world.over and not there:
             return world
         assert there, "the job stands still:\n" + "\n".join(tell(model, moves)[-15:])
-        label, _, make = order.choice(there)
-        moves.append(label)
-        world = _made(model, moves, make)
+        world = _made(model, moves, order.choice(there))
     raise AssertionError("the job does not end:\n" + "\n".join(tell(model, moves)[-15:]))
 
 
-def journalled(model: Model, moves: Iterable[str], path: Path) -> None:
-    """Play the moves with a journal as the coordinator writes it. Its replay gives the same actions and state."""
-    model.heard = []
-    world = model.start()
-    for wanted in moves:
-        world = next(make for label, _, make in model.moves(world) if label == wanted)()
-    events = [event.value for event, _ in model.heard]
-    model.heard, state = None, initial_state()
+def journalled(model: Model, world: World, path: Path) -> None:
+    """Write the journal of a walk that the model has heard from its beginning on, as the coordinator writes it. Its
+    replay leads to the same state by the same actions."""
+    assert model.do.heard is not None, "nobody listened"
+    state = initial_state()
     journal = Journal(path, 0, 0, clock=lambda: 0.0)
-    for event in events:
+    for event in model.do.heard:
         state, decision = step(state, event)
         journal.append(event, decision)
     journal.close()
     read, count = replay(path)
-    assert count == len(events)
-    assert model.brains.of(read) is model.brains.of(state) is world.brain, "the journal's replay gives another state"
+    assert count == len(model.do.heard)
+    brains = model.do.brains
+    assert brains.of(read) is brains.of(state) is world.brain, "the journal's replay gives another state"
 
 
-def _made(model: Model, moves: list[str], make: object) -> World:
+def _made(model: Model, moves: list[str], move: Move) -> World:
+    label, _, make = move
+    moves.append(label)
     try:
-        world: World = make()  # type: ignore[operator]
+        return make()
     except AssertionError as error:
         raise AssertionError(f"{error}\n" + "\n".join(tell(model, moves)[-15:])) from error
-    return world

@@ -12,16 +12,17 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from tests.explore.model import Model
+from tests.explore.shape import Shape
 from tests.explore.shapes import ANY
 from tests.explore.walk import journalled, run_out, walk
-from tests.explore.world import Model, Shape
 
 WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
 GRANULARITY = st.sampled_from(["microbatch", "shard"])
 
 
 SETTINGS = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -94,6 +95,6 @@ def _walk(shape: Shape, numbers: list[int]) -> None:
     note(f"{shape}\nplay it: {'; '.join(moves)}")
     over = run_out(model, world, moves)
     with tempfile.TemporaryDirectory() as folder:
-        journalled(model, moves, Path(folder) / "journal.jsonl")
+        journalled(model, over, Path(folder) / "journal.jsonl")
     if over.brain.state.outcome == "finished":
         assert over.brain.state.committed[0] == shape.steps

@@ -13,8 +13,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from spare_megatron.controller import codec, invariants, machine
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import minority
@@ -151,28 +149,37 @@ def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     return frozenset((state.committed[0], votes[group].weights_digest) for group in suspects)
 
 
+PLAIN = (int, str, float, bool, type(None))
+_names: dict[type, tuple[str, ...]] = {}
+
+
 def _frozen_state(state: State) -> Hashable:
-    values = ((item.name, getattr(state, item.name)) for item in fields(state))
-    frozen = [_frozen(value) for name, value in values if name not in SENTENCES and name != "leave"]
+    frozen = [_frozen(getattr(state, name)) for name in _names_of(State) if name not in SENTENCES and name != "leave"]
     return (*frozen, bool(state.leave))
 
 
 def _frozen(value: Any) -> Hashable:
     """A hashable value that is equal for states in which the machine does the same."""
-    if value is None or isinstance(value, int | str | float):
-        return value
-    if isinstance(value, frozenset | set):
+    kind = type(value)
+    if kind in PLAIN:
+        return value  # type: ignore[no-any-return]
+    if kind is tuple or kind is list:
+        return tuple(map(_frozen, value))
+    if kind is frozenset or kind is set:
         return frozenset(value)
-    if isinstance(value, Standing):
-        return value.assignment.owner.tobytes(), value.live
-    if isinstance(value, Plan):
+    if kind is Plan:
         owner = None if value.assignment is None else value.assignment.owner.tobytes()
         return owner, value.members, _frozen(value.added)
+    if kind is Standing:
+        return value.assignment.owner.tobytes(), value.live
     if isinstance(value, Mapping):
         return tuple((key, _frozen(value[key])) for key in sorted(value))
-    if isinstance(value, tuple | list):
-        return tuple(map(_frozen, value))
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
     assert is_dataclass(value), f"no key for {value!r}"
-    return tuple(_frozen(getattr(value, item.name)) for item in fields(value) if item.name != "detail")
+    return tuple(_frozen(getattr(value, name)) for name in _names_of(kind) if name != "detail")
+
+
+def _names_of(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass, looked up once."""
+    if kind not in _names:
+        _names[kind] = tuple(item.name for item in fields(kind))
+    return _names[kind]

@@ -74,7 +74,8 @@ class Model:
 
         1. A process that can compute, reduce, or vote on the end does so, or fails to. It only adds to a sum and to the
            end of its own queue. Whoever does it later, or not at all because a newer epoch comes first, sends no vote
-           of the old epoch; but the machine ignores such a vote (tests.explore.brain checks it), so it is as well in the queue.
+           of the old epoch; but the machine ignores such a vote (tests.explore.brain checks it), so it is as well in
+           the queue.
         2. What a ghost makes at most a note of is said to it: nothing depends on when.
         3. A process that is not connected to the present coordinator, and has nothing on the way, connects to it, or
            does first what it has to do: until its Hello is heard nobody notices. (A joiner may yet get a state.)

@@ -66,8 +66,11 @@ class World(NamedTuple):
             return w
         at = [(p.applied, p.orders.value.epoch if p.orders else 0) for p in w.processes]
         shares = tuple(s for s in w.shares if any(step < s[0][0] and epoch <= s[0][1] for step, epoch in at))
-        results = tuple(sorted((r for r in w.results if any(step < r.value.step for step, _ in at)), key=_step_of))
-        return w._replace(shares=shares, results=results)
+        results = w.results
+        if results:
+            behind = min((step for step, _ in at), default=results[-1].value.step)
+            results = tuple(sorted((r for r in results if behind < r.value.step), key=_step_of))
+        return w if shares == w.shares and results == w.results else w._replace(shares=shares, results=results)
 
 
 def _reached(number: int, places: list[tuple[int, int]]) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar, cast
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 H = TypeVar("H", bound=Hashable)
 
 
-class Kept(Generic[T]):
+class Kept(Generic[T_co]):
     """The only wrapper of its value in one :class:`Keeper`: equal values are the same object."""
 
     __slots__ = ("value",)
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: T_co) -> None:
         self.value = value
 
     def __repr__(self) -> str:

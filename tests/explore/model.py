@@ -24,6 +24,7 @@ Messages to a process that is gone, and from it, are dropped: what was to arrive
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from spare_megatron.controller import messages as m
 from tests.explore.effects import Effects
@@ -136,7 +137,7 @@ class Model:
             number = ghost.state.fencing
             if (p.known.fencing if p.orders else 0) <= number:
                 there = self.do.rules.connect(p, number)
-                yield f"connect {p.name} to {number}", False, lambda q=there: self.do.put(w, n, q)
+                yield f"connect {p.name} to {number}", False, partial(self.do.put, w, n, there)
 
     def _patient(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """What a process does by itself, at any time."""
@@ -165,7 +166,7 @@ class Model:
         if rules.computes(p):
             yield f"compute {p.name}", False, lambda: do.compute(w, n)
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
-                yield f"err {p.name} {wrong}", True, lambda x=wrong: do.compute(do.pay(w, "err"), n, x)
+                yield f"err {p.name} {wrong}", True, partial(do.compute, do.pay(w, "err"), n, wrong)
         elif rules.reduces(p):
             result = do.sum_of(w, p)
             if result is not None:
@@ -184,7 +185,7 @@ class Model:
             away = self._all - state.live.keys() - state.gone - {p.group for p in w.processes}
             gone += [(group, state.highest.get(group, -1) + 1) for group in sorted(away)]
         for one in gone:
-            yield f"lose {one[0]}", False, lambda o=one: self.do.lose(w, (o,), "exited")
+            yield f"lose {one[0]}", False, partial(self.do.lose, w, (one,), "exited")
         if len(gone) > 1:
             yield "lose them", False, lambda: self.do.lose(w, tuple(gone), "exited")
 
@@ -215,7 +216,7 @@ class Model:
         for mute in (True, False) if before != p.group else ():
             link = m.Link(before, p.group, mute)
             label = f" {p.name} {'mute' if mute else 'ended'} {before}"
-            yield from self._fault(w, "fail", label, lambda v, x=link: self.do.reduce(v, n, None, (x,)))
+            yield from self._fault(w, "fail", label, partial(self.do.reduce, n=n, result=None, links=(link,)))
 
     def _faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
         if not w.left:
@@ -247,4 +248,4 @@ class Model:
                 yield from self._fault(w, "late", "", lambda v: do.feed(v, m.JoinersLate(state.epoch, 1.0)))
         for group in sorted(self._all):
             if not any(p.group == group and w.counts(p) for p in w.processes):
-                yield from self._fault(w, "return", f" {group}", lambda v, g=group: do.come_back(v, g))
+                yield from self._fault(w, "return", f" {group}", partial(do.come_back, group=group))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from spare_megatron.comm.reports import Reduced, checksum_of
-from spare_megatron.controller.messages import Vote
+from spare_megatron.controller.messages import Link, Vote
 
 Figures = tuple[tuple[str, float], ...]
 
@@ -46,7 +46,7 @@ class Ballots:
         self._reduced[position] = reduced
         if not reduced.ok:
             detail = f"rank {position}: {reduced.detail or 'no reason given'}"
-            return self._vote(False, detail, reduced.blamed, reduced.corrupt)
+            return self._vote(False, detail, reduced.links, reduced.corrupt)
         if len(self._reduced) < self._size:
             return None
         if len({_pieces_of(one) for one in self._reduced.values()}) > 1:
@@ -59,7 +59,7 @@ class Ballots:
         if self.last is not None and self.last[0].epoch < epoch and self.held != committed:
             self.last = None
 
-    def _vote(self, ok: bool, detail: str, blamed: tuple[int, ...], corrupt: bool = False) -> tuple[Vote, Figures]:
+    def _vote(self, ok: bool, detail: str, links: tuple[Link, ...], corrupt: bool = False) -> tuple[Vote, Figures]:
         epoch, step = self._at
         ranks = [self._reduced[p] for p in sorted(self._reduced)]
         vote = Vote(
@@ -71,7 +71,7 @@ class Ballots:
             pieces=ranks[0].pieces if ok else (),
             result_digest=_joined(one.result_digest for one in ranks) if ok else "",
             weights_digest=_joined(one.weights_digest for one in ranks) if ok else "",
-            blamed=blamed,
+            links=links,
             corrupt=corrupt,
             detail=detail,
             checksums=_joined_checksums([one.checksums for one in ranks]) if ok else (),

@@ -22,7 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, Part
+from spare_megatron.controller.messages import JobSpec, Link, Part
 
 OnView = Callable[[Orders], None]
 
@@ -110,7 +110,7 @@ class Session:
         *,
         result_digest: str = "",
         weights_digest: str = "",
-        blamed: Sequence[int] = (),
+        links: Sequence[Link] = (),
         corrupt: bool = False,
         detail: str = "",
         figures: Mapping[str, float] | None = None,
@@ -122,7 +122,7 @@ class Session:
 
         Args:
             pieces: what went into this reduction, in execution order; equal on all ranks of the group.
-            blamed: groups that could not be reached.
+            links: what did not arrive, between which groups.
             corrupt: this rank's accumulators are damaged: its group must be fenced.
             detail: what went wrong, for the reason.
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
@@ -140,7 +140,7 @@ class Session:
                 pieces=tuple(pieces),
                 result_digest=result_digest,
                 weights_digest=weights_digest,
-                blamed=tuple(blamed),
+                links=tuple(links),
                 corrupt=corrupt,
                 detail=detail,
                 figures=tuple(sorted((figures or {}).items())),

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from spare_megatron.controller.messages import Link
+
 
 class GradientReduction(Protocol):
     """A number format for the way over the wire. Element k of a wire buffer stands for element k of the
@@ -106,8 +108,8 @@ class ReduceOutcome:
     error: str = ""
     fault: str = ""
     """What :attr:`Reduction.check` said."""
-    blamed: tuple[int, ...] = ()
-    """Groups that this rank could not reach: a hint. Peers of a silent death blame each other."""
+    links: tuple[Link, ...] = ()
+    """What did not arrive, between which groups, as far as this rank knows."""
     formation_s: float = 0.0
     """Time from ``adopt`` until the communicator stood, whether or not anybody waited for it."""
     reduce_s: float = 0.0

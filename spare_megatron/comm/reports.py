@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spare_megatron.controller.messages import Part
+from spare_megatron.controller.messages import Link, Part
 
 PHASES = (
     "start",
@@ -44,7 +44,7 @@ class Reduced:
     pieces: tuple[int, ...] = ()
     result_digest: str = ""
     weights_digest: str = ""
-    blamed: tuple[int, ...] = ()
+    links: tuple[Link, ...] = ()
     detail: str = ""
     figures: tuple[tuple[str, float], ...] = ()
     corrupt: bool = False

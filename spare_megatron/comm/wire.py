@@ -19,7 +19,9 @@ from spare_megatron.controller import messages
 
 T = TypeVar("T")
 
-_NESTED: dict[str, type] = {cls.__name__: cls for cls in (messages.Hello, messages.Part, messages.View, messages.Vote)}
+_NESTED: dict[str, type] = {
+    cls.__name__: cls for cls in (messages.Hello, messages.Link, messages.Part, messages.View, messages.Vote)
+}
 
 
 def fill(message: Message, value: object) -> Message:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spare_megatron.controller import audits
 from spare_megatron.controller.messages import WEIGHTS, Loss
-from spare_megatron.controller.outcome import Outcome, decide, minority, stop, views, with_checkpoint
+from spare_megatron.controller.outcome import Outcome, decide, minority, stop, views, with_checkpoint, without
 from spare_megatron.controller.state import State
 
 Fence = Callable[[State, tuple[Loss, ...]], Outcome]
@@ -35,6 +35,7 @@ def check_weights(state: State, fence: Fence) -> Outcome | None:
         state,
         epoch=state.epoch + 1,
         votes={},
+        unproved=without(state.unproved, {(group, state.live[group]) for group in suspects}),
         applied_last=frozenset(),
         disputes={**state.disputes, WEIGHTS: {}},
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
-from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, kept, proved, stop, views
+from spare_megatron.controller.outcome import Outcome, counted, decide, describe, ignore, proved, stop, views, without
 from spare_megatron.controller.state import State
 
 
@@ -28,22 +28,21 @@ def saved(state: State, event: Saved) -> Outcome:
     step = state.committed[0]
     if event.step > step:
         return ignore(state, f"group {group} saved step {event.step}, only {step} is committed")
-    waiting = replace(state, unproved=event)
     agreed = state.phase == "ending" and state.votes.keys() == state.live.keys()
     if event.step < step or agreed or (state.phase == "stopped" and state.outcome != "failed"):
-        return decide(*proved(waiting))
+        return decide(*counted(state, event))
     if state.phase == "stopped":
         return ignore(state, f"the job failed before the weights of step {event.step} were compared")
     when = "the groups have voted on the last weights" if state.phase == "ending" else f"step {step + 1} is committed"
-    return ignore(waiting, f"group {group} saved step {event.step}: it counts when {when}")
+    return ignore(replace(state, unproved=event), f"group {group} saved step {event.step}: it counts when {when}")
 
 
 def vote(state: State, event: Vote) -> Outcome:
     """A group's vote on the last weights."""
     if event.epoch != state.epoch or not event.ok:
         return ignore(state, f"group {event.group} voted in epoch {event.epoch}, the run ends in epoch {state.epoch}")
-    counted = replace(state, votes={**state.votes, event.group: replace(event, at_s=0.0)})
-    return _settle(counted, [], f"group {event.group} voted on the weights after step {state.committed[0]}")
+    voted = replace(state, votes={**state.votes, event.group: event})
+    return _settle(voted, [], f"group {event.group} voted on the weights after step {state.committed[0]}")
 
 
 def applied(state: State, event: Applied) -> Outcome:
@@ -72,7 +71,6 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome
         if there:
             return stop(after, ending(after)[0], f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
-    after = replace(after, unproved=kept(after))
     if min(after.live) != min(before.live) and not there:
         asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=frozenset())
         return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
@@ -106,9 +104,10 @@ def _settle(state: State, before: Iterable[Action], why: str) -> Outcome:
 
 def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
     gone = {loss.group for loss in losses}
-    without = replace(
+    after = replace(
         state,
         live={g: i for g, i in state.live.items() if g not in gone},
+        unproved=without(state.unproved, {(loss.group, loss.incarnation) for loss in losses}),
     )
     fences: list[Action] = [SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses]
-    return lost(state, without, fences, "; ".join(map(describe, losses)))
+    return lost(state, after, fences, "; ".join(map(describe, losses)))

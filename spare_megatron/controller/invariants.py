@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spare_megatron.controller.audits import padded
-from spare_megatron.controller.messages import AcceptSave, AllVoted, Decision, Event, Opened, SendCommit, SendView, Vote
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    AllVoted,
+    Decision,
+    Event,
+    JoinersLate,
+    Opened,
+    SendCommit,
+    SendView,
+    Vote,
+)
 from spare_megatron.controller.state import State
 
 
@@ -34,6 +44,16 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _growth(before, after)
         _audits(before, after)
     _views(after, decision)
+    _joiners(event, after)
+
+
+def _joiners(event: Event, after: State) -> None:
+    """Nobody waits for a joiner longer than its grace (rule 13): when it is over, no joiner without a piece is left."""
+    if not isinstance(event, JoinersLate) or event.epoch != after.epoch or after.phase != "running":
+        return
+    waited = [g for g in after.live.keys() - after.holders if not any(after.segments_of(g))]
+    if waited:
+        raise InvariantError(f"the grace of epoch {event.epoch} is over and joiners {sorted(waited)} are waited for")
 
 
 def _membership(before: State, after: State) -> None:
@@ -83,18 +103,32 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
 
 
 def _saves(before: State, event: Event, after: State, decision: Decision) -> None:
-    """Only a member's checkpoint counts, while the job runs only of a step whose weights were compared (rule 8)."""
+    """A checkpoint counts when a member wrote it and votes have compared its weights; at a wipe-out also one that
+    nobody could compare, unless votes spoke against its group (rule 8)."""
     for action in decision.actions:
         if not isinstance(action, AcceptSave):
             continue
+        key = (action.group, action.incarnation)
+        if key in _accused(before, event, after):
+            raise InvariantError(f"a checkpoint of group {action.group} counts although votes spoke against the group")
+        if after.outcome == "wipe-out":
+            continue
         if before.live.get(action.group) != action.incarnation:
             raise InvariantError(f"a checkpoint of group {action.group} counts, which is no member")
-        if action.step < before.committed[0] or after.outcome == "wipe-out" or isinstance(event, AllVoted):
+        if action.step < before.committed[0] or isinstance(event, AllVoted):
             continue
         votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
         digests = {votes[g].weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()}
         if len(digests) != 1 or None in digests:
             raise InvariantError(f"the checkpoint of step {action.step} counts before its weights were compared")
+
+
+def _accused(before: State, event: Event, after: State) -> set[tuple[int, int]]:
+    """(group, incarnation) of those that a vote's own record removes: votes spoke against them. (A group to blame for
+    its links is never removed by a record that ends the job.)"""
+    if not isinstance(event, Vote) or after.outcome != "wipe-out":
+        return set()
+    return {(group, incarnation) for group, incarnation in before.live.items() if group not in after.live}
 
 
 def _agreement(before: State, event: Event) -> None:

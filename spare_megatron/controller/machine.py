@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.controller import ending, voting
-from spare_megatron.controller.membership import begin, begin_if_ready, lose
+from spare_megatron.controller.membership import begin, begin_if_ready, lose, send_back_late_joiners
 from spare_megatron.controller.messages import (
     AllHere,
     AllVoted,
     Applied,
     Event,
     Hello,
+    JoinersLate,
     Loss,
     Lost,
     Opened,
@@ -25,6 +26,7 @@ from spare_megatron.controller.messages import (
     SendFenced,
     SendStop,
     SendView,
+    Standstill,
     StartupOver,
     StopRequested,
     Tuned,
@@ -51,11 +53,15 @@ def step(state: State, event: Event) -> Outcome:
     if isinstance(event, Applied):
         return voting.applied(state, event)
     if isinstance(event, Hello):
-        return _hello(state, event)
+        return _answered(_hello(state, event), event.group)
     if isinstance(event, AllHere):
         return _all_here(state, event)
     if isinstance(event, Lost):
         return lose(state, event)
+    if isinstance(event, Standstill):
+        return voting.standstill(state, event)
+    if isinstance(event, JoinersLate):
+        return send_back_late_joiners(state, event)
     if isinstance(event, Saved):
         return ending.saved(state, event)
     if isinstance(event, StartupOver):
@@ -109,6 +115,17 @@ def _hello(state: State, event: Hello) -> Outcome:
     return _queue(state, event)
 
 
+def _answered(outcome: Outcome, group: int) -> Outcome:
+    """A Hello that itself ends the job is told so too, also where its group is in no set yet."""
+    state, decision = outcome
+    actions = list(decision.actions) if state.stopped else []
+    for index, action in enumerate(actions):
+        if isinstance(action, SendStop) and group not in action.groups:
+            actions[index] = replace(action, groups=tuple(sorted((*action.groups, group))))
+            return state, replace(decision, actions=tuple(actions))
+    return outcome
+
+
 def _refusal(state: State, event: Hello) -> str:
     """Why this Hello is fenced, empty if it is not."""
     group, incarnation, spec = event.group, event.incarnation, state.job
@@ -159,10 +176,14 @@ def _return(state: State, event: Hello) -> Outcome:
     """A member says Hello again: it gets its view, unless it knows more, or less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
-    if event.last_applied > step_committed:
+    known = max(event.last_applied, event.committed[0] if event.committed else 0)
+    if known > step_committed and group not in state.holders:
+        detail = f"it joined with step {known}, the last commit is {state.committed}"
+        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+    if known > step_committed:
         reason = (
-            f"group {group} has applied step {event.last_applied}, the last commit is {step_committed}: "
-            "the journal is not whole, or there is a second coordinator"
+            f"group {group} has applied step {event.last_applied} and knows of the commit of step {known}, the last "
+            f"commit here is {step_committed}: the journal is not whole, or there is a second coordinator"
         )
         return stop(state, "failed", reason)
     missed = event.last_applied == step_committed - 1 and event.held == state.committed

@@ -79,11 +79,11 @@ class Change(Enum):
 
 
 def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "") -> tuple[Orders, Change]:
-    """A View for this group. Nothing changes for one that is older in (fencing, epoch, t*) or not for this place."""
+    """A View for this group. Nothing changes for one that is not for this place or older in any of fencing, epoch, t*:
+    a commit is final, so a view of a newer epoch that does not know it comes from somebody who does not decide."""
     if orders.over or (view.group, view.incarnation) != (orders.group, orders.incarnation):
         return orders, Change.NONE
-    known = (orders.epoch, orders.committed[0])
-    if view.fencing < orders.fencing or (view.epoch, view.committed[0]) < known:
+    if view.fencing < orders.fencing or view.epoch < orders.epoch or view.committed[0] < orders.committed[0]:
         return orders, Change.NONE
     told = replace(
         orders,

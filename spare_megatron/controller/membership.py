@@ -13,12 +13,14 @@ import numpy as np
 
 from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
-from spare_megatron.controller.messages import Action, Deferred, Loss, Lost, SendFenced
-from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, kept, stop, views, with_checkpoint
+from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
+from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, stop, views, with_checkpoint, without
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
+GIVE_UP_HEARTBEATS = 60
+"""Heartbeat time-outs for which a step must have failed before the job gives it up: five minutes by default."""
 
 
 def begin(state: State, why: str) -> Outcome:
@@ -76,6 +78,7 @@ def lose(state: State, event: Lost) -> Outcome:
     fences: list[Action] = [
         SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses if loss.cause != "exited"
     ]
+    accused = {(loss.group, loss.incarnation) for loss in losses if loss.cause in ("diverged", "corrupt")}
     members = {loss.group for loss in losses if state.live.get(loss.group) == loss.incarnation}
     live = dict(state.live)
     for group in members:
@@ -85,6 +88,7 @@ def lose(state: State, event: Lost) -> Outcome:
         live=live,
         waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
         highest=_raise_highest(state.highest, losses),
+        unproved=without(state.unproved, accused),
     )
     if state.phase == "forming":
         return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
@@ -92,7 +96,12 @@ def lose(state: State, event: Lost) -> Outcome:
         return decide(after, fences, f"lost before it was admitted: {why}")
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
-    return _shrink(after, state, members, dict(event.progress), fences, why)
+    shrunk = _shrink(after, state, members, dict(event.progress), fences, why)
+    if shrunk[0].stopped and all(loss.cause == "stalled" for loss in losses):
+        # Standing still is no proof of a death: rather than end the job by it, the step is tried again.
+        retries = replace(state.retries, failures=state.retries.failures + 1)
+        return retry(state, retries, f"{why}; its loss would end the job", event.failing_s)
+    return shrunk
 
 
 def _concerns(state: State, loss: Loss) -> bool:
@@ -144,7 +153,7 @@ def _shrink(
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live), unproved=kept(after))
+    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.reason}"
@@ -178,16 +187,18 @@ def _patched_plan(
     return before.plan.grown(live, added.added), added
 
 
-def retry(state: State, retries: Retries, why: str) -> Outcome:
-    """The same members try the step again in a new epoch, later and later (protocol rule 11)."""
-    if retries.failures > state.job.retry_limit:
-        return stop(
-            state,
-            "failed",
-            f"{why}; step {state.step_in_flight} failed {retries.failures} times without a death to explain it",
+def retry(state: State, retries: Retries, why: str, failing_s: float) -> Outcome:
+    """The same members try the step again in a new epoch, later and later (protocol rule 11). It is given up when it
+    has failed often, and for long: many quick failures may be one short disturbance."""
+    give_up_s = GIVE_UP_HEARTBEATS * state.job.heartbeat_timeout_s
+    if retries.failures > state.job.retry_limit and failing_s >= give_up_s:
+        reason = (
+            f"{why}; step {state.step_in_flight} failed {retries.failures} times in {failing_s:.0f} s (the limits are "
+            f"{state.job.retry_limit} and {give_up_s:g} s) and no group whose loss can be masked explains it"
         )
+        return stop(state, "failed", with_checkpoint(state, reason))
     again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
-    delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (retries.failures - 3))
+    delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(retries.failures - 3, 9))
     reason = f"{why}; epoch {again.epoch}, same {len(again.live)} groups, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
 
@@ -217,6 +228,17 @@ def ask(state: State, verdict: audits.Verdict) -> Outcome:
         for piece in pieces
     )
     return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {len(again.live)} groups")
+
+
+def send_back_late_joiners(state: State, event: JoinersLate) -> Outcome:
+    """Nobody waits for a joiner longer than its grace: those without a piece leave the epoch."""
+    if state.phase != "running" or event.epoch != state.epoch:
+        return ignore(state, f"the joiners of epoch {event.epoch} are late, which is over")
+    late = [group for group in sorted(state.live.keys() - state.holders) if not any(state.segments_of(group))]
+    if not late:
+        return ignore(state, "no joiner without a piece is waited for")
+    detail = f"it did not hold the state of step {state.committed[0]} within {event.waited_s:g} s"
+    return lose(state, Lost(tuple(Loss(group, state.live[group], "late", detail=detail) for group in late)))
 
 
 def admit(state: State, why: str) -> Outcome:

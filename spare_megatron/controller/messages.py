@@ -71,6 +71,8 @@ class Hello:
     """(step, epoch) of the reduced result that the group holds, if any."""
     fencing: int = 0
     """Highest fencing number the group knows."""
+    committed: tuple[int, int] | None = None
+    """(step, epoch) of the newest commit that any rank of the group was told of; None before the first view."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,17 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What a failed reduction tells of the way from one group to another: something that was sent did not arrive."""
+
+    sender: int
+    receiver: int
+    mute: bool = False
+    """Nothing came this way for the whole data time-out, although the receiver listened. False: the connection ended or
+    was refused without a word, which a death, a restart or the end of an epoch does too."""
+
+
+@dataclass(frozen=True)
 class Vote:
     """A group finished (or failed) the reduction of (step, epoch)."""
 
@@ -117,11 +130,12 @@ class Vote:
     """The pieces that went into this reduction."""
     result_digest: str = ""
     weights_digest: str = ""
-    blamed: tuple[int, ...] = ()
-    """Groups that the voter could not reach."""
+    links: tuple[Link, ...] = ()
+    """Why the reduction failed, as far as the voter knows: of its own links, and what its neighbours told it."""
     detail: str = ""
-    at_s: float = 0.0
-    """When the coordinator received it, on its own monotonic clock; decides only over failed votes."""
+    failing_s: float = 0.0
+    """Of a failed vote: time since this coordinator process heard of the first failed attempt of this step by these
+    members. A duration, because no clock means anything on another host."""
     corrupt: bool = False
     """The group's own accumulators are not the sum of its pieces: it cannot take part any more."""
     checksums: tuple[tuple[int, int], ...] = ()
@@ -158,7 +172,7 @@ class Loss:
     group: int
     incarnation: int
     cause: str
-    """'exited', 'closed', 'silent', 'stalled'; 'blamed', 'diverged', 'corrupt' where votes say it."""
+    """'exited', 'closed', 'silent', 'stalled'; 'late': a joiner; 'blamed', 'diverged', 'corrupt' where votes say it."""
     position: int = -1
     """Rank position that showed it, -1 when the group as a whole did."""
     detail: str = ""
@@ -172,6 +186,26 @@ class Lost:
     losses: tuple[Loss, ...]
     progress: tuple[tuple[int, int], ...] = ()
     """(group, pieces of the step in flight done, as last reported) of every live group, the lost ones too."""
+    failing_s: float = 0.0
+    """As of a failed vote, where a group is only suspected to stand still."""
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Every rank waits for the others and none is behind: something between them failed and nobody noticed."""
+
+    epoch: int
+    detail: str
+    failing_s: float = 0.0
+    """As of a failed vote."""
+
+
+@dataclass(frozen=True)
+class JoinersLate:
+    """The holders of t* have waited for the joiners of ``epoch`` for as long as they may."""
+
+    epoch: int
+    waited_s: float
 
 
 @dataclass(frozen=True)
@@ -207,7 +241,19 @@ class Tuned:
 
 
 Event: TypeAlias = (
-    Opened | Hello | AllHere | StartupOver | Vote | AllVoted | Applied | Lost | Saved | StopRequested | Tuned
+    Opened
+    | Hello
+    | AllHere
+    | StartupOver
+    | Vote
+    | AllVoted
+    | Applied
+    | Lost
+    | Standstill
+    | JoinersLate
+    | Saved
+    | StopRequested
+    | Tuned
 )
 
 

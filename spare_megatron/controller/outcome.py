@@ -33,8 +33,9 @@ def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ())
     """The job is over for every group that is still there, also for those that wait to be admitted.
 
     A checkpoint that waited for votes counts as it is, unless the job failed: nobody can make that comparison any more.
+    (Where votes spoke against its weights it waits no longer.)
     """
-    state, accepts, counts = proved(state) if outcome != "failed" else (state, [], "")
+    state, accepts, counts = counted(state, state.unproved) if outcome != "failed" else (state, [], "")
     reason = f"{reason}; {counts}" if counts else reason
     groups = tuple(sorted({*state.live, *state.waiting}))
     stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
@@ -47,22 +48,31 @@ def with_checkpoint(state: State, reason: str) -> str:
     return f"{reason}; {good}"
 
 
-def proved(state: State) -> tuple[State, list[Action], str]:
-    """The checkpoint that waited for votes to agree on its weights: the state in which it counts, who is told, and the
-    reason; nothing where none waited."""
+Counted = tuple[State, list[Action], str]
+"""The state in which a checkpoint counts, who is told, and the reason; nothing new where there is none."""
+
+
+def proved(state: State) -> Counted:
+    """The votes of all members agree on the weights: the checkpoint that waited for it counts if its group is a member.
+    Of a lost one nobody has said whether its weights were right, so it goes on waiting."""
     event = state.unproved
+    return counted(state, event if event is not None and state.live.get(event.group) == event.incarnation else None)
+
+
+def counted(state: State, event: Saved | None) -> Counted:
+    """A checkpoint counts."""
     if event is None:
         return state, [], ""
-    counted = replace(state, unproved=None, saved_step=max(state.saved_step, event.step))
+    waiting = state.unproved if state.unproved is not None and state.unproved.step > event.step else None
+    after = replace(state, unproved=waiting, saved_step=max(state.saved_step, event.step))
     accept = AcceptSave(event.group, event.incarnation, event.step, event.directory)
-    return counted, [accept], f"the checkpoint of step {event.step} by group {event.group} counts"
+    return after, [accept], f"the checkpoint of step {event.step} by group {event.group} counts"
 
 
-def kept(state: State) -> Saved | None:
-    """The checkpoint that waits for votes, if its group is still a member: of a lost one nobody will say whether its
-    weights were right."""
-    event = state.unproved
-    return event if event is not None and state.live.get(event.group) == event.incarnation else None
+def without(unproved: Saved | None, accused: Collection[tuple[int, int]]) -> Saved | None:
+    """The checkpoint that waits for votes, unless it is by one of ``accused``, (group, incarnation): groups of which
+    votes say that they are wrong."""
+    return None if unproved is not None and (unproved.group, unproved.incarnation) in accused else unproved
 
 
 def describe(loss: Loss) -> str:

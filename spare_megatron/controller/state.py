@@ -7,7 +7,7 @@ that are costly at a thousand groups, such as the plan of a standing assignment,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import Assignment
+from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.messages import JobSpec, Saved, Segments, View, Vote
 from spare_megatron.placement import Placement, placement_from_offsets
 
@@ -89,13 +90,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Retries:
-    """Failed votes of the step in flight since the live set last changed (protocol rule 11)."""
+    """Failed attempts of the step in flight since the live set last changed (protocol rule 11)."""
 
     failures: int = 0
-    first_at_s: float = 0.0
-    blame: Mapping[int, int] = field(default_factory=dict)
-    refused: frozenset[int] = frozenset()
-    """Groups that voted no."""
+    evidence: Evidence = field(default_factory=Evidence)
     result_mismatches: int = 0
 
 
@@ -154,7 +152,8 @@ class State:
     save_step: int = 0
     """The last step whose save the machine ordered; the first step of the life before that."""
     unproved: Saved | None = None
-    """A complete checkpoint whose weights no votes have compared yet."""
+    """The newest complete checkpoint whose weights no votes have compared yet, also of a group that is lost since,
+    unless votes spoke against that group."""
     saved_step: int = -1
     """Newest checkpoint that counts, -1 before the first."""
     outcome: str = ""
@@ -255,8 +254,3 @@ def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
         save_step=spec.first_step,
         saved_step=spec.first_step if spec.first_step else -1,
     )
-
-
-def without_result(state: State) -> State:
-    """The same state in a new epoch: votes of the old one do not count any more."""
-    return replace(state, epoch=state.epoch + 1, votes={})

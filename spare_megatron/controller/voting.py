@@ -7,11 +7,11 @@ voted sets together are the whole batch. The decision is final.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.controller import audits, ending, membership
+from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
 from spare_megatron.controller.messages import (
@@ -23,12 +23,11 @@ from spare_megatron.controller.messages import (
     SendCommit,
     SendFenced,
     SendView,
+    Standstill,
     Vote,
 )
 from spare_megatron.controller.outcome import Outcome, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Retries, State
-
-FENCE_AFTER_FAILURES = 3
 
 
 def vote(state: State, event: Vote) -> Outcome:
@@ -58,10 +57,10 @@ def vote(state: State, event: Vote) -> Outcome:
     unlike = audits.unlike_the_plan(state, event)
     if unlike:
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=unlike),)))
-    counted = replace(state, votes={**state.votes, group: replace(event, at_s=0.0)})
+    counted = replace(state, votes={**state.votes, group: event})
     if len(counted.votes) < len(counted.live):
         return ignore(counted, f"group {group} voted ok, {len(counted.votes)} of {len(counted.live)}")
-    return _all_ok(counted, event.at_s)
+    return _all_ok(counted)
 
 
 def all_voted(state: State, event: AllVoted) -> Outcome:
@@ -70,6 +69,8 @@ def all_voted(state: State, event: AllVoted) -> Outcome:
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if len(state.holders) < len(state.live):
         return ignore(state, "a joiner has not said Applied yet")
+    if state.disputes or any(state.audits.values()):
+        return ignore(state, f"the votes of step {event.step} are to be compared: each must come by itself")
     return _with_proof(state, _commit)
 
 
@@ -97,52 +98,45 @@ def _vote_of_another_step(state: State, event: Vote) -> Outcome:
     return ignore(state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight")
 
 
+def standstill(state: State, event: Standstill) -> Outcome:
+    """Everybody waits for everybody: an attempt that failed, for which nobody voted (rule 11)."""
+    if state.phase != "running" or event.epoch != state.epoch:
+        return ignore(state, f"{event.detail}; that was in epoch {event.epoch} of a job that is {state.phase}")
+    retries = replace(state.retries, failures=state.retries.failures + 1)
+    return retry(state, retries, event.detail, event.failing_s)
+
+
 def _failed_vote(state: State, event: Vote) -> Outcome:
-    """Somebody could not reduce: try again, and fence the most blamed when it goes on (rule 11)."""
-    old = state.retries
-    blame = Counter(dict(old.blame))
-    blame.update(peer for peer in event.blamed if peer in state.live)
-    refused = old.refused | {event.group}
-    if event.epoch != state.epoch:
-        kept = replace(state, retries=replace(old, blame=dict(blame), refused=refused))
-        return ignore(kept, f"group {event.group} failed in epoch {event.epoch}, which is over; its blame counts")
-    retries = Retries(
-        failures=old.failures + 1,
-        first_at_s=old.first_at_s if old.failures else event.at_s,
-        blame=dict(blame),
-        refused=refused,
-        result_mismatches=old.result_mismatches,
-    )
+    """Somebody could not reduce: fence who explains it, else try again (rule 11)."""
+    current, old = event.epoch == state.epoch, state.retries
+    retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
     why = f"group {event.group} failed step {event.step} in epoch {event.epoch}: {event.detail or 'no reason given'}"
-    waited_s = event.at_s - retries.first_at_s
-    if retries.failures >= FENCE_AFTER_FAILURES and waited_s >= state.job.heartbeat_timeout_s:
-        fenced = _fence_most_blamed(state, retries, why)
-        if fenced is not None:
-            return fenced
-    return retry(state, retries, why)
+    patient = event.failing_s >= state.job.heartbeat_timeout_s
+    found = culprit(retries.evidence, state.live, retries.failures, patient)
+    fenced = None if found is None else _fence_culprit(state, found, retries.failures, why)
+    if fenced is not None:
+        return fenced
+    if not current:
+        kept = replace(state, retries=retries)
+        return ignore(kept, f"group {event.group} failed in epoch {event.epoch}, which is over; what it saw counts")
+    return retry(state, retries, why, event.failing_s)
 
 
-def _fence_most_blamed(state: State, retries: Retries, why: str) -> Outcome | None:
-    """Lose the most blamed group; None if nobody is blamed or its loss would end the job."""
-    if not retries.blame:
-        return None
-    worst = max(sorted(retries.blame), key=lambda g: (retries.blame[g], g in retries.refused, g))
-    if worst not in state.live:
-        return None
-    detail = (
-        f"blamed {retries.blame[worst]} times in {retries.failures} failures of step {state.step_in_flight} ({why})"
-    )
-    outcome = lose(state, Lost((Loss(worst, state.live[worst], "blamed", detail=detail),)))
+def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Outcome | None:
+    """Lose the group; None if that would end the job: then it is better tried again."""
+    detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {failures}, the last one: {why}"
+    outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
     return None if outcome[0].stopped else outcome
 
 
-def _all_ok(state: State, at_s: float) -> Outcome:
+def _all_ok(state: State) -> Outcome:
     """Every live group voted ok (rule 12)."""
-    return check_weights(state, _fence) or _with_proof(state, lambda proved: _same_weights(proved, at_s))
+    return check_weights(state, _fence) or _with_proof(state, _same_weights)
 
 
 def _with_proof(state: State, follows: Callable[[State], Outcome]) -> Outcome:
-    """All votes agree on the weights that the step began with: a checkpoint of them counts, whatever follows."""
+    """All votes agree on the weights that the step began with: a checkpoint of them counts, whatever follows, if the
+    group that wrote it is one of those that voted."""
     state, accepts, counts = proved(state)
     after, decision = follows(state)
     if not accepts:
@@ -151,7 +145,7 @@ def _with_proof(state: State, follows: Callable[[State], Outcome]) -> Outcome:
     return after, replace(decision, actions=actions, reason=f"{counts}; {decision.reason}")
 
 
-def _same_weights(state: State, at_s: float) -> Outcome:
+def _same_weights(state: State) -> Outcome:
     """Compare what the audits found and the results, then commit."""
     verdict = audits.judge(state)
     if verdict.wrong:
@@ -163,8 +157,8 @@ def _same_weights(state: State, at_s: float) -> Outcome:
         _check_partition(state)
         return _commit(state)
     if not state.retries.result_mismatches:
-        retries = replace(state.retries, failures=state.retries.failures + 1, first_at_s=at_s, result_mismatches=1)
-        return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups")
+        retries = replace(state.retries, failures=state.retries.failures + 1, result_mismatches=1)
+        return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups", 0.0)
     if suspects is None:
         reason = f"the reduced results of step {state.step_in_flight} differ twice and no majority agrees"
         return stop(state, "failed", with_checkpoint(state, reason))

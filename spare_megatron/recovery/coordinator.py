@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,17 +35,19 @@ from spare_megatron.controller.messages import (
     Event,
     Hello,
     JobSpec,
+    JoinersLate,
     Loss,
     Lost,
     Opened,
     Saved,
     SendFenced,
+    Standstill,
     StartupOver,
     StopRequested,
     Tuned,
     Vote,
 )
-from spare_megatron.recovery.detector import Beat, Detector, Finding
+from spare_megatron.recovery.detector import Attempt, Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, Record, cut_torn_line, replay
 from spare_megatron.recovery.office import Office
 from spare_megatron.recovery.processes import status_words
@@ -98,6 +101,10 @@ class Coordinator:
         self._detector = Detector(self._job.timeouts, time.monotonic())
         self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
         self._findings: list[Finding] = []
+        self._failing: tuple[tuple[int, Mapping[int, int]], float] | None = None
+        """Which step of which members fails, and since when."""
+        self._joiners: tuple[int, float] | None = None
+        """The epoch whose holders wait for joiners, and since when."""
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
@@ -308,7 +315,7 @@ class Coordinator:
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(vote.step, vote.epoch, group, figures)
                 self._tuning.figures(vote.step, vote.epoch, figures)
-            self._apply(replace(vote, at_s=round(now_s, 3)))
+            self._apply(vote if vote.ok else replace(vote, failing_s=self._failing_s()))
         elif kind == "applied":
             self._apply(wire.read(report.applied, Applied))
         elif kind == "saved":
@@ -361,7 +368,18 @@ class Coordinator:
         progress = self._detector.progress(self._state.live, self._state.step_in_flight)
         losses = tuple(sorted((one.loss for one in findings), key=lambda loss: loss.group))
         detect_s = max(0.0, time.monotonic() - min(one.since_s for one in findings))
-        self._apply(Lost(losses, progress), detect_s)
+        stalled = any(loss.cause == "stalled" for loss in losses)
+        self._apply(Lost(losses, progress, self._failing_s() if stalled else 0.0), detect_s)
+        for loss in losses:
+            if self._state.live.get(loss.group) == loss.incarnation:
+                self._detector.spare(loss.group, time.monotonic())
+
+    def _failing_s(self) -> float:
+        """How long the step in flight has failed for its present members, as far as this process knows."""
+        what, now_s = (self._state.step_in_flight, self._state.live), time.monotonic()
+        if self._failing is None or self._failing[0] != what:
+            self._failing = what, now_s
+        return round(now_s - self._failing[1], 3)
 
     async def _watch(self) -> None:
         """Ask the detector, again and again."""
@@ -369,9 +387,28 @@ class Coordinator:
             await asyncio.sleep(self._detector.tick_s)
             if self._state.stopped or self._unopened:
                 continue
-            members = self._state.live if self._state.phase == "running" else None
-            for finding in self._detector.tick(time.monotonic(), members):
+            running = self._state.phase == "running"
+            attempt = Attempt(self._state.epoch, self._state.live, self._state.votes.keys()) if running else None
+            for finding in self._detector.tick(time.monotonic(), attempt):
                 self._lose(finding)
+            stuck = self._detector.standstill(time.monotonic(), attempt) if attempt is not None else ""
+            if stuck:
+                self._apply(Standstill(self._state.epoch, stuck, self._failing_s()))
+            self._watch_joiners()
+
+    def _watch_joiners(self) -> None:
+        """The holders of the last state wait for those who join: but only for a heartbeat time-out."""
+        state, now_s = self._state, time.monotonic()
+        joiners = state.live.keys() - state.holders
+        if state.phase != "running" or not joiners or not self._detector.all_wait(state.holders):
+            self._joiners = None
+            return
+        if self._joiners is None or self._joiners[0] != state.epoch:
+            self._joiners = state.epoch, now_s
+        waited_s = now_s - self._joiners[1]
+        if waited_s > self._job.timeouts.heartbeat_timeout_s:
+            self._joiners = None
+            self._apply(JoinersLate(state.epoch, round(waited_s, 3)))
 
     async def _write_status(self) -> None:
         while True:

@@ -2,7 +2,8 @@
 
 Pure: time comes in as an argument, the coordinator's own clock. Protocol rule 11: an exit is a death at once; a
 closed connection after the grace time, unless the same incarnation is back; silence of any rank after the heartbeat
-time-out; a rank that stands still for the progress time-out while others wait for it, the one furthest behind.
+time-out; a group that stands still for the progress time-out while others wait for it. Where all wait for each other
+and none is behind, nobody is lost for it: the attempt is a failed one and is made again (:meth:`Detector.standstill`).
 
 The coordinator may itself be stopped or starved. Time in which nobody looked is nobody's silence: a gap between two
 ticks beyond the usual is added to every deadline.
@@ -10,7 +11,7 @@ ticks beyond the usual is added to every deadline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spare_megatron.comm.reports import PHASES
@@ -44,6 +45,17 @@ class Finding:
     since_s: float
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """The attempt at the step in flight whose progress is judged."""
+
+    epoch: int
+    members: Mapping[int, int]
+    """Group -> incarnation."""
+    voted: Collection[int] = ()
+    """Groups whose vote of this epoch counts."""
+
+
 @dataclass
 class _Rank:
     heard_s: float
@@ -67,6 +79,7 @@ class Detector:
         self._times = timeouts
         self._groups: dict[int, _Group] = {}
         self._members: dict[int, int] = {}
+        self._epoch, self._epoch_began_s = 0, now_s
         self._ticked_s = now_s
 
     @property
@@ -135,33 +148,56 @@ class Detector:
 
     # ----------------------------------------------------------------------------------------------- what is decided
 
-    def tick(self, now_s: float, members: Mapping[int, int] | None = None) -> list[Finding]:
-        """Losses that are due now, each once. ``members`` (group -> incarnation) are judged for progress too; none
-        are while the job does not train."""
+    def tick(self, now_s: float, attempt: Attempt | None = None) -> list[Finding]:
+        """Losses that are due now, each once. The members of ``attempt`` are judged for progress too; nobody is while
+        the job does not train."""
         self._forgive(now_s)
         found = self._due(now_s)
         if found:
             # What would be found at the next tick has the same cause more often than not: one epoch for both.
             found = self._due(now_s + self.tick_s)
-        if not found and members:
-            if members != self._members:
-                self._begin_progress(members, now_s)
-            stalled = self._stalled(members, now_s)
+        if not found and attempt is not None:
+            self._follow(attempt, now_s)
+            stalled = self._stalled(attempt, now_s)
             if stalled is not None:
                 found.append(stalled)
-                self._begin_progress(members, now_s)
+                self._begin_progress(attempt.members, now_s)
         for finding in found:
             self._groups[finding.loss.group].lost = True
         return found
 
+    def standstill(self, now_s: float, attempt: Attempt) -> str:
+        """Why the present attempt cannot end although nobody is to blame: all ranks wait for each other, at one place,
+        for the progress time-out. Empty where that is not so. Asked after :meth:`tick`, of the same moment."""
+        self._follow(attempt, now_s)
+        places = self._places(attempt)
+        if attempt.voted or len(places) < len(attempt.members) or len({one.at for one in places.values()}) != 1:
+            return ""
+        beat = min(places.values(), key=lambda one: one.beat.position).beat
+        still_s = min(self._still_s(one.rank, now_s) for one in places.values())
+        if beat.phase not in WAITING or still_s <= self._times.progress_timeout_s:
+            return ""
+        return (
+            f"all {len(places)} groups have waited for each other in step {beat.step}, {beat.phase}, for "
+            f"{still_s:.2f} s; the time-out is {self._times.progress_timeout_s:g} s"
+        )
+
+    def all_wait(self, groups: Iterable[int]) -> bool:
+        """True when every rank of these groups waits for other groups."""
+        ranks = [rank for group in groups if group in self._groups for rank in self._groups[group].ranks.values()]
+        return all(rank.beat is not None and rank.beat.phase in WAITING for rank in ranks)
+
+    def spare(self, group: int, now_s: float) -> None:
+        """A loss that was found is not acted on: the group is watched as before, from now on."""
+        known = self._groups[group]
+        known.lost, known.closed_s = False, None
+        for rank in known.ranks.values():
+            rank.heard_s = rank.moved_s = now_s
+            rank.closed_s = None
+
     def progress(self, members: Iterable[int], step: int) -> tuple[tuple[int, int], ...]:
         """(group, pieces of ``step`` that all its ranks have done, as last reported)."""
         return tuple((group, self._pieces(group, step)) for group in sorted(members))
-
-    def beats(self, group: int) -> list[Beat]:
-        """Last beats of a group, for the status."""
-        known = self._groups.get(group)
-        return [] if known is None else [r.beat for _, r in sorted(known.ranks.items()) if r.beat is not None]
 
     def _present(self, group: int, incarnation: int) -> _Group | None:
         known = self._groups.get(group)
@@ -180,6 +216,7 @@ class Detector:
         self._ticked_s = now_s
         if missed_s <= 0:
             return
+        self._epoch_began_s = min(now_s, self._epoch_began_s + missed_s)
         for known in self._groups.values():
             if known.closed_s is not None:
                 known.closed_s = min(now_s, known.closed_s + missed_s)
@@ -188,6 +225,13 @@ class Detector:
                 rank.moved_s = min(now_s, rank.moved_s + missed_s)
                 if rank.closed_s is not None:
                     rank.closed_s = min(now_s, rank.closed_s + missed_s)
+
+    def _follow(self, attempt: Attempt, now_s: float) -> None:
+        """Other members, or another attempt of the same ones."""
+        if attempt.members != self._members:
+            self._begin_progress(attempt.members, now_s)
+        if attempt.epoch != self._epoch:
+            self._epoch, self._epoch_began_s = attempt.epoch, now_s
 
     def _begin_progress(self, members: Mapping[int, int], now_s: float) -> None:
         """Members have changed, or are about to: the others leave what they waited in and have new work, and whoever
@@ -221,34 +265,77 @@ class Detector:
         detail = f"no heartbeat for {now_s - heard_s:.2f} s, the time-out is {timeout_s:g} s"
         return Finding(Loss(group, known.incarnation, "silent", position, detail), heard_s)
 
-    def _stalled(self, members: Mapping[int, int], now_s: float) -> Finding | None:
-        """The rank furthest behind, if it stands still while another one waits. A rank that has voted is never
-        blamed: it has done its part of the step."""
-        ranks = [
-            (_place(rank.beat), -group, -position, rank)
-            for group, incarnation in members.items()
-            if (known := self._present(group, incarnation)) is not None
-            for position, rank in known.ranks.items()
-            if rank.beat is not None
-        ]
-        if not ranks:
+    def _stalled(self, attempt: Attempt, now_s: float) -> Finding | None:
+        """A group that stands still by itself while others wait: the one that has for longest.
+
+        Only groups whose vote is missing are judged: who has voted has done its part. A group is where its last rank
+        is. In a phase in which ranks wait for other groups, a group is behind only where another one is further: the
+        sum that it waits for is complete there, or its vote did not arrive.
+        """
+        places = self._places(attempt)
+        if not places:
             return None
-        _, minus_group, minus_position, behind = min(ranks, key=lambda one: one[:3])
-        still_s = now_s - behind.moved_s
-        beat = behind.beat
-        if beat is None or beat.phase == "vote" or still_s <= self._times.progress_timeout_s:
+        last = min(places.values(), key=lambda one: one.at).at
+        behind = {group: one for group, one in places.items() if one.at == last}
+        if PHASES[last[1]] in WAITING and len(behind) == len(places) and not attempt.voted:
+            behind = self._left_behind(behind)
+        still = {
+            group: one
+            for group, one in behind.items()
+            if self._still_s(one.rank, now_s) > self._times.progress_timeout_s
+        }
+        if not still:
             return None
-        waits = sum(one[3] is not behind and one[3].beat is not None and one[3].beat.phase in WAITING for one in ranks)
+        group = min(still, key=lambda group: (still[group].rank.moved_s, group))
+        rank, beat = still[group].rank, still[group].beat
+        waits = sum(
+            other is not rank and other.beat is not None and other.beat.phase in WAITING
+            for member in self._present_members(attempt)
+            for other in member.ranks.values()
+        )
         if not waits:
             return None
-        group, position = -minus_group, -minus_position
         detail = (
-            f"step {beat.step}, {beat.phase}, {beat.pieces_done} pieces done: no progress for {still_s:.2f} s while "
-            f"{waits} ranks wait, the time-out is {self._times.progress_timeout_s:g} s"
+            f"step {beat.step}, {beat.phase}, {beat.pieces_done} pieces done: no progress for "
+            f"{self._still_s(rank, now_s):.2f} s while {waits} ranks wait, the time-out is "
+            f"{self._times.progress_timeout_s:g} s"
         )
-        return Finding(Loss(group, members[group], "stalled", position, detail), behind.moved_s)
+        return Finding(Loss(group, attempt.members[group], "stalled", beat.position, detail), rank.moved_s)
+
+    def _places(self, attempt: Attempt) -> dict[int, _Place]:
+        """Where each member that has not voted is: at the rank of it that is furthest behind."""
+        places = {}
+        for group, incarnation in sorted(attempt.members.items()):
+            known = self._present(group, incarnation)
+            ranks = [(rank.beat, rank) for rank in known.ranks.values() if rank.beat is not None] if known else []
+            if ranks and group not in attempt.voted:
+                beat, rank = min(ranks, key=lambda one: (*_at(one[0]), one[0].in_phase, one[0].position))
+                places[group] = _Place(_at(beat), beat, rank)
+        return places
+
+    def _left_behind(self, places: Mapping[int, _Place]) -> dict[int, _Place]:
+        """Of groups that all wait at one place: those that did not even begin to try again when the others did."""
+        left = {group: one for group, one in places.items() if one.rank.moved_s <= self._epoch_began_s}
+        return left if len(left) < len(places) else {}
+
+    def _still_s(self, rank: _Rank, now_s: float) -> float:
+        """How long a rank has stood still in the present epoch: a new one is new work for everybody."""
+        return now_s - max(rank.moved_s, self._epoch_began_s)
+
+    def _present_members(self, attempt: Attempt) -> list[_Group]:
+        found = (self._present(group, incarnation) for group, incarnation in attempt.members.items())
+        return [known for known in found if known is not None]
 
 
-def _place(beat: Beat) -> tuple[int, int, int]:
-    """How far a rank is: step, phase, signs of life in the phase."""
-    return beat.step, _ORDER.get(beat.phase, 0), beat.in_phase
+@dataclass(frozen=True)
+class _Place:
+    """Where a group is, and the rank that shows it."""
+
+    at: tuple[int, int]
+    beat: Beat
+    rank: _Rank
+
+
+def _at(beat: Beat) -> tuple[int, int]:
+    """How far a rank is: step, phase."""
+    return beat.step, _ORDER.get(beat.phase, 0)

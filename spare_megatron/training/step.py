@@ -257,7 +257,7 @@ class StepRunner:
             pieces=tuple(self._pieces),
             result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
             weights_digest=self._weights,
-            blamed=outcome.blamed,
+            links=outcome.links,
             corrupt=bool(outcome.fault),
             detail=outcome.error,
             figures={

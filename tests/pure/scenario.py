@@ -10,14 +10,17 @@ Commands::
          [audit=0.5] [seed=7]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
-    hello G[,G...] [inc=0] [applied=0] [held=t,e] [fencing=1] [fingerprint=job]
-    vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [blame=G] [at=seconds] [result=d] [weights=d]
-         [wrong=piece,piece] [at-rank=position]   checksums are the pieces' numbers, of the wrong ones below 0
+    hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job]
+    vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [mute=from>to,from>to] [failing=seconds]
+         [result=d] [weights=d] [wrong=piece,piece] [at-rank=position]
+                                    checksums are the pieces' numbers, of the wrong ones below 0
     vote all                        every live group, ok, with its plan
     allvoted
     applied G[,G...] [step=t]
-    lost G[,G...] [inc=0] [cause=exited] [progress=g:n,g:n]
+    lost G[,G...] [inc=0] [cause=exited] [progress=g:n,g:n] [failing=seconds]
     saved G [step=t]
+    standstill [epoch=e] [failing=seconds]
+    joiners-late [epoch=e]
     startup-over
     stop-requested
 """
@@ -74,6 +77,11 @@ class Player:
             return [m.StartupOver(60.0)]
         if verb == "stop-requested":
             return [m.StopRequested("SIGTERM")]
+        if verb == "standstill":
+            epoch = int(options.get("epoch", self.state.epoch))
+            return [m.Standstill(epoch, "all groups have waited for each other", float(options.get("failing", 0.0)))]
+        if verb == "joiners-late":
+            return [m.JoinersLate(int(options.get("epoch", self.state.epoch)), 5.0)]
         if plain[0] == "all":
             groups = sorted(self.state.live)
         else:
@@ -86,7 +94,8 @@ class Player:
         pairs = [p.split(":") for p in options.get("progress", "").split(",") if p]
         progress = tuple((int(g), int(n)) for g, n in pairs)
         cause = options.get("cause", "exited")
-        return m.Lost(tuple(m.Loss(g, self._incarnation(g, options), cause) for g in groups), progress)
+        losses = tuple(m.Loss(g, self._incarnation(g, options), cause) for g in groups)
+        return m.Lost(losses, progress, float(options.get("failing", 0.0)))
 
     def _incarnation(self, group: int, options: dict[str, str]) -> int:
         return int(options.get("inc", self.state.live.get(group, 0)))
@@ -97,7 +106,9 @@ class Player:
             held = tuple(int(x) for x in options["held"].split(",")) if "held" in options else None
             applied = int(options.get("applied", self.spec.first_step if self.spec else 0))
             fingerprint = options.get("fingerprint", "job")
-            return m.Hello(group, incarnation, fingerprint, applied, held, int(options.get("fencing", 0)))  # type: ignore[arg-type]
+            known = tuple(int(x) for x in options["committed"].split(",")) if "committed" in options else None
+            fencing = int(options.get("fencing", 0))
+            return m.Hello(group, incarnation, fingerprint, applied, held, fencing, known)  # type: ignore[arg-type]
         if verb == "saved":
             return m.Saved(group, incarnation, int(options.get("step", self.state.committed[0])), "dir")
         if verb == "applied":
@@ -116,8 +127,8 @@ class Player:
             pieces=pieces,
             result_digest=options.get("result", ""),
             weights_digest=options.get("weights", ""),
-            blamed=tuple(int(g) for g in options.get("blame", "").split(",") if g),
-            at_s=float(options.get("at", 0.0)),
+            links=_links(group, options),
+            failing_s=float(options.get("failing", 0.0)),
             **self._checked(group, step, pieces, options),  # type: ignore[arg-type]
         )
 
@@ -189,6 +200,13 @@ def _describe(action: m.Action) -> list[str]:
     if isinstance(action, m.SendStop):
         return [f"-> {list(action.groups)}: stop, {action.outcome}"]
     return [f"-> {action.group}: the checkpoint of step {action.step} counts"]
+
+
+def _links(group: int, options: dict[str, str]) -> tuple[m.Link, ...]:
+    """What a failed vote says: connections of groups that ended, and mute links."""
+    ended = [m.Link(int(g), group) for g in options.get("ended", "").split(",") if g]
+    pairs = [pair.split(">") for pair in options.get("mute", "").split(",") if pair]
+    return (*ended, *(m.Link(int(sender), int(receiver), True) for sender, receiver in pairs))
 
 
 def _segment(pieces: tuple[int, ...], audited: tuple[int, ...]) -> str:

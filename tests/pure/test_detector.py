@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.recovery.detector import Beat, Detector, Finding
+from spare_megatron.recovery.detector import Attempt, Beat, Detector, Finding
 
 TIMES = Timeouts(
     heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, grace_s=1.0, progress_timeout_s=20.0, startup_timeout_s=600.0
@@ -20,6 +20,12 @@ class World:
         self.beats = {(g, m): Beat(m, 7, "vote", 0, 0, 4) for g in range(groups) for m in range(2)}
         self.mute: set[tuple[int, int]] = set()
         self.still: set[tuple[int, int]] = set()
+        self.hung: set[tuple[int, int]] = set()
+        """Those that do not follow a new epoch either."""
+        self.epoch = 1
+        self.voted: set[int] = set()
+        self.stood_still: list[float] = []
+        """Times after the start of a run."""
         for group in range(groups):
             self.detector.hello(group, 0, 2, self.now_s)
 
@@ -31,8 +37,19 @@ class World:
             self.now_s += self.detector.tick_s
             if tick % 4 == 0:
                 self._beat()
-            found += [(self.now_s - start_s, one) for one in self.detector.tick(self.now_s, members)]
+            attempt = Attempt(self.epoch, members, self.voted) if members is not None else None
+            found += [(self.now_s - start_s, one) for one in self.detector.tick(self.now_s, attempt)]
+            if attempt is not None and not found and self.detector.standstill(self.now_s, attempt):
+                self.stood_still.append(self.now_s - start_s)
+                self.epoch += 1
+                self._try_again()
         return found
+
+    def _try_again(self) -> None:
+        """The new epoch of a standstill: ranks that can do so begin their reduction again."""
+        for key in self.beats.keys() - self.hung:
+            beat = self.beats[key]
+            self.beats[key] = Beat(beat.position, beat.step, "reduce", beat.counter + 1, 0, beat.pieces_done)
 
     def _beat(self) -> None:
         for group in sorted({g for g, _ in self.beats}):
@@ -152,7 +169,7 @@ def test_the_coordinators_own_stall_is_nobodys_silence() -> None:
     world = World()
     world.detector.closed(1, 0, world.now_s)
     world.now_s += 60.0
-    assert world.detector.tick(world.now_s, MEMBERS) == []
+    assert world.detector.tick(world.now_s, Attempt(1, MEMBERS)) == []
     world.detector.hello(1, 0, 2, world.now_s)
     assert world.run(30.0, MEMBERS) == []
 
@@ -182,13 +199,70 @@ def test_the_rank_furthest_behind_is_blamed_when_it_stands_still() -> None:
     assert "4 ranks wait" in one.loss.detail
 
 
-def test_the_one_that_did_not_begin_the_bucket_is_behind() -> None:
+def test_nobody_is_lost_where_all_wait_for_each_other() -> None:
+    """Whose bucket count is lowest says nothing: behind one mute link everybody stands still in turn."""
     world = World()
     for group in range(3):
         world.at(group, 1, "reduce", in_phase=2 if group == 2 else 3)
     world.still = set(world.beats)
+    assert world.run(70.0, MEMBERS) == []
+    assert [round(at_s) for at_s in world.stood_still] == [20, 40, 61]
+
+
+def test_who_does_not_try_again_with_the_others_is_behind() -> None:
+    world = World()
+    for group in range(3):
+        world.at(group, 1, "reduce")
+    world.still, world.hung = set(world.beats), {(1, 1)}
+    [(after_s, one)] = world.run(70.0, MEMBERS)
+    assert len(world.stood_still) == 1
+    assert 40.0 <= after_s <= 42.0
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (1, 1, "stalled")
+
+
+def test_of_two_that_stand_still_the_longest_is_lost_first() -> None:
+    world = World()
+    for key in world.beats:
+        world.at(*key, "reduce")
+    world.at(0, 0, "forward", in_phase=5)
+    world.at(1, 0, "forward", in_phase=1)
+    world.still = set(world.beats) - {(1, 0)}
+    world.run(3.0, MEMBERS)
+    world.still = set(world.beats)
+    [(_, one)] = world.run(25.0, MEMBERS)
+    assert one.loss.group == 0
+
+
+def test_a_reduction_that_ended_for_others_is_waited_for_no_longer() -> None:
+    world = World()
+    world.at(1, 1, "reduce")
+    world.still, world.voted = set(world.beats), {0, 2}
     [(_, one)] = world.run(30.0, MEMBERS)
-    assert (one.loss.group, one.loss.position) == (2, 1)
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (1, 1, "stalled")
+
+
+def test_a_vote_that_never_arrives_is_a_standstill_of_its_group() -> None:
+    """Its ranks believe that they have voted; the others' votes are there, and everybody waits."""
+    world = World()
+    world.still, world.voted = set(world.beats), {0, 2}
+    [(after_s, one)] = world.run(30.0, MEMBERS)
+    assert 20.0 <= after_s <= 21.0
+    assert (one.loss.group, one.loss.cause) == (1, "stalled")
+    assert "vote" in one.loss.detail
+
+
+def test_a_group_that_was_spared_is_watched_as_before() -> None:
+    world = World()
+    world.at(1, 0, "forward")
+    world.still = set(world.beats)
+    [(_, one)] = world.run(30.0, MEMBERS)
+    world.detector.spare(one.loss.group, world.now_s)
+    world.epoch += 1
+    assert len(world.run(30.0, MEMBERS)) == 1
+    world.detector.spare(one.loss.group, world.now_s)
+    world.mute = {(1, 1)}
+    [(_, silent)] = world.run(8.0, MEMBERS)
+    assert (silent.loss.group, silent.loss.cause) == (1, "silent")
 
 
 def test_those_who_waited_for_it_have_the_time_anew() -> None:
@@ -211,7 +285,7 @@ def test_a_slow_rank_that_moves_is_not_blamed() -> None:
 
 def test_who_has_voted_is_never_blamed() -> None:
     world = World()
-    world.still = set(world.beats)
+    world.still, world.voted = set(world.beats), {0, 1, 2}
     assert world.run(120.0, MEMBERS) == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from spare_megatron.comm.gather import Ballots, Roll, Tally, merge_reports
 from spare_megatron.comm.reports import Reduced
+from spare_megatron.controller.messages import Link
 
 OK = Reduced(step=5, epoch=2, ok=True, pieces=(1, 2), figures=(("reduce_s", 1.0),))
 
@@ -28,9 +29,9 @@ def test_the_last_rank_makes_the_vote() -> None:
 def test_one_failure_is_the_groups_at_once() -> None:
     ballots = Ballots(3, 1, 3)
     ballots.add(0, OK)
-    ballot = ballots.add(1, replace(OK, ok=False, blamed=(2,), detail="no answer"))
+    ballot = ballots.add(1, replace(OK, ok=False, links=(Link(2, 1),), detail="no answer"))
     assert ballot is not None
-    assert (ballot[0].ok, ballot[0].blamed, ballot[0].pieces) == (False, (2,), ())
+    assert (ballot[0].ok, ballot[0].links, ballot[0].pieces) == (False, (Link(2, 1),), ())
     assert "rank 1: no answer" in ballot[0].detail
     assert ballots.add(2, OK) is None
     assert ballots.held is None

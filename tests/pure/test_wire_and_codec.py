@@ -21,6 +21,7 @@ from spare_megatron.controller.messages import (
     Applied,
     Hello,
     JobSpec,
+    Link,
     Loss,
     Lost,
     Opened,
@@ -57,6 +58,7 @@ views = st.builds(
 signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
 parts = st.lists(st.builds(Part, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
+links = st.lists(st.builds(Link, small, small, st.booleans()), max_size=3).map(tuple)
 votes = st.builds(
     Vote,
     group=small,
@@ -66,9 +68,9 @@ votes = st.builds(
     ok=st.booleans(),
     pieces=numbers,
     result_digest=st.text(max_size=5),
-    blamed=numbers,
+    links=links,
     detail=st.text(max_size=5),
-    at_s=st.floats(0, 1e6),
+    failing_s=st.floats(0, 1e6),
     checksums=checksums,
     audits=checksums,
     parts=parts,
@@ -93,16 +95,18 @@ def test_views_cross_the_wire(view: View) -> None:
 
 
 @given(votes)
-def test_votes_cross_the_wire_without_the_coordinators_time(vote: Vote) -> None:
+def test_votes_cross_the_wire_without_the_coordinators_figure(vote: Vote) -> None:
     read = wire.read(wire.fill(pb.Vote(), vote), Vote)
-    assert read == replace(vote, at_s=0.0)
+    assert read == replace(vote, failing_s=0.0)
 
 
 def test_optional_and_named_figures_cross_the_wire() -> None:
     for held in (None, (3, 4)):
-        hello = Hello(1, 2, "f", 3, held, 5)
+        hello = Hello(1, 2, "f", 3, held, 5, held)
         assert wire.read(wire.fill(pb.Hello(), hello), Hello) == hello
-    reduced = Reduced(1, 2, True, (3,), "r", "w", (4,), "d", (("patch_s", 0.5),), False, ((3, -4),), ((5, 6),))
+    reduced = Reduced(
+        1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", (("patch_s", 0.5),), False, ((3, -4),), ((5, 6),)
+    )
     assert wire.read(wire.fill(pb.Reduced(), reduced), Reduced) == reduced
 
 

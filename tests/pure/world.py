@@ -354,7 +354,7 @@ class World:
     def _vote(self, group: Group, ok: bool) -> None:
         self.clock_s += 1.0
         orders = group.orders
-        blamed = () if ok else tuple(g for g in orders.live_groups if g != group.id)[:1]
+        links = () if ok else tuple(m.Link(g, group.id) for g in orders.live_groups if g != group.id)[:1]
         vote = m.Vote(
             group.id,
             group.incarnation,
@@ -363,8 +363,8 @@ class World:
             ok,
             () if orders.leave else tuple(group.ran),
             weights_digest=group.weights,
-            blamed=blamed,
-            at_s=self.clock_s,
+            links=links,
+            failing_s=0.0 if ok else self.clock_s,
             checksums=tuple((p, group.found[p]) for p in audits.selected(self.spec, orders.step, group.ran)),
             audits=tuple(group.audited.items()),
         )

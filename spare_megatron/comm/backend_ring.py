@@ -44,7 +44,7 @@ class RingBackend:
         self, seat: Seat, clients: StoreClients, timeout_s: float, suspects: frozenset[int] = frozenset()
     ) -> None:
         """``suspects``: ranks whose link to this one was mute in the epoch before."""
-        self._seat = seat
+        self.seat = seat
         self._clients = clients
         self._timeout_s = timeout_s
         self._suspects = suspects
@@ -61,18 +61,23 @@ class RingBackend:
         return self._links.evidence
 
     def form(self) -> None:
-        seat = self._seat
+        seat = self.seat
         meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s, self._suspects)
         listener = self._listener = _listen(seat)
-        meeting.store.set(f"at/{seat.rank}", _place(listener))
+        meeting.store.set(f"at/{seat.rank}", self.place(listener))
         meeting.arrive()
         host, port = meeting.store.get(f"at/{(seat.rank + 1) % seat.size}").decode().split()
         self._links.start(listener, host, int(port))
         self._left, self._right = self._links.connected()
         meeting.part(f"at/{seat.rank}")
 
+    def place(self, listener: socket.socket) -> str:
+        """Where the left neighbour is to call: host and port."""
+        host, port = listener.getsockname()[:2]
+        return f"{host} {port}"
+
     def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        ring = RingStreams(wire, self._seat.rank, self._seat.size, self._scratch)
+        ring = RingStreams(wire, self.seat.rank, self.seat.size, self._scratch)
         self._traffic.patient = patient
         try:
             while not ring.over:
@@ -151,7 +156,7 @@ class RingBackend:
         """A data connection ended. Most often the neighbour says why, on its control connection."""
         why = self._links.over
         self._links.lose(side)
-        rank = (self._seat.rank + (1 if side == RIGHT else -1)) % self._seat.size
+        rank = (self.seat.rank + (1 if side == RIGHT else -1)) % self.seat.size
         return BackendError(why or f"the connection to rank {rank} of the ring is lost: {what}")
 
 
@@ -159,12 +164,6 @@ def _listen(seat: Seat) -> socket.socket:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     host = _interface_address(interface) if interface else _address_towards(seat.store_host, seat.store_port)
     return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def _place(listener: socket.socket) -> str:
-    """Where the left neighbour is to call."""
-    host, port = listener.getsockname()[:2]
-    return f"{host} {port}"
 
 
 def _interface_address(name: str) -> str:

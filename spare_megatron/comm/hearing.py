@@ -17,6 +17,7 @@ nobody names a neighbour that only gave up because of somebody else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ TOGETHER = 0.75
 by little more than the time between two beats, and a member that was starved for less is not taken for mute."""
 SUSPECT = 0.5
 """A link that was mute in the epoch before has this part of the time-out, until it has held for two of them."""
-HOLD_ON = 1.5
+HOLD_ON = 4.0
 """A member with everything at hand whose neighbours wait too leaves it to others to find the cause, but not longer."""
 ENDED_GRACE_S = 0.1
 """The farewell and the end of a data connection travel apart: this long after an end none comes any more. Less than
@@ -140,7 +141,7 @@ class Hearing:
             knew_mute = any(self._links.values())
             self._note(beat.links)
             if not knew_mute and any(link.mute for link in beat.links):
-                self._take_stock(clock_s)
+                self._take_stock(clock_s, self._timeout_s)
             self.give_up(f"rank {ear.rank} of the ring gave up{self._because()}")
 
     def end(self, side: int, now_s: float) -> None:
@@ -154,14 +155,19 @@ class Hearing:
         """Nothing more can be summed in this epoch; the first reason stays."""
         self.over = self.over or why
 
-    def look(self, traffic: Traffic, now_s: float) -> None:
-        """Time has passed: to be called at least once between two beats."""
+    def look(self, traffic: Traffic, now_s: float, data_age_s: float = math.inf) -> None:
+        """Time has passed: to be called at least once between two beats.
+
+        ``data_age_s``: since when no data has come from the left neighbour. When they are read does not matter: they
+        may have lain in this machine's buffers since before the link went mute.
+        """
+        came = data_age_s <= now_s - self._looked_s
         clock_s = self._clock_s(now_s)
         left = self._ears[LEFT]
         moved = (traffic.received, traffic.sent)
-        if traffic.received != self._moved[0]:
+        if came and left.connected:
             left.heard_s = clock_s
-        owes = traffic.wants and left.sent > traffic.received and traffic.received == self._moved[0]
+        owes = traffic.wants and left.sent > traffic.received and traffic.received == self._moved[0] and not came
         left.owed_s = None if not owes else clock_s if left.owed_s is None else left.owed_s
         busy = (traffic.wants or traffic.offers) and not traffic.patient
         if not busy or moved != self._moved:
@@ -189,19 +195,19 @@ class Hearing:
         mute = [ear for ear in self._ears if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
         if mute:
             ear = mute[0]
-            what = "bytes that it has sent" if ear.connected and ear.owed_s is not None else "anything"
-            self._take_stock(clock_s)
-            self.give_up(
-                f"rank {ear.rank} of the ring is mute: {what} did not come for {self._patience_s(ear, clock_s):g} s"
-            )
+            what = "nothing" if ear.owed_s is None else "none of the bytes that it has sent"
+            patience_s = self._patience_s(ear, clock_s)
+            self._take_stock(clock_s, patience_s)
+            self.give_up(f"rank {ear.rank} of the ring is mute: {what} came for {patience_s:g} s")
 
-    def _take_stock(self, clock_s: float) -> None:
-        """Some link is mute: name all here that went mute with it, not only the first that is noticed."""
-        self._note(
-            Link(ear.rank, self._rank, mute=True)
-            for ear in self._ears
-            if ear.silent_s(clock_s) >= TOGETHER * self._patience_s(ear, clock_s)
-        )
+    def _take_stock(self, clock_s: float, patience_s: float) -> None:
+        """Some link is mute, after ``patience_s``: name all here that went mute with it, not only the first that is
+        noticed. Links that never stood in this epoch were all waited for since it began: where one was a suspect, half
+        the time tells as much of the others."""
+        for ear in self._ears:
+            least_s = TOGETHER * (patience_s if ear.connected else min(patience_s, SUSPECT * self._timeout_s))
+            if ear.silent_s(clock_s) >= least_s:
+                self._note([Link(ear.rank, self._rank, mute=True)])
 
     def _find_stalled(self, traffic: Traffic, clock_s: float) -> None:
         """All members have everything at hand, and still nothing moves."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import math
 import os
 import select
 import socket
@@ -36,6 +37,8 @@ _HEAD = struct.Struct("!BHQ")
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 _READ_BYTES = 4096
+_TCP_INFO = struct.Struct("8x44xI")
+"""Of Linux's tcp_info: tcpi_last_data_recv, milliseconds."""
 
 
 def pack(beat: Beat) -> bytes:
@@ -190,7 +193,7 @@ class RingLinks:
                 with self._changed:
                     for fd in happened:
                         self._attend(fd, now_s)
-                    hearing.look(self._traffic, now_s)
+                    hearing.look(self._traffic, now_s, self._data_age_s())
                     self._speak(now_s)
                     if hearing.over:
                         self._sound()
@@ -210,6 +213,15 @@ class RingLinks:
                     poller.register(line.sock, line.watched)
             wait_s = ENDED_GRACE_S / 2 if self.over else self._beat_s - time.monotonic()
         return [fd for fd, _ in poller.poll(1000 * min(max(wait_s, 0.0), self._timeout_s / BEATS))]
+
+    def _data_age_s(self) -> float:
+        """Since when this machine has got no data from the left neighbour, whether or not the owner has read them."""
+        for line in self._lines:
+            if (line.side, line.kind) == (LEFT, DATA):
+                with contextlib.suppress(OSError):
+                    info = line.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                    return _TCP_INFO.unpack(info)[0] / 1000
+        return math.inf
 
     def _attend(self, fd: int, now_s: float) -> None:
         if self._listener is not None and fd == self._listener.fileno():

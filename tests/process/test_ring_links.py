@@ -6,12 +6,19 @@ and of 6 is guilty once in each of ten ways.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
+import socket
 
 import pytest
 
+from spare_megatron.comm.backend_ring import RingBackend
+from spare_megatron.comm.ring_links import DIGEST_BYTES
 from tests.process.relay import Fault, Mute, Slow, Stalls, Way
+from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
+from tests.process.test_replica import Groups, request_of
 
 TIMEOUT_S = 2.0
 PATIENCE_S = 60.0
@@ -88,3 +95,45 @@ def test_every_position_is_guilty_in_every_way() -> None:
     took_s = [_run(*case, overlapped=number % 3 == 0) for number, case in enumerate(RUNS)]
     mute = sorted(one for one in took_s if one is not None)
     print(f"{len(took_s)} runs; fault -> loss: median {mute[len(mute) // 2]:.2f} s, most {mute[-1]:.2f} s")
+
+
+def test_a_process_that_dies_is_weak_evidence_that_all_members_vote_with() -> None:
+    """No farewell comes from it; its neighbours, who give up because of it, are not named."""
+    with replica_job(4, 1000, timeout_s=PATIENCE_S) as job:
+        job.view(range(4))
+        job.sums(range(4))
+        job.strike(1, signal.SIGKILL)
+        for group in (0, 2, 3):
+            line = job.ranks[group].expect(lambda line: line["event"] == "reduced" and not line["ok"])
+            assert line["links"] == [[1, 0, False], [1, 2, False]], line
+
+
+def test_strangers_at_the_door_keep_nobody_out() -> None:
+    """Who calls a member's listener and says nothing, or something else, is hung up on when the ring has closed."""
+    strangers: list[socket.socket] = []
+    place = RingBackend.place
+
+    def visited(backend: RingBackend, listener: socket.socket) -> str:
+        for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 16):
+            stranger = socket.create_connection(listener.getsockname())
+            stranger.sendall(words)
+            strangers.append(stranger)
+        return place(backend, listener)
+
+    RingBackend.place = visited  # type: ignore[method-assign]
+    groups = Groups(3)
+    try:
+        groups.view((0, 1, 2))
+        assert all(outcome.ok for outcome in groups.reduce({g: request_of(g) for g in range(3)}).values())
+        for stranger in strangers:
+            stranger.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionResetError):
+                heard = stranger.recv(100)
+                assert len(heard) in (0, DIGEST_BYTES)
+                while heard:
+                    heard = stranger.recv(100)
+    finally:
+        RingBackend.place = place  # type: ignore[method-assign]
+        groups.close()
+        for stranger in strangers:
+            stranger.close()

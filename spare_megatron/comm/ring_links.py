@@ -151,6 +151,7 @@ class RingLinks:
             if self._hearing is not None:
                 self._hearing.end(side, time.monotonic())
                 self._speak(time.monotonic())
+                self._stir()
 
     def cut(self, why: str) -> None:
         """Give up: say so, then end the data connections. Any thread, more than once."""
@@ -169,7 +170,7 @@ class RingLinks:
     def close(self) -> None:
         """End the thread and free everything. Called once, last."""
         self._closing = True
-        os.eventfd_write(self._wake, 1)
+        self._stir()
         if self._thread is not None:
             self._thread.join()
         with self._changed:
@@ -212,7 +213,10 @@ class RingLinks:
                 if line.watched:
                     poller.register(line.sock, line.watched)
             wait_s = ENDED_GRACE_S / 2 if self.over else self._beat_s - time.monotonic()
-        return [fd for fd, _ in poller.poll(1000 * min(max(wait_s, 0.0), self._timeout_s / BEATS))]
+        happened = [fd for fd, _ in poller.poll(1000 * min(max(wait_s, 0.0), self._timeout_s / BEATS))]
+        if self._wake in happened:
+            os.eventfd_read(self._wake)
+        return happened
 
     def _data_age_s(self) -> float:
         """Since when this machine has got no data from the left neighbour, whether or not the owner has read them."""
@@ -309,6 +313,10 @@ class RingLinks:
         for line in self._lines:
             if line.kind == CONTROL and not line.calling:
                 line.send(b"" if line.outbox and not hearing.over else pack(hearing.beat(line.side, self._traffic)))
+
+    def _stir(self) -> None:
+        """The thread is to look again, and when it is to do so next."""
+        os.eventfd_write(self._wake, 1)
 
     def _sound(self) -> None:
         with contextlib.suppress(OSError):

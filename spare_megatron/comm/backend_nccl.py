@@ -52,6 +52,7 @@ import torch.distributed as dist
 from spare_megatron.comm.backend import BackendError, Seat
 from spare_megatron.comm.backend_ring import RingBackend
 from spare_megatron.comm.store import StoreClients
+from spare_megatron.controller.messages import Link
 
 ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # an error or time-out of a collective does not end the process
@@ -68,6 +69,10 @@ _environment_lock = threading.Lock()
 
 class NcclBackend:
     """See :class:`~spare_megatron.comm.backend.Backend`."""
+
+    linger_s = 0.0
+    evidence: frozenset[Link] = frozenset()
+    """NCCL says that something went wrong, not where."""
 
     def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float, device: torch.device) -> None:
         self._seat = seat

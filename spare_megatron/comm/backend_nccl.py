@@ -70,9 +70,7 @@ _environment_lock = threading.Lock()
 class NcclBackend:
     """See :class:`~spare_megatron.comm.backend.Backend`."""
 
-    linger_s = 0.0
-    evidence: frozenset[Link] = frozenset()
-    """NCCL says that something went wrong, not where."""
+    linger_s = RingBackend.linger_s
 
     def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float, device: torch.device) -> None:
         self._seat = seat
@@ -88,6 +86,11 @@ class NcclBackend:
         self._issued: torch.cuda.Event | None = None
         """The end of the sum that was issued last; None while it is not known where on the device that is."""
         _bound_waits(timeout_s)
+
+    @property
+    def evidence(self) -> frozenset[Link]:
+        """Only what TCP shows: NCCL says that something went wrong, not where."""
+        return self._reach.evidence
 
     def form(self) -> None:
         seat = self._seat

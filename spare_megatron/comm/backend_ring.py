@@ -63,6 +63,8 @@ class RingBackend:
     def form(self) -> None:
         seat = self.seat
         meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s, self._suspects)
+        if self._links.over:  # cut before there was a meeting to leave
+            raise BackendError(self._links.over)
         listener = self._listener = _listen(seat)
         meeting.store.set(f"at/{seat.rank}", self.place(listener))
         meeting.arrive()

@@ -62,7 +62,7 @@ class Journal:
 
     def append(self, event: Event, decision: Decision) -> Record:
         """Write one record; see the module about when it is where. Raises OSError: the record is not in the journal."""
-        final = _is_final(decision, self._epoch)
+        final = is_final(decision, self._epoch)
         if final:
             self._confirm()
         record = Record(self._n + 1, self._clock(), decision.epoch, event, decision.actions, decision.reason)
@@ -83,7 +83,7 @@ class Journal:
         self._file.close()
 
 
-def _is_final(decision: Decision, epoch: int) -> bool:
+def is_final(decision: Decision, epoch: int) -> bool:
     """Whether others act on it for ever after; ``epoch`` is the one before."""
     acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
     return decision.epoch != epoch or any(acted_on)
@@ -170,7 +170,7 @@ def replay(path: Path, observe: Observer | None = None) -> Replayed:
             )
         if observe is not None:
             observe(record, state, decision, after)
-        if _is_final(decision, state.epoch):
+        if is_final(decision, state.epoch):
             settled_bytes = record.begins_bytes
         state, records = after, record.n
     return Replayed(state, records, settled_bytes)

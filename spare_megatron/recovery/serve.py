@@ -9,10 +9,14 @@ from dataclasses import replace
 from spare_megatron.comm.disk import patiently
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.recovery.backlog import DiskFailedError
 from spare_megatron.recovery.coordinator import Coordinator, Options
 from spare_megatron.recovery.journal import JournalError
 from spare_megatron.recovery.office import Office, OfficeLostError, wait_for_office
 from spare_megatron.recovery.records import say
+
+TURNS_STOOD_BACK = 10
+"""A candidate whose disk failed lets so many others go first: theirs may be better."""
 
 
 def serve_alone(options: Options) -> ExitCode:
@@ -43,18 +47,21 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
             f"--candidate with --life {options.life} and --lease-s {lease_s:g}: both must be above 0, and the life "
             "the same for all candidates"
         )
+    turn = index
     while True:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # whoever holds office is sent them too, and saves
-        office = asyncio.run(wait_for_office(options.run_dir, index, lease_s, options.life))
+        office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
         if not isinstance(office, Office):
             return ExitCode(office)
         say(f"candidate {index} is coordinator {office.number}")
-        code = ExitCode.FAILED
+        code: ExitCode | None = ExitCode.FAILED
         try:
             code = _run(replace(options, office=office))
-        except OfficeLostError as error:
+        except (OfficeLostError, DiskFailedError) as error:
             say(f"{error}; this one is a candidate again")
+            code = None  # the job is not over
+            turn = index + TURNS_STOOD_BACK if isinstance(error, DiskFailedError) else index
             continue
         except Exception as error:
             code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED

@@ -7,97 +7,100 @@ messages whose buffers are gone, and late events or the end of the process abort
 to survive other ranks cannot depend on that. Here every wait is one ``poll`` that also listens for
 :meth:`RingBackend.cut`; nothing outlives its owner thread.
 
+The owner moves the bytes of the sums and has no time-outs: who is silent, and why, is for
+:mod:`spare_megatron.comm.ring_links` to find out, which listens beside it and ends its waits.
+
 May assume: members reach each other by TCP at the address they have on the way to the store, or on the
 interface that GLOO_SOCKET_IFNAME names (the variable by which users of torch choose it). Promises: what
-:class:`~spare_megatron.comm.backend.Backend` says; a member has two connections, whatever N; a process of
-another job, fencing number or epoch cannot take part: each connection begins with a digest of the
-communicator's prefix and a rank.
+:class:`~spare_megatron.comm.backend.Backend` says; a member has four connections, whatever N.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
 import os
 import select
 import socket
-import threading
-import time
 
 import psutil
 import torch
 
 from spare_megatron.comm.backend import BackendError, Meeting, Seat
+from spare_megatron.comm.hearing import LEFT, RIGHT, Traffic
 from spare_megatron.comm.ring import SEGMENT_BYTES, RingStreams
+from spare_megatron.comm.ring_links import RingLinks
 from spare_megatron.comm.store import StoreClients
 from spare_megatron.controller.messages import Link
 
-DIGEST_BYTES = 16
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
 
 
 class RingBackend:
     """See :class:`~spare_megatron.comm.backend.Backend`."""
 
-    def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float) -> None:
-        self._seat = seat
+    linger_s = 0.5
+    """Longer than the outcome of a failed reduction waits, in which what others know still comes in."""
+
+    def __init__(
+        self, seat: Seat, clients: StoreClients, timeout_s: float, suspects: frozenset[int] = frozenset()
+    ) -> None:
+        """``suspects``: ranks whose link to this one was mute in the epoch before."""
+        self.seat = seat
         self._clients = clients
         self._timeout_s = timeout_s
-        self._left_rank = (seat.rank - 1) % seat.size
-        self._right_rank = (seat.rank + 1) % seat.size
-        self._lock = threading.Lock()
-        """Guards ``_cut`` and ``_open``: no socket is closed while another thread ends it."""
-        self._cut = False
-        self._open: list[socket.socket] = []
-        self._alarm, self._wake = socket.socketpair()
-        """Readable, and forever, once ``cut`` was called: ``_wake`` is the end to write to."""
+        self._suspects = suspects
+        self._traffic = Traffic()
+        self._links = RingLinks(seat, timeout_s, suspects, self._traffic)
+        self._listener: socket.socket | None = None
         self._left: socket.socket | None = None
         self._right: socket.socket | None = None
         self._meeting: Meeting | None = None
         self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
 
+    @property
+    def evidence(self) -> frozenset[Link]:
+        return self._links.evidence
+
     def form(self) -> None:
-        seat = self._seat
-        meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s)
-        listener = self._keep(_listen(seat))
-        host, port = listener.getsockname()[:2]
-        meeting.store.set(f"at/{seat.rank}", f"{host} {port}")
+        seat = self.seat
+        meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s, self._suspects)
+        if self._links.over:  # cut before there was a meeting to leave
+            raise BackendError(self._links.over)
+        listener = self._listener = _listen(seat)
+        meeting.store.set(f"at/{seat.rank}", self.place(listener))
         meeting.arrive()
-        until_s = time.monotonic() + self._timeout_s
-        host, port = meeting.store.get(f"at/{self._right_rank}").decode().split()
-        self._right = self._call(host, int(port), until_s)
-        self._left = self._answer(listener, until_s)
-        if self._read(self._right, until_s) != self._digest(self._right_rank):
-            raise BackendError("the right neighbour is not of this epoch", self._links(self._right_rank))
-        self._discard(listener)
+        host, port = meeting.store.get(f"at/{(seat.rank + 1) % seat.size}").decode().split()
+        self._links.start(listener, host, int(port))
+        self._left, self._right = self._links.connected()
         meeting.part(f"at/{seat.rank}")
 
+    def place(self, listener: socket.socket) -> str:
+        """Where the left neighbour is to call: host and port."""
+        host, port = listener.getsockname()[:2]
+        return f"{host} {port}"
+
     def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        ring = RingStreams(wire, self._seat.rank, self._seat.size, self._scratch)
-        while not ring.over:
-            received = self._pull(ring)
-            sent = self._push(ring)
-            if not (received or sent or ring.over):
-                self._await_neighbours(ring, None if patient else self._timeout_s)
+        ring = RingStreams(wire, self.seat.rank, self.seat.size, self._scratch)
+        self._traffic.patient = patient
+        try:
+            while not ring.over:
+                received = self._pull(ring)
+                sent = self._push(ring)
+                if not (received or sent or ring.over):
+                    self._await_neighbours(ring)
+        finally:
+            self._traffic.wants = self._traffic.offers = False
 
     def cut(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._cut = True
-            self._wake.shutdown(socket.SHUT_RDWR)
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        self._links.cut("given up")
 
     def unblock(self) -> None:
         if self._meeting is not None:
             self._meeting.leave()
 
     def release(self) -> None:
-        with self._lock:
-            for sock in (*self._open, self._alarm, self._wake):
-                sock.close()
-            self._open.clear()
+        self._links.close()
+        if self._listener is not None:
+            self._listener.close()
         self._left = self._right = None
         if self._meeting is not None:
             self._meeting.end()
@@ -112,9 +115,10 @@ class RingBackend:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(self._left_rank, error) from error
+            raise self._lost(LEFT, error) from error
         if not number:
-            raise self._lost(self._left_rank, "closed by the other side")
+            raise self._lost(LEFT, "closed by the other side")
+        self._traffic.received += number
         ring.received(number)
         return True
 
@@ -128,105 +132,34 @@ class RingBackend:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(self._right_rank, error) from error
+            raise self._lost(RIGHT, error) from error
+        self._traffic.sent += number
         ring.sent(number)
         return True
 
-    def _await_neighbours(self, ring: RingStreams, timeout_s: float | None) -> None:
+    def _await_neighbours(self, ring: RingStreams) -> None:
         assert self._left is not None
         assert self._right is not None
-        watched = {}
-        if ring.incoming is not None:
-            watched[self._left] = select.POLLIN
-        if not ring.all_sent:
-            watched[self._right] = select.POLLRDHUP | (select.POLLOUT if ring.outgoing is not None else 0)
-        events = self._poll(watched, timeout_s)
-        if not events:
-            late = self._left_rank if ring.incoming is not None else self._right_rank
-            raise BackendError(f"rank {late} of the ring was silent for {timeout_s:g} s", self._links(late))
-        if events.get(self._right, 0) & LOST:
-            raise self._lost(self._right_rank, "closed by the other side")
-
-    def _poll(self, watched: dict[socket.socket, int], timeout_s: float | None) -> dict[socket.socket, int]:
-        """What happened to the sockets; nothing after the time-out; BackendError when this communicator is given up."""
+        traffic, alarm = self._traffic, self._links.alarm
+        traffic.wants, traffic.offers = ring.incoming is not None, ring.outgoing is not None
         poller = select.poll()
-        poller.register(self._alarm, select.POLLIN)
-        for sock, events in watched.items():
-            poller.register(sock, events)
-        happened = dict(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
-        if self._alarm.fileno() in happened:
-            raise BackendError("given up")
-        return {sock: happened[sock.fileno()] for sock in watched if sock.fileno() in happened}
+        poller.register(alarm, select.POLLIN)
+        if traffic.wants:
+            poller.register(self._left, select.POLLIN)
+        if not ring.all_sent:
+            poller.register(self._right, select.POLLRDHUP | (select.POLLOUT if traffic.offers else 0))
+        happened = dict(poller.poll())
+        if alarm.fileno() in happened:
+            raise BackendError(self._links.over)
+        if happened.get(self._right.fileno(), 0) & LOST:
+            raise self._lost(RIGHT, "closed by the other side")
 
-    def _call(self, host: str, port: int, until_s: float) -> socket.socket:
-        """Connect to the right neighbour, and say who calls."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = self._keep(socket.socket(family, socket.SOCK_STREAM))
-        refused = sock.connect_ex((host, port))
-        if refused in (0, errno.EINPROGRESS):
-            self._ready(sock, select.POLLOUT, until_s)
-            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if refused:
-            raise self._lost(self._right_rank, os.strerror(refused))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            sock.send(self._digest(self._seat.rank))
-        except OSError as error:
-            raise self._lost(self._right_rank, error) from error
-        return sock
-
-    def _answer(self, listener: socket.socket, until_s: float) -> socket.socket:
-        """The connection of the left neighbour, after telling it who answers; anybody else's is closed."""
-        while True:
-            self._ready(listener, select.POLLIN, until_s)
-            sock = self._keep(listener.accept()[0])
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._read(sock, until_s) == self._digest(self._left_rank):
-                sock.send(self._digest(self._seat.rank))
-                return sock
-            self._discard(sock)
-
-    def _read(self, sock: socket.socket, until_s: float) -> bytes:
-        """A digest, or less when the other side ends."""
-        read = b""
-        while len(read) < DIGEST_BYTES:
-            self._ready(sock, select.POLLIN, until_s)
-            try:
-                more = sock.recv(DIGEST_BYTES - len(read))
-            except ConnectionError:
-                break
-            if not more:
-                break
-            read += more
-        return read
-
-    def _ready(self, sock: socket.socket, event: int, until_s: float) -> None:
-        if not self._poll({sock: event}, until_s - time.monotonic()):
-            neighbours = (self._left_rank, self._right_rank)
-            raise BackendError(f"the ring does not close within {self._timeout_s:g} s", self._links(*neighbours))
-
-    def _digest(self, rank: int) -> bytes:
-        return hashlib.sha256(f"{self._seat.prefix} {rank}".encode()).digest()[:DIGEST_BYTES]
-
-    def _keep(self, sock: socket.socket) -> socket.socket:
-        """Take charge of a new socket; BackendError when this communicator is given up."""
-        sock.setblocking(False)
-        with self._lock:
-            self._open.append(sock)
-            if self._cut:
-                raise BackendError("given up")
-        return sock
-
-    def _discard(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._open.remove(sock)
-            sock.close()
-
-    def _lost(self, rank: int, what: object) -> BackendError:
-        return BackendError(f"the connection to rank {rank} of the ring is lost: {what}", self._links(rank))
-
-    def _links(self, *senders: int) -> tuple[Link, ...]:
-        return tuple(Link(sender, self._seat.rank) for sender in senders)
+    def _lost(self, side: int, what: object) -> BackendError:
+        """A data connection ended. Most often the neighbour says why, on its control connection."""
+        why = self._links.over
+        self._links.lose(side)
+        rank = (self.seat.rank + (1 if side == RIGHT else -1)) % self.seat.size
+        return BackendError(why or f"the connection to rank {rank} of the ring is lost: {what}")
 
 
 def _listen(seat: Seat) -> socket.socket:

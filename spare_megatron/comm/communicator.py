@@ -32,7 +32,6 @@ class Communicator:
         self.ready = backend is None
         self.given_up = False
         self.error = ""
-        self.links: tuple[Link, ...] = ()
         self.submitted = self.done = 0
         """Operations, over the communicator's life."""
         self.dead = backend is None
@@ -40,6 +39,8 @@ class Communicator:
         self.formation_s = 0.0
         self._born_s = time.monotonic()
         self._backend = backend
+        self._unmet: tuple[Link, ...] = ()
+        """In ranks: what the error itself says."""
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None]] = deque()
         self._threads: list[threading.Thread] = []
@@ -50,6 +51,17 @@ class Communicator:
     def busy(self) -> bool:
         """Some operation may still write into its buffer."""
         return not self.dead and self.done != self.submitted
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """What did not arrive, between which groups, as far as this member knows by now."""
+        known = {(link.sender, link.receiver): link for link in self._unmet}
+        if self._backend is not None:
+            known |= {(link.sender, link.receiver): link for link in self._backend.evidence}
+        return tuple(
+            replace(link, sender=self.groups[link.sender], receiver=self.groups[link.receiver])
+            for _, link in sorted(known.items())
+        )
 
     @property
     def gone(self) -> bool:
@@ -69,9 +81,13 @@ class Communicator:
             return self.submitted
 
     def spoil(self, reason: str) -> None:
-        """This rank broke off in the middle: it is out of step with the other members for the rest of the epoch."""
+        """This rank broke off in the middle: it is out of step with the other members for the rest of the epoch, and
+        they need not wait for it. Any thread; never blocks."""
         with self._changed:
             self.error = self.error or reason
+            backend = self._backend
+        if backend is not None and not self.dead:
+            backend.cut()
 
     def give_up(self) -> None:
         """From now on nobody waits for it. Any thread; never blocks."""
@@ -97,7 +113,7 @@ class Communicator:
 
     def _own(self, backend: Backend) -> None:
         """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
-        too."""
+        too. What the peers know about the cause still comes in."""
         try:
             backend.form()
             self._note_ready()
@@ -105,6 +121,8 @@ class Communicator:
         except Exception as error:
             self._note_error(error)
         backend.cut()
+        with self._changed:
+            self._changed.wait_for(lambda: self.given_up, backend.linger_s)
         with contextlib.suppress(Exception):
             backend.release()
         with self._changed:
@@ -137,10 +155,7 @@ class Communicator:
             self._changed.notify_all()
 
     def _note_error(self, error: Exception) -> None:
-        links = error.links if isinstance(error, BackendError) else ()
         with self._changed:
-            self.error = f"{error}" or type(error).__name__
-            self.links = tuple(
-                replace(link, sender=self.groups[link.sender], receiver=self.groups[link.receiver]) for link in links
-            )
+            self.error = self.error or f"{error}" or type(error).__name__
+            self._unmet = error.links if isinstance(error, BackendError) else ()
             self._changed.notify_all()

@@ -28,6 +28,8 @@ VIEW_GRACE_S = 0.2
 """A lost connection is most often the first sign of a newer epoch: whoever hears of it first drops the old
 communicator (protocol rule 5), and a death is known to the coordinator as soon as to its neighbours. An error
 waits so long for the view that explains it, because a failed vote costs an epoch and blames somebody."""
+MUTE_GRACE_S = 0.05
+"""No view explains a mute link. So long it takes at most until all members have said what they know of theirs."""
 QUIET_GRACE_S = 0.2
 """A given-up operation usually lets go of its buffers within milliseconds: waiting that long saves a second set."""
 
@@ -200,7 +202,8 @@ class OpenReduction:
                 raise StaleError
             if communicator.error:
                 self._failed_s = self._failed_s or time.monotonic()
-                if time.monotonic() - self._failed_s > VIEW_GRACE_S:
+                mute = any(link.mute for link in communicator.links)
+                if time.monotonic() - self._failed_s > (MUTE_GRACE_S if mute else VIEW_GRACE_S):
                     raise FailedError(communicator.error)
                 return False
             return communicator.ready

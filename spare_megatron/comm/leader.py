@@ -279,14 +279,15 @@ class Leader:
         return None if known is None or known.fencing < self._agent.orders.fencing else known.address
 
     def _greet(self) -> Sequence[pb.GroupReport]:
-        setup = self._setup
+        setup, orders = self._setup, self._agent.orders
         hello = Hello(
             group=setup.group,
             incarnation=setup.incarnation,
             fingerprint=setup.spec.fingerprint,
             last_applied=self._applied.reached,
             held=self._ballots.held,
-            fencing=self._agent.orders.fencing,
+            fencing=orders.fencing,
+            committed=orders.committed if orders.epoch else None,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,
@@ -309,15 +310,23 @@ class Leader:
         return [*greeting, *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others. A
-        commit drops nothing: there the others are first, before this rank's training thread wants the interpreter."""
+        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others.
+
+        A commit drops nothing: there the others are told before this rank's training thread wants the interpreter.
+        The leader knows it before it waits for them: a rank that connects meanwhile is told of it, and it is neither
+        lost nor forgotten in the next Hello when the connection to the coordinator is given up meanwhile.
+        """
         kind = order.WhichOneof("kind")
         if kind == "commit":
+            change = self._agent.learn(order)
             self._pass_on(order)
-            await self._passed_on()
+            try:
+                await self._passed_on()
+            finally:
+                self._agent.show(change)
+            return
         change = self._agent.take(order)
-        if kind != "commit":
-            self._pass_on(order)
+        self._pass_on(order)
         if kind == "welcome":
             self._welcome = order
         elif kind == "view":

@@ -76,13 +76,19 @@ class Agent:
         self.orders = Orders(group=setup.group, incarnation=setup.incarnation)
 
     def take(self, order: pb.Order) -> Change:
-        """One order, from the coordinator or passed on by the leader."""
+        """One order, from the coordinator or passed on by the leader: known, and shown to the training thread."""
+        change = self.learn(order)
+        self.show(change)
+        return change
+
+    def learn(self, order: pb.Order) -> Change:
+        """One order: known from now on, whoever asks. Its owner then calls :meth:`show`."""
         kind = order.WhichOneof("kind")
         if kind == "welcome":
             self._settle(None)
         elif kind == "refused":
             self._settle(ConfigError(order.refused.reason))
-            return self.end(fenced=order.refused.reason)
+            return self._end(fenced=order.refused.reason)
         elif kind == "view":
             view = wire.read(order.view.view, View)
             return self._adopt(*take_view(self.orders, view, order.view.store, order.view.store_prefix))
@@ -92,17 +98,21 @@ class Agent:
             told = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
             return self._adopt(*told)
         elif kind == "fenced" and order.fenced.fencing >= self.orders.fencing:
-            return self.end(fenced=order.fenced.reason)
+            return self._end(fenced=order.fenced.reason)
         elif kind == "stop":
-            return self.end(stop=(order.stop.outcome, order.stop.reason))
+            return self._end(stop=(order.stop.outcome, order.stop.reason))
         elif kind == "save_accepted":
             self._session.answer_save(order.save_accepted.step, order.save_accepted.directory)
         return Change.NONE
 
-    def end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> Change:
+    def show(self, change: Change) -> None:
+        """Let the training thread see what is known."""
+        if change is not Change.NONE:
+            self._session.publish(self.orders, change is Change.EPOCH)
+
+    def end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> None:
         """The job is over for this rank."""
-        self._settle(None)
-        return self._adopt(*take_end(self.orders, stop=stop, fenced=fenced))
+        self.show(self._end(stop=stop, fenced=fenced))
 
     def fail(self, error: ConfigError) -> None:
         """The session cannot be opened, or cannot go on."""
@@ -125,10 +135,12 @@ class Agent:
             else:
                 self._opened.set_exception(error)
 
+    def _end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> Change:
+        self._settle(None)
+        return self._adopt(*take_end(self.orders, stop=stop, fenced=fenced))
+
     def _adopt(self, orders: Orders, change: Change) -> Change:
-        if change is not Change.NONE:
-            self.orders = orders
-            self._session.publish(orders, change is Change.EPOCH)
+        self.orders = orders
         return change
 
 

@@ -104,6 +104,8 @@ class ReplicaCommunicators:
         self._stocking: threading.Thread | None = None
         self._current: Communicator | None = None
         self._given_up: list[Communicator] = []
+        self._suspects: frozenset[int] = frozenset()
+        """Groups whose link to this one was mute in the epoch before."""
         wire_device = self._device if backend == "nccl" else torch.device("cpu")
         self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
         _close_at_exit(self)
@@ -137,7 +139,8 @@ class ReplicaCommunicators:
         if not member:
             return
         self._stock(membership.store_host, membership.store_port)
-        new = Communicator(membership.epoch, membership.groups, self._backend(membership), self._changed)
+        backend = self._backend(membership)
+        new = Communicator(membership.epoch, membership.groups, backend, self._changed)
         with self._changed:
             wanted = self._over < new.epoch
             if wanted:
@@ -208,7 +211,8 @@ class ReplicaCommunicators:
             from spare_megatron.comm.backend_nccl import NcclBackend
 
             return NcclBackend(seat, self._clients, self._timeout_s, self._device)
-        return RingBackend(seat, self._clients, self._timeout_s)
+        suspects = frozenset(membership.groups.index(g) for g in self._suspects.intersection(membership.groups))
+        return RingBackend(seat, self._clients, self._timeout_s, suspects)
 
     def _find(self, epoch: int) -> Communicator | None:
         """The communicator of ``epoch``; None before it is adopted."""
@@ -239,6 +243,7 @@ class ReplicaCommunicators:
             self._changed.notify_all()
         if old is not None:
             old.give_up()
+            self._suspects = frozenset(link.sender for link in old.links if link.mute and link.receiver == self._group)
 
 
 def _close_at_exit(replicas: ReplicaCommunicators) -> None:

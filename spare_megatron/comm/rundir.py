@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ class RunDirectory:
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
+        self._latest: CoordinatorAddress | None = None
         self._accepted = self.path / "accepted.json"
         self._token = self.path / "token"
 
@@ -109,15 +111,25 @@ class RunDirectory:
         return self._token.read_text().strip()
 
     def publish_coordinator(self, address: CoordinatorAddress) -> None:
-        """Replace coordinator.json."""
-        write_json(self._coordinator, asdict(address))
+        """Let coordinator.json name a coordinator, unless it names a later one, with a higher fencing number."""
+        there = _address(glance(self._coordinator))
+        if there is None or (there.fencing <= address.fencing and there != address):
+            write_json(self._coordinator, asdict(address))
 
     def coordinator(self) -> CoordinatorAddress | None:
-        """Where the coordinator is; None before the first one, and where that is not known now."""
-        return _address(glance(self._coordinator))
+        """Where the coordinator is; None before the first one is seen.
+
+        The latest that this object ever read: a name with a lower fencing number (see recovery.terms) or a file that
+        cannot be read just now says nothing new.
+        """
+        there, latest = _address(glance(self._coordinator)), self._latest
+        if there is not None and (latest is None or there.fencing >= latest.fencing):
+            self._latest = there
+        return self._latest
 
     def coordinator_for_sure(self) -> CoordinatorAddress | None:
-        """The same for whoever begins with a number above it; OSError or ValueError where that is not known now."""
+        """What the file says now, for whoever begins with a number above it; OSError or ValueError where that is not
+        known."""
         return _address(read_json(self._coordinator))
 
     def publish_accepted(self, checkpoint: str) -> None:
@@ -199,7 +211,7 @@ class Lock:
 
 def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
     """Replace a JSON file atomically; ``durable``: it must survive the machine's death too."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = scratch_of(path)
     try:
         failpoints.hit_file(path, "write")
         with scratch.open("w") as file:
@@ -234,6 +246,11 @@ def glance(path: Path) -> dict[str, Any] | None:
         return read_json(path)
     except (OSError, ValueError):
         return None
+
+
+def scratch_of(path: Path) -> Path:
+    """Where to make what is to become ``path``: a name of this thread of this process on this host alone."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -10,12 +10,13 @@ goes on; no training process notices more than a reconnect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -63,6 +64,8 @@ from spare_megatron.recovery.tuning import PLANNED, JobTuning, publish_choice
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
 STATUS_INTERVAL_S = 0.5
+PUBLISHED_INTERVAL_S = 1.0
+"""Between two looks whether coordinator.json still names this coordinator."""
 DISK_PATIENCE = 0.75
 """Of the coordinator time-out of the groups: how long the job waits for a disk before another process is to go on."""
 SIGNAL_REASON = "signal"
@@ -144,21 +147,27 @@ class Coordinator:
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
-        if not self._unopened:
-            self._resume()
-        host = _advertised(self._options.listen)
-        self._backlog.do(partial(self._publish, f"{host}:{port}"))
-        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._write_status())]
-        if self._options.office is not None:
-            tasks.append(asyncio.create_task(self._options.office.until_lost()))
-        if self._options.with_store:
-            tasks.append(asyncio.create_task(self._speaker.start_store(host)))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            if not self._unopened:
+                self._resume()
+            host = _advertised(self._options.listen)
+            tasks = self._start_tasks(host, self._address(f"{host}:{port}"))
             await self._until_over(tasks)
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await server.stop(grace=0.2)
+
+    def _start_tasks(self, host: str, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
+        office, work = self._options.office, [self._watch(), self._write_status()]
+        publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
+        self._backlog.do(publish)
+        work.append(self._keep_published(publish) if office is None else office.until_lost())
+        if self._options.with_store:
+            work.append(self._speaker.start_store(host))
+        return [asyncio.create_task(one) for one in work]
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
         """Until the machine has stopped and the groups have left; a failed task is the end too."""
@@ -240,17 +249,24 @@ class Coordinator:
         if duration_s:
             asyncio.get_running_loop().call_later(max(0.0, started_unix_s + duration_s - time.time()), over)
 
-    def _publish(self, address: str) -> None:
-        self._dir.publish_coordinator(
-            CoordinatorAddress(
-                address=address,
-                fencing=self._fencing,
-                life=self._life,
-                highest_incarnation=max(self._state.highest.values(), default=-1),
-                pid=os.getpid(),
-                host=socket.gethostname(),
-            )
+    def _address(self, address: str) -> CoordinatorAddress:
+        return CoordinatorAddress(
+            address=address,
+            fencing=self._fencing,
+            life=self._life,
+            highest_incarnation=max(self._state.highest.values(), default=-1),
+            pid=os.getpid(),
+            host=socket.gethostname(),
         )
+
+    async def _keep_published(self, publish: Callable[[], None]) -> None:
+        """Without an office: the run directory's lock keeps others out, but not a rename that an earlier coordinator's
+        host had still to carry out."""
+        while True:
+            await asyncio.sleep(PUBLISHED_INTERVAL_S)
+            if not self._backlog.waiting:
+                with contextlib.suppress(OSError):  # a disk that fails for a while
+                    publish()
 
     def _signal(self, name: str) -> None:
         if self._state.phase in ("closed", "stopped") or self._unopened:
@@ -457,6 +473,8 @@ class Coordinator:
 
     async def _write_status(self) -> None:
         while True:
+            if self._options.office is not None:
+                self._options.office.confirm()
             self._records.write_status(self._state)
             await asyncio.sleep(STATUS_INTERVAL_S)
 

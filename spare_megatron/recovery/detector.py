@@ -311,7 +311,7 @@ class Detector:
             known = self._present(group, incarnation)
             ranks = [(rank.beat, rank) for rank in known.ranks.values() if rank.beat is not None] if known else []
             if ranks and group not in attempt.voted:
-                beat, rank = min(ranks, key=lambda one: (*_at(one[0]), one[0].in_phase, one[0].position))
+                beat, rank = min(ranks, key=_how_far)
                 places[group] = _Place(_at(beat), beat, rank)
         return places
 
@@ -336,6 +336,12 @@ class _Place:
     at: tuple[int, int]
     beat: Beat
     rank: _Rank
+
+
+def _how_far(one: tuple[Beat, _Rank]) -> tuple[float, ...]:
+    """Orders the ranks of one group; where two are at one place, the one that has stood still longer is behind."""
+    beat, rank = one
+    return (*_at(beat), rank.moved_s, beat.in_phase, beat.position)
 
 
 def _at(beat: Beat) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendStop
+from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendFenced, SendStop
 from spare_megatron.recovery.appended import AppendedFile
 
 
@@ -85,7 +85,7 @@ class Journal:
 
 def _is_final(decision: Decision, epoch: int) -> bool:
     """Whether others act on it for ever after; ``epoch`` is the one before."""
-    acted_on = (isinstance(action, SendCommit | SendStop | AcceptSave) for action in decision.actions)
+    acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
     return decision.epoch != epoch or any(acted_on)
 
 

@@ -55,21 +55,31 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
         if not isinstance(office, Office):
             return ExitCode(office)
         say(f"candidate {index} is coordinator {office.number}")
-        code: ExitCode | None = ExitCode.FAILED
-        try:
-            code = _run(replace(options, office=office))
-        except (OfficeLostError, DiskFailedError) as error:
-            say(f"{error}; this one is a candidate again")
-            code = None  # the job is not over
-            turn = index + TURNS_STOOD_BACK if isinstance(error, DiskFailedError) else index
+        code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
+        if code is None:
+            turn = index if office.is_lost() else index + TURNS_STOOD_BACK
+            say("this one is a candidate again")
             continue
-        except Exception as error:
-            code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
-            raise
-        finally:
-            office.close(code)
         say(f"the coordinator leaves with exit code {int(code)}")
         return code
+
+
+def _serve_term(options: Options, office: Office) -> ExitCode | None:
+    """Serve until the job is over, whose exit code the others are told; None when the office is lost before, or is left
+    to one that has a better disk."""
+    code: ExitCode | None = ExitCode.FAILED
+    try:
+        code = _run(options)
+    except Exception as error:
+        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # then no other error counts
+            say(f"{error}")
+            code = None
+            return None
+        code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
+        raise
+    finally:
+        office.close(code)
+    return code
 
 
 def _check(options: Options) -> None:

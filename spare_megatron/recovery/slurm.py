@@ -32,10 +32,10 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
-from spare_megatron.recovery.office import Term, Terms
 from spare_megatron.recovery.processes import Child, Processes
 from spare_megatron.recovery.supervisor import LIVES_WITHOUT_COMMIT
 from spare_megatron.recovery.tell import tell
+from spare_megatron.recovery.terms import Term, Terms
 
 POLL_S = 0.1
 COORDINATOR_RESTARTS = 8

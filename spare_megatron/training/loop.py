@@ -109,7 +109,7 @@ class TrainingLoop:
     def _save(self, committed: Committed, step_s: float, final: bool = False) -> None:
         assert self.saver is not None
         began_s, step = time.monotonic(), committed.step
-        self._tick(step)
+        self.session.progress("checkpoint", step, 0)
         self.runner.inject("checkpoint", step, 0)
         ask = Ask(self.session.saved, lambda: self._tick(step), step_s)
         self.saver.save(step, committed.epoch, ask, since=self._last_due, final=final)
@@ -127,27 +127,27 @@ class TrainingLoop:
             self.runner.vote_on_the_end(self._ended, orders)
 
     def _end(self, committed: Committed) -> Orders:
-        """The last step is applied: vote on its weights, save it if this group is the one, say so, and stay until the
+        """The last step is applied: save it if this group is the one, vote on its weights, say so, and stay until the
         job is over.
 
-        Should the group that saves die, a view without it makes the next one the lowest. A view of a newer epoch asks
-        for the vote again.
+        The group that saves takes its copy before the digest that it votes, as at every other step: what is damaged
+        between the two is then found by the votes, and is not in a checkpoint that they prove. Should it die, a view
+        without it makes the next one the lowest. A view of a newer epoch asks for the vote again.
         """
         step, saved = committed.step, False
-        self._ended = step
-        self._tick(step)
         if self.saver is not None:
             self.saver.settle(lambda: self._tick(step))
+        self._ended = step
         orders = self.session.orders
         while not orders.over:
             epoch = orders.epoch
             if self.saver is not None and self._saves(orders.live_groups) and not saved:
                 self._save(committed, 0.0, final=True)
                 saved = True
+            self._vote_on_the_end(self.session.orders)
             self.session.holds(step, epoch)
             while not orders.over and orders.epoch == epoch:
                 orders = self.session.wait(orders.version)
-            self._vote_on_the_end(orders)
         return orders
 
     def _until_over(self) -> Orders:

@@ -30,10 +30,11 @@ Line = dict[str, Any]
 class RankProcess:
     """One rank, and the lines it wrote that nobody has read yet."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], inside: list[str]) -> None:
+        """``inside``: what comes before the command, to run it elsewhere."""
         self.group = spec["group"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.process.replica_rank", json.dumps(spec)],
+            [*inside, sys.executable, "-m", "tests.process.replica_rank", json.dumps(spec)],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.PIPE,
@@ -91,14 +92,22 @@ class RankProcess:
 class ReplicaJob:
     """Ranks of one rank position, one for each group, and the epoch they are in."""
 
-    def __init__(self, numel: int, bucket_bytes: int, timeout_s: float) -> None:
-        self.server = StoreServer("127.0.0.1")
+    def __init__(
+        self,
+        numel: int,
+        bucket_bytes: int,
+        timeout_s: float,
+        host: str = "127.0.0.1",
+        inside: Callable[[int], list[str]] = lambda group: [],
+    ) -> None:
+        self.server = StoreServer(host)
+        self._inside = inside
         self.ranks: dict[int, RankProcess] = {}
         self.epoch = 0
         self._spec = {"numel": numel, "bucket_bytes": bucket_bytes, "timeout_s": timeout_s}
 
     def start(self, groups: Iterable[int]) -> None:
-        new = {group: RankProcess({"group": group, **self._spec}) for group in groups}
+        new = {group: RankProcess({"group": group, **self._spec}, self._inside(group)) for group in groups}
         self.ranks.update(new)
         for rank in new.values():
             rank.expect(lambda line: line["event"] == "up")

@@ -82,7 +82,17 @@ class Rank:
             outcome = self.replicas.reduce(epoch, request, lambda: self.epoch > epoch)
             at_s, ok, count = time.monotonic(), outcome.ok, count + 1
             right = self.is_right(outcome, view["groups"]) and torch.equal(accumulator, before)
-            say(event="reduced", epoch=epoch, ok=ok, stale=outcome.stale, right=right, at_s=at_s, error=outcome.error)
+            links = [(link.sender, link.receiver, link.mute) for link in outcome.links]
+            say(
+                event="reduced",
+                epoch=epoch,
+                ok=ok,
+                stale=outcome.stale,
+                right=right,
+                at_s=at_s,
+                error=outcome.error,
+                links=links,
+            )
 
     def is_right(self, outcome: ReduceOutcome, groups: tuple[int, ...]) -> bool:
         if not outcome.ok:

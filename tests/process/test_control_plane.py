@@ -16,7 +16,7 @@ import pytest
 
 from spare_megatron.comm.channel import TLS_FILES, TLS_NAME
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import Hello, Lost, Opened, SendFenced
+from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from tests.process.control_job import ControlJob
 
 HEARTBEAT_S = 2.0
@@ -312,3 +312,19 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     bad = one.popen("bad", ["spare_megatron.cli.coordinator", "--run-dir", str(tmp_path / "x"), "--tls-dir", str(tls)])
     assert bad.wait(30) == ExitCode.BAD_INPUT
     assert f"{TLS_FILES[2]} is not in the TLS directory" in one.output("bad")
+
+
+def test_a_joiner_that_never_holds_the_state_is_waited_for_only_so_long(job: Callable[..., ControlJob]) -> None:
+    """The group that comes back has nobody to take the state from here: the others wait a heartbeat time-out for it."""
+    one = job(3, 1, "--piece-s 0.01 --steps 60")
+    one.start()
+    one.until(lambda: one.committed() >= 3)
+    one.kill(2, 0)
+    one.until(lambda: len(losses(one)) == 1)
+    one.start_group(2, incarnation=1)
+    assert one.finish() == ExitCode.FINISHED
+    late = [record for record in one.records() if isinstance(record.event, JoinersLate)]
+    assert len(late) == 1
+    assert "group 2 late" in late[0].reason
+    assert one.exits()[2, 0] == ExitCode.FENCED
+    one.check_steps(60)

@@ -122,7 +122,7 @@ def test_what_was_not_final_after_all_is_a_failed_reduction(three: Groups) -> No
     opened.ready(0, 2000)
     opened.spoil("the gradient of w came late")
     outcome = opened.finish(tensors_of(0), SCALARS)
-    assert (outcome.ok, outcome.stale, outcome.fault, outcome.blamed) == (False, False, "", ())
+    assert (outcome.ok, outcome.stale, outcome.fault, outcome.links) == (False, False, "", ())
     assert outcome.error == "the gradient of w came late"
 
 

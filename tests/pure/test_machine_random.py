@@ -1,22 +1,28 @@
-"""Random walks of a whole job through the real controller: any order, repeats, losses, deaths at any moment.
+"""Random walks of larger jobs than can be explored whole: any order, repeats, losses, deaths at any moment.
 
-Safety is checked after every event, then liveness: with no further fault the job ends, finished or wiped out.
+Model and checks are the explorer's (:mod:`tests.explore.world`). Safety is checked after every event, then liveness:
+with no further fault the job ends. Then the walk's journal is written and replayed.
 """
 
 from __future__ import annotations
 
-import random
+import tempfile
+from pathlib import Path
 
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tests.pure.world import World
+from tests.explore.model import Model
+from tests.explore.shape import Shape
+from tests.explore.shapes import ANY
+from tests.explore.walk import journalled, run_out, walk
 
 WALK = st.lists(st.integers(0, 2**16), min_size=20, max_size=400)
+GRANULARITY = st.sampled_from(["microbatch", "shard"])
 
 
 SETTINGS = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -28,18 +34,26 @@ SETTINGS = settings(
     num_groups=st.integers(2, 5),
     pieces=st.integers(1, 3),
     redundancy=st.integers(1, 4),
-    granularity=st.sampled_from(["microbatch", "shard"]),
+    granularity=GRANULARITY,
     faults=st.integers(0, 15),
     formed=st.sampled_from([True, True, True, False]),
-    walk=WALK,
+    save_every=st.integers(0, 2),
+    numbers=WALK,
 )
 def test_any_interleaving_is_safe_and_ends(
-    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, formed: bool, walk: list[int]
+    num_groups: int,
+    pieces: int,
+    redundancy: int,
+    granularity: str,
+    faults: int,
+    formed: bool,
+    save_every: int,
+    numbers: list[int],
 ) -> None:
-    world = World(num_groups, pieces, min(redundancy, num_groups), granularity, steps=5, faults=faults)
-    if formed:
-        world.form()
-    _walk(world, walk)
+    redundancy = min(redundancy, num_groups)
+    _walk(
+        Shape(num_groups, redundancy, 5, pieces, faults, ANY, (), save_every, 0.0, granularity, formed=formed), numbers
+    )
 
 
 @SETTINGS
@@ -47,54 +61,40 @@ def test_any_interleaving_is_safe_and_ends(
     num_groups=st.integers(2, 5),
     pieces=st.integers(1, 3),
     redundancy=st.integers(2, 5),
-    granularity=st.sampled_from(["microbatch", "shard"]),
+    granularity=GRANULARITY,
     faults=st.integers(1, 12),
     audit_rate=st.sampled_from([0.3, 1.0]),
-    walk=WALK,
+    numbers=WALK,
 )
 def test_wrong_arithmetic_in_an_audited_piece_is_never_committed(
-    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, audit_rate: float, walk: list[int]
+    num_groups: int, pieces: int, redundancy: int, granularity: str, faults: int, audit_rate: float, numbers: list[int]
 ) -> None:
-    world = World(num_groups, pieces, min(redundancy, num_groups), granularity, 5, faults, audit_rate)
-    world.form()
-    _walk(world, walk)
+    redundancy, kinds = min(redundancy, num_groups), ANY | {"err"}
+    _walk(Shape(num_groups, redundancy, 5, pieces, faults, kinds, (), 0, audit_rate, granularity, True), numbers)
 
 
 @SETTINGS
 @given(
     num_groups=st.integers(2, 5),
-    granularity=st.sampled_from(["microbatch", "shard"]),
+    redundancy=st.integers(1, 5),
+    granularity=GRANULARITY,
     faults=st.integers(1, 12),
-    walk=WALK,
+    save_every=st.integers(0, 2),
+    numbers=WALK,
 )
 def test_damaged_weights_are_never_in_a_checkpoint_that_counts(
-    num_groups: int, granularity: str, faults: int, walk: list[int]
+    num_groups: int, redundancy: int, granularity: str, faults: int, save_every: int, numbers: list[int]
 ) -> None:
-    world = World(num_groups, 2, num_groups, granularity, 5, faults, damages=True)
-    world.form()
-    _walk(world, walk)
+    redundancy, kinds = min(redundancy, num_groups), ANY | {"damage"}
+    _walk(Shape(num_groups, redundancy, 5, 2, faults, kinds, (), save_every, 0.0, granularity, True), numbers)
 
 
-def _walk(world: World, walk: list[int]) -> None:
-    for number in walk:
-        choice = world.pick(number)
-        if choice is None:
-            break
-        note(choice[0])
-        choice[1]()
-    _run_out(world)
-    world.replay()
-
-
-def _run_out(world: World) -> None:
-    """No further fault: what can happen happens, in a fair (seeded) order, until the job is over."""
-    order = random.Random(0)
-    for _ in range(20_000):
-        if world.state.stopped:
-            break
-        choices = world.enabled()
-        assert choices, "the job stands still: " + "\n".join(world.trace[-12:])
-        order.choice(choices)[1]()
-    assert world.state.stopped, "the job does not end: " + "\n".join(world.trace[-12:])
-    if world.state.stopped == "finished":
-        assert sorted(world.applied_result) == list(range(1, world.spec.last_step + 1))
+def _walk(shape: Shape, numbers: list[int]) -> None:
+    model = Model(shape)
+    world, moves = walk(model, numbers)
+    note(f"{shape}\nplay it: {'; '.join(moves)}")
+    over = run_out(model, world, moves)
+    with tempfile.TemporaryDirectory() as folder:
+        journalled(model, over, Path(folder) / "journal.jsonl")
+    if over.brain.state.outcome == "finished":
+        assert over.brain.state.committed[0] == shape.steps

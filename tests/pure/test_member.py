@@ -89,3 +89,10 @@ def test_rule_8_the_end_is_final() -> None:
     assert take_end(ended, stop=("finished", "")) == (ended, Change.NONE)
     assert take_view(ended, replace(VIEW, epoch=9)) == (ended, Change.NONE)
     assert take_commit(ended, 11, 3, leave=False) == (ended, Change.NONE)
+
+
+def test_the_last_commit_never_goes_back_not_even_with_a_newer_epoch() -> None:
+    """A view of a newer epoch that does not know the commit which this rank knows is not from who decides."""
+    orders, change = take_commit(member(), 11, 3, leave=False)
+    assert change is Change.COMMIT
+    assert take_view(orders, replace(VIEW, epoch=4)) == (orders, Change.NONE)

@@ -6,7 +6,8 @@ import pytest
 
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.recovery.office import STAGGER, Term, Watch
+from spare_megatron.recovery.office import STAGGER, VACANT_LOOKS, Watch
+from spare_megatron.recovery.terms import Term
 
 LEASE_S, TICK_S = 4.0, 0.2
 
@@ -19,14 +20,21 @@ def first_claim_s(watch: Watch, terms: list[Term | None]) -> float | None:
     return None
 
 
-def test_the_first_candidate_begins_at_once_and_the_others_stand_back() -> None:
-    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), [None]) == 0.0
+def test_the_first_candidate_begins_after_a_few_looks_and_the_others_stand_back() -> None:
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), [None]) == pytest.approx((VACANT_LOOKS - 1) * TICK_S)
     assert first_claim_s(Watch(2, LEASE_S, 1, 0.0), [None]) == pytest.approx(2 * STAGGER * LEASE_S, abs=TICK_S)
 
 
 def test_a_term_of_an_earlier_life_is_vacant_whether_it_ended_or_not() -> None:
     for over in (None, 4):
-        assert first_claim_s(Watch(0, LEASE_S, 2, 0.0), [Term(3, 1, 17, over)]) == 0.0
+        claim_s = first_claim_s(Watch(0, LEASE_S, 2, 0.0), [Term(3, 1, 17, over)])
+        assert claim_s == pytest.approx((VACANT_LOOKS - 1) * TICK_S)
+
+
+def test_a_look_or_two_that_find_nothing_are_no_vacancy() -> None:
+    """At the start, when nothing was seen before: the first listing of a network file system may be old."""
+    terms: list[Term | None] = [None] * (VACANT_LOOKS - 1) + [Term(1, 1, n) for n in range(200)]
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), terms) is None
 
 
 def test_nobody_claims_while_the_holder_lives() -> None:

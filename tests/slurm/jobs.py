@@ -16,7 +16,7 @@ import psutil
 
 from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.recovery import journal
-from spare_megatron.recovery.office import Terms
+from spare_megatron.recovery.terms import Terms
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

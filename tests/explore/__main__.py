@@ -1,0 +1,80 @@
+"""Explore a job of some shape whole, or play a counterexample: ``python -m tests.explore --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from tests.explore.model import Model
+from tests.explore.search import CounterexampleError, Explorer, tell
+from tests.explore.shape import FAULTS, Shape
+from tests.explore.shapes import FULL, PLAIN
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: nothing was found."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    named = {**PLAIN, **FULL}
+    if chosen.list:
+        sys.stdout.write("".join(f"{name}\n    {shape}\n" for name, shape in named.items()))
+        return 0
+    kinds = frozenset(filter(None, chosen.faults.split(",")))
+    if kinds - set(FAULTS):
+        parser.error(f"--faults {chosen.faults}: there are {', '.join(FAULTS)}")
+    if chosen.shape and chosen.shape not in named:
+        parser.error(f"--shape {chosen.shape!r} is not one of those that --list shows")
+    shape = named[chosen.shape] if chosen.shape else _shape(chosen, kinds)
+    model = Model(shape)
+    if chosen.play is not None:
+        moves = [move.strip() for move in chosen.play.split(";") if move.strip()]
+        sys.stdout.write("".join(f"{line}\n" for line in tell(model, moves)))
+        return 0
+
+    def progress(text: str) -> None:
+        sys.stderr.write(f"\r{text}")
+        sys.stderr.flush()
+
+    try:
+        found = Explorer(model, chosen.limit, progress, chosen.every_move).explore()
+    except CounterexampleError as error:
+        sys.stdout.write(f"\n{error}\n")
+        return 1
+    sys.stdout.write(f"\ncomplete: {found}\n")
+    return 0
+
+
+def _shape(chosen: argparse.Namespace, kinds: frozenset[str]) -> Shape:
+    shape = Shape(chosen.groups, chosen.redundancy or chosen.groups, chosen.steps, chosen.pieces, chosen.count, kinds)
+    return replace(
+        shape,
+        save_every=chosen.save_every,
+        audit_rate=chosen.audit_rate,
+        formed=chosen.formed,
+        late_finals=chosen.late_finals,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m tests.explore", description=__doc__)
+    parser.add_argument("--groups", type=int, default=2, metavar="N")
+    parser.add_argument("--redundancy", type=int, default=0, metavar="R", help="hosts of each shard (default: all)")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--pieces", type=int, default=1, help="of each shard")
+    parser.add_argument("--faults", default="kill", metavar="KIND,...", help=", ".join(FAULTS))
+    parser.add_argument("--count", type=int, default=2, help="faults in all, of any of these kinds (default 2)")
+    parser.add_argument("--save-every", type=int, default=0, metavar="STEPS", help="0: only the last step is saved")
+    parser.add_argument("--audit-rate", type=float, default=0.0)
+    parser.add_argument("--formed", action="store_true", help="start with all groups in their first step")
+    parser.add_argument("--late-finals", action="store_true", help="a replaced coordinator says one final record")
+    parser.add_argument("--every-move", action="store_true", help="without the partial-order reduction")
+    parser.add_argument("--limit", type=int, help="give up, with an error, beyond so many states")
+    parser.add_argument("--play", metavar="'MOVE; MOVE; ...'", help="tell what happens instead of exploring")
+    parser.add_argument("--shape", help="one of those that the tests explore, by name")
+    parser.add_argument("--list", action="store_true", help="show them")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

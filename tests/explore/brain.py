@@ -1,0 +1,185 @@
+"""The deciding half of a coordinator: the real machine behind the real journal, as a graph of states.
+
+A :class:`Brain` is one state of :func:`spare_megatron.controller.machine.step`. Two machine states are one brain when
+they differ in nothing but sentences for people, which decide nothing. Each (brain, event) is decided once: the
+invariants are checked, the record goes through the journal's encoding and back, and what comes back must decide the
+same. By induction so does the replay of every journal that leads here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+from spare_megatron.controller import codec, invariants, machine
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.outcome import minority
+from spare_megatron.controller.state import Plan, Standing, State
+from tests.explore.keep import Keeper, Kept
+
+SENTENCES = frozenset({"outcome_reason", "spec", "placement"})
+"""Fields of a state that decide nothing, or are the same in all states of a job."""
+
+
+@dataclass(eq=False)
+class Brain:
+    """One state of the machine. Compared by identity: :class:`Brains` makes one for each state."""
+
+    number: int
+    state: State
+    decided: dict[Kept[m.Event], Step] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What one event led to."""
+
+    after: Brain
+    reason: str
+    """In a sentence. It may be that of another journal: brains do not tell sentences apart."""
+    words: tuple[Word, ...]
+    final: bool
+    """The record must be known to count before anybody hears of it (journal)."""
+    fenced: tuple[tuple[int, int, str], ...]
+    """(group, incarnation, why) of groups that the machine says are wrong."""
+    accepted: tuple[m.AcceptSave, ...]
+    against: frozenset[tuple[int, str]]
+    """(step, digest) of weights that the votes just counted are against."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One action for one group (``incarnation`` -1: whichever is connected)."""
+
+    group: int
+    incarnation: int
+    note: Kept[m.Action]
+
+
+class Brains:
+    """Makes brains, and decides."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keep = keeper.keep
+        self._known: dict[Hashable, Brain] = {}
+        self.decisions = 0
+
+    @property
+    def states(self) -> frozenset[Hashable]:
+        """A key for each state that was reached."""
+        return frozenset(self._known)
+
+    def of(self, state: State) -> Brain:
+        """The brain of a state."""
+        key = _frozen_state(state)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Brain(len(self._known), state)
+        return found
+
+    def step(self, brain: Brain, event: Kept[m.Event]) -> Step:
+        """Decide, once for each brain and event."""
+        found = brain.decided.get(event)
+        if found is None:
+            found = brain.decided[event] = self._step(brain.state, event.value)
+        return found
+
+    def _step(self, state: State, event: m.Event) -> Step:
+        self.decisions += 1
+        after, decision = machine.step(state, event)
+        invariants.check(state, event, after, decision)
+        brain = self.of(after)
+        self._journal(state, event, decision, brain)
+        old = isinstance(event, m.Vote) and event.ok and event.epoch < state.epoch
+        assert not old or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
+        final = decision.epoch != state.epoch or any(
+            isinstance(action, m.SendCommit | m.SendStop | m.AcceptSave) for action in decision.actions
+        )
+        wrong = tuple(
+            (a.group, a.incarnation, a.reason)
+            for a in decision.actions
+            if isinstance(a, m.SendFenced) and (" diverged" in a.reason or " corrupt" in a.reason)
+        )
+        return Step(
+            brain,
+            decision.reason,
+            tuple(self._words(decision)),
+            final,
+            wrong,
+            tuple(a for a in decision.actions if isinstance(a, m.AcceptSave)),
+            _against(state, event),
+        )
+
+    def _journal(self, state: State, event: m.Event, decision: m.Decision, after: Brain) -> None:
+        """The record as it is read back decides the same."""
+        line = json.dumps([codec.encode_event(event), codec.encode_actions(decision.actions)])
+        plain_event, plain_actions = json.loads(line)
+        read = codec.decode_event(plain_event)
+        assert read == event, f"{event} is read back as {read}"
+        assert codec.decode_actions(plain_actions) == tuple(decision.actions), f"actions of {event} are read back wrong"
+        again, repeated = machine.step(state, read)
+        assert repeated == decision, f"replay of {event} decides {repeated}, recorded was {decision}"
+        assert self.of(again) is after, f"replay of {event} leads to another state"
+
+    def _words(self, decision: m.Decision) -> list[Word]:
+        words = []
+        for action in decision.actions:
+            if isinstance(action, m.SendView):
+                words.append(Word(action.view.group, action.view.incarnation, self._keep(replace(action, delay_s=0.0))))
+            elif isinstance(action, m.SendCommit | m.SendStop):
+                plain = replace(action, reason="") if isinstance(action, m.SendStop) else action
+                words += [Word(group, -1, self._keep(plain)) for group in action.groups]
+            elif isinstance(action, m.SendFenced):
+                words.append(Word(action.group, action.incarnation, self._keep(replace(action, reason=""))))
+            else:
+                words.append(Word(action.group, action.incarnation, self._keep(action)))
+        return words
+
+
+def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
+    """Weights that a majority is against, once all votes are there."""
+    if not isinstance(event, m.Vote) or not event.ok or event.epoch != state.epoch:
+        return frozenset()
+    votes = {**state.votes, event.group: event}
+    if votes.keys() != state.live.keys() or len({vote.weights_digest for vote in votes.values()}) == 1:
+        return frozenset()
+    suspects = minority({g: vote.weights_digest for g, vote in votes.items()}, state.witnesses) or ()
+    return frozenset((state.committed[0], votes[group].weights_digest) for group in suspects)
+
+
+PLAIN = (int, str, float, bool, type(None))
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def _frozen_state(state: State) -> Hashable:
+    frozen = [_frozen(getattr(state, name)) for name in _names_of(State) if name not in SENTENCES and name != "leave"]
+    return (*frozen, bool(state.leave))
+
+
+def _frozen(value: Any) -> Hashable:
+    """A hashable value that is equal for states in which the machine does the same."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value  # type: ignore[no-any-return]
+    if kind is tuple or kind is list:
+        return tuple(map(_frozen, value))
+    if kind is frozenset or kind is set:
+        return frozenset(value)
+    if kind is Plan:
+        owner = None if value.assignment is None else value.assignment.owner.tobytes()
+        return owner, value.members, _frozen(value.added)
+    if kind is Standing:
+        return value.assignment.owner.tobytes(), value.live
+    if isinstance(value, Mapping):
+        return tuple((key, _frozen(value[key])) for key in sorted(value))
+    assert is_dataclass(value), f"no key for {value!r}"
+    return tuple(_frozen(getattr(value, name)) for name in _names_of(kind) if name != "detail")
+
+
+def _names_of(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass, looked up once."""
+    if kind not in _names:
+        _names[kind] = tuple(item.name for item in fields(kind))
+    return _names[kind]

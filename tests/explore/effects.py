@@ -1,0 +1,199 @@
+"""What each thing that may happen does to the world. :mod:`tests.explore.model` says when it may."""
+
+from __future__ import annotations
+
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.machine import initial_state
+from tests.explore import judge
+from tests.explore.brain import Brain, Brains, Step, Word
+from tests.explore.keep import Keeper, Kept
+from tests.explore.process import Process, Processes, Result
+from tests.explore.shape import Shape
+from tests.explore.world import World
+
+
+class Effects:
+    """From one world of a shape to the next. ``n`` is an index of ``World.processes``."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.spec = shape, shape.spec
+        self.keeper = Keeper()
+        self.brains = Brains(self.keeper)
+        self.rules = Processes(self.spec, shape.save_every, self.keeper)
+        self.heard: list[m.Event] | None = None
+        """Every event of the coordinator that counts, in order, where somebody wants to know."""
+        self.reasons: list[str] = []
+        """The coordinator's newest reasons."""
+        self._limits = tuple(kind for kind, _ in shape.each)
+        self._batch = list(range(shape.groups * shape.pieces))
+
+    def begin(self) -> World:
+        """All groups say Hello to the first coordinator."""
+        opened = m.Opened(self.spec, 1, 1)
+        closed = World(
+            brain=self.brains.of(initial_state()),
+            processes=tuple(self.rules.connect(Process(group, 0), 1) for group in range(self.shape.groups)),
+            left=self.shape.faults,
+            each=tuple(limit for _, limit in self.shape.each),
+        )
+        return self.feed(closed, opened)
+
+    # ------------------------------------------------------------------------------------------------ coordinators
+
+    def feed(self, w: World, event: m.Event) -> World:
+        """One event of the coordinator that counts."""
+        if self.heard is not None:
+            self.heard.append(event)
+        done = self.brains.step(w.brain, self.keeper.keep(event))
+        self.reasons.append(done.reason)
+        w = judge.decided(w, self.shape, event, done)
+        return self._speak(w._replace(brain=done.after), done.words, done.after.state.fencing)
+
+    def lose(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> World:
+        """The coordinator takes (group, incarnation) for dead. It knows how far the live groups are."""
+        done = {p.group: len(p.ran) for p in w.processes if p.applied + 1 == w.brain.state.step_in_flight}
+        progress = tuple((group, done.get(group, 0)) for group in sorted(w.brain.state.live))
+        return self.feed(w, m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress))
+
+    def reopen(self, w: World, ghost: bool) -> World:
+        """Another coordinator begins with the journal as it is; the one before it goes on (``ghost``) or has died."""
+        state = w.brain.state
+        if ghost:
+            w = w._replace(ghosts=(*w.ghosts, w.brain))
+        else:
+            cut = tuple(self.rules.cut(p) if p.where == state.fencing else p for p in w.processes)
+            w = w._replace(processes=cut)
+        return self.feed(w, m.Opened(self.spec, state.life, state.fencing + 1))
+
+    def say(self, w: World, n: int) -> World:
+        """A coordinator hears the next message of a process."""
+        p = w.processes[n]
+        event, w = p.up[0], self.put(w, n, p._replace(up=p.up[1:]))
+        if p.where == w.brain.state.fencing:
+            return self.feed(w, event.value)
+        number = w.ghost_of(p)
+        return w if number is None else self._feed_ghost(w, number, event)
+
+    def is_idle_talk(self, w: World, p: Process) -> bool:
+        """Nothing would come of what this process says next: a ghost hears it and makes at most a note of it."""
+        if p.where == w.brain.state.fencing or self.shape.late_finals:
+            return False
+        number = w.ghost_of(p)
+        return number is None or _is_silent(w.ghosts[number], self.brains.step(w.ghosts[number], p.up[0]))
+
+    def _feed_ghost(self, w: World, number: int, event: Kept[m.Event]) -> World:
+        """What a ghost must confirm it never says: it ends there, and whoever is connected to it moves on, as anybody
+        may at any time. What it makes a note of has no effect but on such a record."""
+        ghost = w.ghosts[number]
+        done = self.brains.step(ghost, event)
+        if not self.shape.late_finals and _is_silent(ghost, done):
+            return w
+        kept = () if done.final else (done.after,)
+        after = self._speak(w, done.words, ghost.state.fencing)
+        return after._replace(ghosts=(*w.ghosts[:number], *kept, *w.ghosts[number + 1 :]))
+
+    def _speak(self, w: World, words: tuple[Word, ...], fencing: int) -> World:
+        """Put a coordinator's words on its connections. A connection begins when its Hello is heard, and a fence closes
+        it."""
+        if not words:
+            return w
+        processes = list(w.processes)
+        for word in words:
+            for n, p in enumerate(processes):
+                meant = p.where == fencing and p.group == word.group and word.incarnation in (-1, p.incarnation)
+                greeted = not (p.up and isinstance(p.up[0].value, m.Hello))
+                fenced = p.down and isinstance(p.down[-1].value, m.SendFenced)
+                if meant and greeted and not fenced:
+                    processes[n] = p._replace(down=(*p.down, word.note))
+        return w._replace(processes=tuple(map(self.keeper.share, processes)))
+
+    # ------------------------------------------------------------------------------------------------------ processes
+
+    def hear(self, w: World, n: int) -> World:
+        """A process hears the next message of its coordinator."""
+        p = self.rules.hear(w.processes[n])
+        return self.without(w, n) if p is None else self.put(w, n, p)
+
+    def compute(self, w: World, n: int, wrong: str = "") -> World:
+        """A process runs its segments and contributes them to the sum of its epoch."""
+        p = w.processes[n]
+        done = self.rules.compute(p, wrong)
+        key, part = (done.known.step, done.known.epoch), (p.group, p.incarnation, done.ran, done.audited)
+        shares = dict(w.shares)
+        shares[key] = tuple(sorted((*shares.get(key, ()), part)))
+        w = w._replace(shares=tuple(sorted(shares.items())))
+        return self.put(self.blame(w, p) if wrong else w, n, done)
+
+    def sum_of(self, w: World, p: Process) -> Kept[Result] | None:
+        """The sum of the present epoch, once all members have contributed."""
+        orders = p.known
+        parts = next((there for at, there in w.shares if at == (orders.step, orders.epoch)), ())
+        if tuple((group, incarnation) for group, incarnation, *_ in parts) != orders.live:
+            return None
+        return self.keeper.keep(Result(orders.step, orders.epoch, parts))
+
+    def reduce(self, w: World, n: int, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> World:
+        """A process has the sum, or fails to get it, and votes."""
+        return self.put(w, n, self.rules.reduced(w.processes[n], result, links))
+
+    def apply(self, w: World, n: int) -> World:
+        """A process applies what is committed."""
+        p = w.processes[n]
+        done = self.rules.apply(p)
+        assert p.held is not None, "what is applied is held"
+        judge.applied(w, p, p.held.value, self._batch)
+        return self.put(w._replace(results=tuple({*w.results, p.held})), n, done)
+
+    def join(self, w: World, n: int, donor: Process) -> World:
+        """A joiner takes the state of ``donor`` (itself: it has it already) and says so."""
+        p = w.processes[n]
+        done = self.rules.joined(p, None if donor is p else donor)
+        return self.put(self.blame(w, p) if donor.damage else w, n, done)
+
+    def come_back(self, w: World, group: int) -> World:
+        """A new incarnation of a group says Hello."""
+        used = [p.incarnation for p in w.processes if p.group == group]
+        p = Process(group, 1 + max([*used, w.brain.state.highest.get(group, 0)]))
+        processes = sorted((*w.processes, self.rules.connect(p, w.brain.state.fencing)), key=lambda q: q[:2])
+        return w._replace(processes=tuple(processes))
+
+    def put(self, w: World, n: int, p: Process) -> World:
+        """With a process that has changed."""
+        return w._replace(processes=(*w.processes[:n], self.keeper.share(p), *w.processes[n + 1 :])).tidied()
+
+    def without(self, w: World, n: int) -> World:
+        """A process is gone, and what was on the way to it and from it."""
+        return w._replace(processes=w.processes[:n] + w.processes[n + 1 :]).tidied()
+
+    # --------------------------------------------------------------------------------------------------------- faults
+
+    def may(self, w: World, kind: str) -> bool:
+        """Whether there is such a fault left."""
+        if not w.left or kind not in self.shape.kinds:
+            return False
+        return kind not in self._limits or w.each[self._limits.index(kind)] > 0
+
+    def pay(self, w: World, kind: str) -> World:
+        """With one fault less."""
+        each = tuple(left - (kind == limited) for limited, left in zip(self._limits, w.each, strict=True))
+        return w._replace(left=w.left - 1, each=each)
+
+    def blame(self, w: World, p: Process) -> World:
+        """Something is wrong with this process from here on."""
+        return w._replace(guilty=w.guilty | {(p.group, p.incarnation)})
+
+    def damage(self, w: World, n: int) -> World:
+        """A bit of the weights flips."""
+        p = w.processes[n]
+        return self.blame(self.put(w, n, p._replace(damage=f" damaged in {p.name}")), p)
+
+    def repeat(self, w: World, n: int) -> World:
+        """The last vote is said again."""
+        p = w.processes[n]
+        assert p.ballot is not None
+        return self.put(w, n, p._replace(up=(*p.up, p.ballot)))
+
+
+def _is_silent(brain: Brain, done: Step) -> bool:
+    """Of a ghost: it says nothing, and later views do not change."""
+    return done.final or (not done.words and done.after.state.holders == brain.state.holders)

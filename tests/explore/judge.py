@@ -1,0 +1,81 @@
+"""What an observer of the whole job checks when the coordinator has decided, or a group applies a step."""
+
+from __future__ import annotations
+
+from spare_megatron.controller import messages as m
+from tests.explore.brain import Step
+from tests.explore.process import Process, Result, Violation
+from tests.explore.shape import Shape
+from tests.explore.world import NOTHING, World
+
+
+def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
+    """The coordinator has decided: the world with what the observer remembers of it.
+
+    Raises:
+        Violation: what must not be.
+    """
+    if shape.kinds & {"damage", "err"}:
+        w = _witnessed(w, done)
+    elif done.fenced:
+        raise Violation(f"an innocent group is fenced: {done.reason}")
+    w = _offered(w, event, done)
+    before, after = w.brain.state, done.after.state
+    if after.phase == "stopped" and before.phase != "stopped":
+        if not shape.late_finals:
+            _ended(w, done)
+        w = w._replace(offered=NOTHING)
+    return w
+
+
+def _witnessed(w: World, done: Step) -> World:
+    """What votes show of damage and wrong arithmetic is true; what counts is good, if anybody could tell."""
+    for group, incarnation, why in done.fenced:
+        if (group, incarnation) not in w.guilty:
+            raise Violation(f"innocent group {group} is fenced: {why}")
+    blind = w.blind or (bool(w.guilty) and len(w.brain.state.witnesses & done.after.state.live.keys()) < 2)
+    against = w.against | done.against
+    for accept in done.accepted:
+        spoken = (accept.step, accept.directory) in against
+        unseen = blind or done.after.state.outcome == "wipe-out"
+        if accept.directory != str(accept.step) and (spoken or not unseen):
+            raise Violation(f"a checkpoint of step {accept.step} counts, its weights are {accept.directory!r}")
+    return w._replace(blind=blind, against=against)
+
+
+def _offered(w: World, event: m.Event, done: Step) -> World:
+    """Remember the newest checkpoint that a member asked about, until it or a newer one counts."""
+    if isinstance(event, m.Saved) and w.brain.state.live.get(event.group) == event.incarnation:
+        w = w._replace(offered=max(w.offered, (event.step, event.directory)))
+    return w._replace(offered=NOTHING) if done.after.state.saved_step >= w.offered[0] else w
+
+
+def _ended(w: World, done: Step) -> None:
+    """The job fails only for a cause, ends with its last step saved, and throws no good checkpoint away."""
+    before, after = w.brain.state, done.after.state
+    if after.outcome == "failed" and not (w.guilty or before.phase == "forming"):
+        raise Violation(f"the job fails without a cause: {done.reason}")
+    complete = after.outcome in ("finished", "left") and before.phase == "ending"
+    if complete and after.saved_step != after.committed[0]:
+        raise Violation(f"the job ends before its last step is saved: {done.reason}")
+    if after.outcome == "wipe-out" and w.offered != NOTHING and w.offered not in w.against:
+        raise Violation(f"nothing speaks against the checkpoint of step {w.offered[0]}: {done.reason}")
+
+
+def applied(w: World, p: Process, result: Result, batch: list[int]) -> None:
+    """A group applies what the others apply, and that is the batch, each piece once; a piece that was audited as both
+    its owner and its auditor computed it, which is right (two groups never agree on something wrong).
+
+    Raises:
+        Violation: what must not be.
+    """
+    for known in w.results:
+        if known.value.step == result.step and known.value != result:
+            raise Violation(f"step {result.step} is applied as {known.value} and as {result}")
+    inside = {piece: checksum for *_, ran, _ in result.parts for piece, checksum in ran}
+    if sorted(piece for *_, ran, _ in result.parts for piece, _ in ran) != batch:
+        raise Violation(f"group {p.name} applies pieces {sorted(inside)} for step {result.step}")
+    for *_, audited in result.parts:
+        for piece, checksum in audited:
+            if not checksum == inside[piece] == piece:
+                raise Violation(f"piece {piece} of step {result.step} is applied as {inside[piece]}, found {checksum}")

@@ -1,0 +1,251 @@
+"""A whole job, and everything that may happen to it next.
+
+The coordinator is the real machine (:mod:`tests.explore.brain`), the groups follow the real member rules
+(:mod:`tests.explore.process`), and :mod:`tests.explore.judge` watches. Connections keep order and lose what is on the
+way when they break. Each entry of :meth:`Model.moves` is one thing that may happen next; a fault costs one of the
+faults that are left. Who explores all moves of all worlds sees every interleaving; who draws them walks at random.
+
+Coordinators. A restart is the replay of the journal, with all connections broken. A takeover is the same, but the old
+coordinator goes on as a *ghost*: it hears and answers groups that have not moved yet, its records go to a file that
+nobody reads, and it ends, unheard, with the first record that needs a confirmation (docs/protocol.md, rule 8). What it
+had said before is still on the way. So the journal may hold a final record that nobody, or not everybody, heard of.
+
+What must hold, beside controller.invariants after each event:
+
+* a member's last commit never goes back, and it holds what it is told to apply;
+* all groups apply the same sum for a step, and its pieces are the batch, each once, audited ones right;
+* only groups that were damaged or computed wrongly are ever fenced for it; a job fails only where there was one;
+* a checkpoint that counts has the right weights, unless nobody was left to compare with and no vote spoke against it;
+* a job that finishes has saved its last step.
+
+Messages to a process that is gone, and from it, are dropped: what was to arrive could have arrived before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from spare_megatron.controller import messages as m
+from tests.explore.effects import Effects
+from tests.explore.process import Process
+from tests.explore.shape import Shape
+from tests.explore.world import World
+
+Move = tuple[str, bool, Callable[[], World]]
+"""(what happens, whether it is a fault, the world after it)."""
+
+
+class Model:
+    """All worlds of one shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.do = shape, Effects(shape)
+        self._all = frozenset(range(shape.groups))
+
+    def start(self) -> World:
+        """All groups say Hello; or have said it, and have heard the first view (``Shape.formed``)."""
+        world = self.do.begin()
+        if self.shape.formed:
+            for n in range(self.shape.groups):
+                world = self.do.say(world, n)
+            for n in range(self.shape.groups):
+                world = self.do.hear(world, n)
+        return world
+
+    def moves(self, w: World) -> Iterator[Move]:
+        """Everything that may happen next."""
+        stopped = w.brain.state.phase == "stopped"
+        for n, p in enumerate(w.processes):
+            yield from self._heard(w, n, p)
+            yield from self._said(w, n, p)
+            yield from self._connections(w, n, p)
+            if not stopped:
+                yield from self._eager(w, n, p)
+                yield from self._patient(w, n, p)
+                yield from self._own_faults(w, n, p)
+                yield from self._faults(w, n, p)
+        if not stopped:
+            yield from self._detections(w)
+            yield from self._elsewhere(w)
+
+    def fewer_moves(self, w: World) -> Iterator[Move]:
+        """Enough of them: a partial-order reduction of :meth:`moves`. In each case the moves of one process come before
+        anything else that may happen, because that changes neither what they do nor whether they may.
+
+        1. A process that can compute, reduce, or vote on the end does so, or fails to. It only adds to a sum and to the
+           end of its own queue. Whoever does it later, or not at all because a newer epoch comes first, sends no vote
+           of the old epoch; but the machine ignores such a vote (tests.explore.brain checks it), so it is as well in
+           the queue.
+        2. What a ghost makes at most a note of is said to it: nothing depends on when.
+        3. A process that is not connected to the present coordinator, and has nothing on the way, connects to it, or
+           does first what it has to do: until its Hello is heard nobody notices. (A joiner may yet get a state.)
+        4. Where no connection can break any more, a process hears and does what it can: the others only add to the ends
+           of its queues, and to sums.
+
+        tests.explore.test_explore compares both where all moves can be explored: they reach the same decisions.
+        """
+        stopped = w.brain.state.phase == "stopped"
+        first = self._first(w, stopped)
+        if first is None:
+            yield from self.moves(w)
+            return
+        n, p, own = first
+        yield from own
+        if not stopped:
+            yield from self._own_faults(w, n, p)
+
+    def _first(self, w: World, stopped: bool) -> tuple[int, Process, list[Move]] | None:
+        """The process that is first, and its moves."""
+        for n, p in enumerate(w.processes):
+            own = [] if stopped else list(self._eager(w, n, p))
+            if own:
+                return n, p, own
+        for n, p in enumerate(w.processes):
+            if p.up and self.do.is_idle_talk(w, p):
+                return n, p, list(self._said(w, n, p))
+            away = p.where != w.brain.state.fencing and not (p.up or p.down)
+            if away and not (p.orders and p.known.donors):
+                return n, p, [*self._connections(w, n, p), *([] if stopped else self._patient(w, n, p))]
+        for n, p in enumerate(w.processes if self._whole(w) else ()):
+            own = [*self._heard(w, n, p), *([] if stopped else self._patient(w, n, p))]
+            if own:
+                return n, p, own
+        return None
+
+    def _whole(self, w: World) -> bool:
+        """No connection is broken, or can break."""
+        breaks = any(self.do.may(w, kind) for kind in ("cut", "restart", "takeover"))
+        return not (w.ghosts or breaks) and all(p.where == w.brain.state.fencing for p in w.processes)
+
+    # ------------------------------------------------------------------------------------------------- without a fault
+
+    def _heard(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        if p.down:
+            yield f"hear {p.name}", False, lambda: self.do.hear(w, n)
+
+    def _said(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        if p.up:
+            yield f"say {p.name}", False, lambda: self.do.say(w, n)
+
+    def _connections(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """To the present coordinator; to a ghost only of one that has broken, and that has heard of no later one."""
+        newest = w.brain.state.fencing
+        if p.where != newest:
+            yield f"connect {p.name}", False, lambda: self.do.put(w, n, self.do.rules.connect(p, newest))
+        for ghost in w.ghosts if p.where == 0 else ():
+            number = ghost.state.fencing
+            if (p.known.fencing if p.orders else 0) <= number:
+                there = self.do.rules.connect(p, number)
+                yield f"connect {p.name} to {number}", False, partial(self.do.put, w, n, there)
+
+    def _patient(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """What a process does by itself, at any time."""
+        if p.orders is None:
+            return
+        if p.saving is not None:
+            yield f"saved {p.name}", False, lambda: self.do.put(w, n, self.do.rules.saved(p))
+        if p.known.donors:
+            donor = self._donor(w, p)
+            if donor is not None:
+                yield f"join {p.name}", False, lambda: self.do.join(w, n, donor)
+        elif self.do.rules.applies(p):
+            yield f"apply {p.name}", False, lambda: self.do.apply(w, n)
+
+    @staticmethod
+    def _donor(w: World, p: Process) -> Process | None:
+        """Who can give a joiner the state of t*: itself, where it has taken it already."""
+        step = p.known.committed[0]
+        if p.applied == step and p.holds:
+            return p
+        return next((d for d in w.processes if d.group in p.known.donors and d.applied == step and d.orders), None)
+
+    def _eager(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """What a process does by itself, as soon as it can, and the ways in which that goes wrong."""
+        do, rules = self.do, self.do.rules
+        if rules.computes(p):
+            yield f"compute {p.name}", False, lambda: do.compute(w, n)
+            for wrong in rules.may_err(p) if do.may(w, "err") else ():
+                yield f"err {p.name} {wrong}", True, partial(do.compute, do.pay(w, "err"), n, wrong)
+        elif rules.reduces(p):
+            result = do.sum_of(w, p)
+            if result is not None:
+                yield f"reduce {p.name}", False, lambda: do.reduce(w, n, result)
+                yield from self._failures(w, n, p)
+        else:
+            done = rules.ends(p) or rules.settles(p)
+            if done is not None:
+                yield f"end {p.name}", False, lambda: do.put(w, n, done)
+
+    def _detections(self, w: World) -> Iterator[Move]:
+        """Processes that are gone are lost, one by one or together; one that never came too, while the job forms."""
+        state, here = w.brain.state, {(p.group, p.incarnation) for p in w.processes}
+        gone = sorted({*state.live.items(), *state.waiting.items()} - here)
+        if state.phase == "forming":
+            away = self._all - state.live.keys() - state.gone - {p.group for p in w.processes}
+            gone += [(group, state.highest.get(group, -1) + 1) for group in sorted(away)]
+        for one in gone:
+            yield f"lose {one[0]}", False, partial(self.do.lose, w, (one,), "exited")
+        if len(gone) > 1:
+            yield "lose them", False, lambda: self.do.lose(w, tuple(gone), "exited")
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+
+    def _fault(self, w: World, kind: str, label: str, make: Callable[[World], World]) -> Iterator[Move]:
+        """One fault, if there is one of its kind left; ``make`` is given the world in which it is paid for."""
+        if self.do.may(w, kind):
+            yield f"{kind}{label}", True, lambda: make(self.do.pay(w, kind))
+
+    def _own_faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """Faults whose chance a move of the same process may take away."""
+        if not w.left:
+            return
+        if p.where and p.ballot is not None:
+            yield from self._fault(w, "repeat", f" {p.name}", lambda v: self.do.repeat(v, n))
+        if not p.damage:
+            yield from self._fault(w, "damage", f" {p.name}", lambda v: self.do.damage(v, n))
+        if self.do.rules.reduces(p) and self.do.sum_of(w, p) is None:
+            yield from self._failures(w, n, p)
+
+    def _failures(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """A reduction fails: nothing comes from the neighbour before it in the ring, or that connection ends, or the
+        sum is not what the groups put in."""
+        live = p.known.live_groups
+        before = live[live.index(p.group) - 1]
+        yield from self._fault(w, "fail", f" {p.name}", lambda v: self.do.reduce(v, n, None))
+        for mute in (True, False) if before != p.group else ():
+            link = m.Link(before, p.group, mute)
+            label = f" {p.name} {'mute' if mute else 'ended'} {before}"
+            yield from self._fault(w, "fail", label, partial(self.do.reduce, n=n, result=None, links=(link,)))
+
+    def _faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        if not w.left:
+            return
+        name, one = f" {p.name}", ((p.group, p.incarnation),)
+        yield from self._fault(w, "kill", name, lambda v: self.do.without(v, n))
+        if p.where:
+            yield from self._fault(w, "cut", name, lambda v: self.do.put(v, n, self.do.rules.cut(p)))
+        if w.is_member(p):
+            yield from self._fault(w, "suspect", name, lambda v: self.do.lose(v, one, "silent"))
+            if w.brain.state.phase == "running":
+                yield from self._fault(w, "stall", name, lambda v: self.do.lose(v, one, "stalled"))
+
+    def _elsewhere(self, w: World) -> Iterator[Move]:
+        """Coordinators, clocks, users, and groups that come back."""
+        if not w.left:
+            return
+        do, state = self.do, w.brain.state
+        yield from self._fault(w, "restart", "", lambda v: do.reopen(v, ghost=False))
+        if any(p.where == state.fencing for p in w.processes):
+            yield from self._fault(w, "takeover", "", lambda v: do.reopen(v, ghost=True))
+        if not state.leave:
+            yield from self._fault(w, "stop", "", lambda v: do.feed(v, m.StopRequested("signal")))
+        if state.phase == "forming" and state.live:
+            yield from self._fault(w, "hurry", "", lambda v: do.feed(v, m.StartupOver(1.0)))
+        if state.phase == "running":
+            yield from self._fault(w, "standstill", "", lambda v: do.feed(v, m.Standstill(state.epoch, "all wait")))
+            if len(state.holders) < len(state.live):
+                yield from self._fault(w, "late", "", lambda v: do.feed(v, m.JoinersLate(state.epoch, 1.0)))
+        for group in sorted(self._all):
+            if not any(p.group == group and w.counts(p) for p in w.processes):
+                yield from self._fault(w, "return", f" {group}", partial(do.come_back, group=group))

@@ -1,0 +1,315 @@
+"""One process of a group as the explorer sees it: an immutable value and pure functions from one to the next.
+
+What it knows follows :mod:`spare_megatron.controller.member`, what it says for its ranks
+:class:`spare_megatron.comm.gather.Ballots`; both are the real ones. Modelled are the training thread (training.loop,
+training.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting.
+A group has one rank: how ranks of a group agree is not this model's subject.
+
+A process runs all segments that it knows of and then contributes them to the sum in one step: what it hears between
+two segments only adds segments, and the order of both leads to the same value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from spare_megatron.comm.gather import Ballots
+from spare_megatron.comm.reports import Reduced
+from spare_megatron.controller import audits, member
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.member import Change, Orders
+from tests.explore.keep import Keeper, Kept
+
+Found = tuple[int, int]
+"""(piece, checksum of its gradient): the piece's number, or something below 0 where the arithmetic was wrong."""
+Part = tuple[int, int, tuple[Found, ...], tuple[Found, ...]]
+"""(group, incarnation, what it found of its pieces, of those that it audited): one member's share of a sum."""
+
+
+class Result(NamedTuple):
+    """A reduced gradient: what went into it."""
+
+    step: int
+    epoch: int
+    parts: tuple[Part, ...]
+
+
+class Violation(AssertionError):  # noqa: N818
+    """Something happened that must never happen."""
+
+
+class Process(NamedTuple):
+    """One incarnation of a group, with its connection."""
+
+    group: int
+    incarnation: int
+    where: int = 0
+    """Fencing number of the coordinator that it is connected to, 0: none."""
+    down: tuple[Kept[m.Action], ...] = ()
+    """On the way from that coordinator."""
+    up: tuple[Kept[m.Event], ...] = ()
+    """On the way to it."""
+    orders: Kept[Orders] | None = None
+    """None before the first one."""
+    applied: int = 0
+    weights: str = "0"
+    """Digest of its weights after its last apply: the step where they are right."""
+    damage: str = ""
+    """What a bit that flipped since adds to the digest, from the next apply on."""
+    ran: tuple[Found, ...] = ()
+    audited: tuple[Found, ...] = ()
+    segments: int = 0
+    """How many have run of the step in flight."""
+    gave: int = 0
+    """Epoch of the newest sum of the step in flight that it contributed to."""
+    held: Kept[Result] | None = None
+    """What its last reduction gave, if that was one."""
+    ballot: Kept[m.Vote] | None = None
+    """The leader's last vote, to be said again while it is of the present epoch."""
+    ended: int = 0
+    """Epoch of the newest vote on the end."""
+    holds: tuple[int, int] | None = None
+    """(step, epoch) of the newest Applied."""
+    asked: tuple[Kept[m.Saved], ...] = ()
+    """Checkpoints that it asked about and has no answer for."""
+    saving: tuple[int, str] | None = None
+    """(step, digest of the weights) of a checkpoint that is being written."""
+    saver: int = -1
+    """The group that was to save last, -1 before the first."""
+    saved_end: bool = False
+    """It has begun to save the last step."""
+
+    @property
+    def name(self) -> str:
+        """'2', or '2.1' for incarnation 1 of group 2."""
+        return f"{self.group}.{self.incarnation}" if self.incarnation else str(self.group)
+
+    @property
+    def known(self) -> Orders:
+        """Its orders, once there are any."""
+        assert self.orders is not None, "no orders yet"
+        return self.orders.value
+
+
+class Processes:
+    """The rules by which processes change. ``None`` from a method says that this cannot happen now."""
+
+    def __init__(self, spec: m.JobSpec, save_every: int, keeper: Keeper) -> None:
+        """``save_every``: steps between checkpoints; 0: only the last step is saved."""
+        self._spec, self._save_every, self._keep = spec, save_every, keeper.keep
+
+    # ------------------------------------------------------------------------------------------------ connections
+
+    def connect(self, p: Process, fencing: int) -> Process:
+        """A new connection: what was on the way on the old one is lost; the greeting is on the way."""
+        orders = p.orders.value if p.orders else None
+        hello = m.Hello(
+            p.group,
+            p.incarnation,
+            self._spec.fingerprint,
+            last_applied=p.applied,
+            held=self._ballots(p).held,
+            fencing=orders.fencing if orders else 0,
+            committed=orders.committed if orders else None,
+        )
+        greeting: list[Kept[m.Event]] = [self._keep(hello)]
+        if p.holds is not None:
+            greeting.append(self._keep(m.Applied(p.group, p.incarnation, *p.holds)))
+        return p._replace(where=fencing, down=(), up=(*greeting, *p.asked))
+
+    @staticmethod
+    def cut(p: Process) -> Process:
+        """The connection breaks; what was on the way is lost."""
+        return p._replace(where=0, down=(), up=())
+
+    # ---------------------------------------------------------------------------------------------- what it is told
+
+    def hear(self, p: Process) -> Process | None:
+        """The next message; None where it is the end of this process."""
+        note, p = p.down[0], p._replace(down=p.down[1:])
+        action = note.value
+        if isinstance(action, m.AcceptSave):
+            return p._replace(asked=tuple(k for k in p.asked if k.value.directory != action.directory))
+        if isinstance(action, m.SendFenced):
+            deaf = p.orders is not None and p.where < p.orders.value.fencing
+            return self.cut(p) if deaf else None
+        if isinstance(action, m.SendStop):
+            return None
+        known = p.orders.value if p.orders else Orders(p.group, p.incarnation)
+        if isinstance(action, m.SendView):
+            told, change = member.take_view(known, action.view)
+        else:
+            assert isinstance(action, m.SendCommit)
+            mine = dict(action.audits).get(p.group, ())
+            told, change = member.take_commit(known, action.step, action.epoch, action.leave, mine, action.save)
+        if change is Change.NONE:
+            return p
+        if told.committed[0] < known.committed[0]:
+            raise Violation(f"group {p.name} knew commit {known.committed}, now {told.committed}")
+        p = p._replace(orders=self._keep(replace(told, version=0)))
+        if change is Change.EPOCH:
+            ballots = self._ballots(p)
+            ballots.forget_older(told.epoch, told.committed)
+            p = p._replace(ballot=p.ballot if ballots.last else None)
+        if change is Change.SAME and p.ballot is not None and self.has_voted(p):
+            p = p._replace(up=(*p.up, p.ballot))
+        return p
+
+    # ------------------------------------------------------------------------------------------------- what it does
+
+    def has_voted(self, p: Process) -> bool:
+        """Whether its last vote is of the present (step, epoch)."""
+        vote = p.ballot.value if p.ballot else None
+        return vote is not None and (vote.step, vote.epoch) == (p.known.step, p.known.epoch)
+
+    def computes(self, p: Process) -> bool:
+        """Whether it has something to contribute to the sum of the present epoch."""
+        if p.orders is None:
+            return False
+        orders = p.orders.value
+        return not orders.leave and not orders.donors and p.applied + 1 == orders.step and p.gave < orders.epoch
+
+    def compute(self, p: Process, wrong: str = "") -> Process:
+        """Run what has not run, and contribute. ``wrong``: the first 'piece' of it or the first 'audit' is computed
+        wrongly, or 'all' of it."""
+        orders = p.known
+        new = [(number, orders.segments[number]) for number in range(p.segments, len(orders.segments))]
+        pieces = [piece for _, segment in new for piece in segment]
+        told = [piece for number, _ in new for piece in orders.audits_of(number)]
+        bad_pieces = pieces if wrong == "all" else pieces[: wrong == "piece"]
+        bad_audits = told if wrong == "all" else told[: wrong == "audit"]
+        error = -1 - 1000 * p.group
+        return p._replace(
+            ran=(*p.ran, *((q, error - q if q in bad_pieces else q) for q in pieces)),
+            audited=(*p.audited, *((q, error - q if q in bad_audits else q) for q in told)),
+            segments=len(orders.segments),
+            gave=orders.epoch,
+        )
+
+    def may_err(self, p: Process) -> tuple[str, ...]:
+        """The ways in which the next computation can be wrong."""
+        orders = p.known
+        numbers = range(p.segments, len(orders.segments))
+        ways = [("piece", any(orders.segments[n] for n in numbers)), ("audit", any(map(orders.audits_of, numbers)))]
+        there = tuple(way for way, possible in ways if possible)
+        return (*there, "all") if len(there) > 1 else there
+
+    def reduces(self, p: Process) -> bool:
+        """Whether it is in the reduction of the present epoch."""
+        if p.orders is None:
+            return False
+        orders = p.orders.value
+        here = p.gave == orders.epoch and p.applied + 1 == orders.step and not orders.leave and not orders.donors
+        return here and not self.has_voted(p)
+
+    def reduced(self, p: Process, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> Process:
+        """The reduction ended, with a result or without one; the vote is on the way."""
+        orders, ran = p.known, dict(p.ran)
+        inside = audits.selected(self._spec, orders.step, ran)
+        said = Reduced(
+            orders.step,
+            orders.epoch,
+            result is not None,
+            pieces=tuple(ran),
+            weights_digest=p.weights,
+            checksums=tuple((piece, ran[piece]) for piece in inside),
+            audits=p.audited,
+            links=links,
+        )
+        return self._vote(p._replace(held=result), said)
+
+    @staticmethod
+    def applies(p: Process) -> bool:
+        """Whether something is committed that it has not applied. (A joiner takes the state instead.)"""
+        return p.orders is not None and not p.known.donors and p.known.committed[0] > p.applied
+
+    def apply(self, p: Process) -> Process:
+        """Apply what is committed: it voted for that, so it holds it."""
+        orders = p.known
+        held = p.held.value if p.held else None
+        if orders.committed[0] != p.applied + 1 or held is None or (held.step, held.epoch) != orders.committed:
+            at = f"has applied step {p.applied} and holds {held and held[:2]}"
+            raise Violation(f"group {p.name} is to apply {orders.committed}, but {at}")
+        step = orders.committed[0]
+        p = p._replace(
+            applied=step,
+            weights=f"{step}{p.damage}",
+            ran=(),
+            audited=(),
+            segments=0,
+            gave=0,
+            held=None,
+        )
+        return p if orders.leave else self._save(p, [group for group, *_ in held.parts])
+
+    def ends(self, p: Process) -> Process | None:
+        """The last step is applied: vote on its weights, once in each epoch, and begin to save them where that is to be
+        done here; None where nothing of it is left to do."""
+        orders = p.orders.value if p.orders else None
+        if orders is None or not orders.leave or p.applied != orders.committed[0] or p.ended == orders.epoch:
+            return None
+        said = Reduced(orders.step, orders.epoch, True, weights_digest=p.weights)
+        return self._vote(p._replace(ended=orders.epoch), said)
+
+    def settles(self, p: Process) -> Process | None:
+        """After the vote on the end: save where this group is the one, then say Applied; None where it waits for
+        something, or has done both."""
+        orders = p.orders.value if p.orders else None
+        if orders is None or not orders.leave or p.ended != orders.epoch or p.saving or p.asked:
+            return None
+        if p.group == min(orders.live_groups) and not p.saved_end:
+            return p._replace(saving=(p.applied, p.weights), saved_end=True)
+        if p.holds == (p.applied, orders.epoch):
+            return None
+        done = m.Applied(p.group, p.incarnation, p.applied, orders.epoch)
+        return p._replace(holds=(p.applied, orders.epoch), up=self._up(p, done))
+
+    def saved(self, p: Process) -> Process:
+        """The checkpoint is complete; may it count? The directory's name says what is in it."""
+        assert p.saving is not None
+        step, weights = p.saving
+        ask = self._keep(m.Saved(p.group, p.incarnation, step, weights))
+        up = (*p.up, ask) if p.where else p.up
+        return p._replace(saving=None, asked=(*p.asked, ask), up=up)
+
+    def joined(self, p: Process, donor: Process | None) -> Process:
+        """It has the state of t*, of ``donor`` or since before, and says so."""
+        orders = p.known
+        if donor is not None:
+            p = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, asked=p.asked, saving=p.saving)
+            p = p._replace(applied=orders.committed[0], weights=donor.weights, damage=donor.damage)
+        step = orders.committed[0]
+        has = m.Applied(p.group, p.incarnation, step, orders.epoch)
+        return p._replace(
+            orders=self._keep(replace(orders, donors=())), holds=(step, orders.epoch), up=self._up(p, has)
+        )
+
+    def _save(self, p: Process, live: list[int]) -> Process:
+        """The lowest group of those that committed saves where a save is due or the group that saved last is gone."""
+        orders = p.known
+        due = orders.save or (self._save_every > 0 and p.applied % self._save_every == 0)
+        lost, lowest = p.saver >= 0 and p.saver not in live, min(live)
+        if not (due or lost):
+            return p
+        p = p._replace(saver=lowest)
+        free = p.saving is None and not p.asked
+        return p._replace(saving=(p.applied, p.weights)) if free and lowest == p.group else p
+
+    def _vote(self, p: Process, said: Reduced) -> Process:
+        ballot = self._ballots(p).add(0, said)
+        if ballot is None:
+            return p
+        vote = self._keep(ballot[0])
+        return p._replace(ballot=vote, up=(*p.up, vote) if p.where else p.up)
+
+    def _up(self, p: Process, event: m.Event) -> tuple[Kept[m.Event], ...]:
+        """What is sent without a connection is lost."""
+        return (*p.up, self._keep(event)) if p.where else p.up
+
+    @staticmethod
+    def _ballots(p: Process) -> Ballots:
+        """The leader's own, with the last vote in it."""
+        ballots = Ballots(p.group, p.incarnation, 1)
+        ballots.last = (p.ballot.value, ()) if p.ballot else None
+        return ballots

@@ -1,0 +1,55 @@
+"""The shapes that are explored whole: those of the plain tests within a minute of CPU time, the others longer."""
+
+from __future__ import annotations
+
+from tests.explore.shape import FAULTS, Shape
+
+ANY = frozenset(FAULTS) - {"damage", "err"}
+"""Every fault that leaves arithmetic and memory alone."""
+TRUTH = frozenset({"damage", "kill", "suspect"})
+
+PLAIN = {
+    "two groups, any two faults": Shape(faults=2, kinds=ANY),
+    "three groups, any fault": Shape(3, 3, faults=1, kinds=ANY),
+    "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
+    "two groups, a group lost and back, a save after each step": Shape(
+        faults=2, kinds=frozenset({"kill", "return"}), save_every=1
+    ),
+    "three groups, damaged weights, saves": Shape(
+        3, 3, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True
+    ),
+    "three groups without redundancy, damaged weights, saves": Shape(
+        3, 1, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True
+    ),
+    "three groups, wrong arithmetic under audits": Shape(
+        3, 3, steps=1, faults=1, kinds=frozenset({"err"}), audit_rate=1.0, formed=True
+    ),
+    "two groups, one final record said by a coordinator that was replaced": Shape(
+        faults=1, kinds=frozenset({"takeover"}), late_finals=True
+    ),
+}
+FULL = {
+    "two groups, any two faults, a save after each step": Shape(faults=2, kinds=ANY, save_every=1),
+    "three groups, any fault, a save after each step": Shape(3, 3, faults=1, kinds=ANY, save_every=1),
+    "two groups, three steps, any two faults, a save after each step": Shape(
+        steps=3, faults=2, kinds=ANY, save_every=1
+    ),
+    "two groups, any three faults": Shape(faults=3, kinds=ANY),
+    "two groups, two pieces of a shard, whole shards move, any two faults": Shape(
+        pieces=2, faults=2, kinds=ANY, granularity="shard"
+    ),
+    "two groups, damaged weights and any other fault, saves": Shape(
+        faults=2, kinds=ANY | {"damage"}, each=(("damage", 1),), save_every=1
+    ),
+    "three groups, damaged weights and a loss, saves": Shape(3, 3, faults=2, kinds=TRUTH, save_every=1),
+    "three groups, each shard on two, damaged weights and a loss, saves": Shape(
+        3, 2, faults=2, kinds=TRUTH, save_every=1
+    ),
+    "three groups, wrong arithmetic under audits and a loss": Shape(
+        3, 3, faults=2, kinds=frozenset({"err", "kill", "suspect"}), audit_rate=1.0, formed=True
+    ),
+    "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
+    "three groups, a group lost and back, and another loss": Shape(
+        3, 3, faults=3, kinds=frozenset({"kill", "return"}), save_every=1
+    ),
+}

@@ -1,0 +1,46 @@
+"""Every interleaving of the smallest shapes (tests.explore.model says what is modelled and checked).
+
+``complete`` means: no state is left unvisited. Where a search finds something it prints the shortest list of moves that
+leads to it; ``python -m tests.explore --shape NAME --play 'MOVES'`` tells what happens in each.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.explore.model import Model
+from tests.explore.search import Explorer
+from tests.explore.shape import Shape
+from tests.explore.shapes import ANY, FULL, PLAIN
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_interleaving_is_safe_and_ends(name: str) -> None:
+    print(f"{name}: {Explorer(Model(PLAIN[name])).explore()}")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", FULL)
+def test_every_interleaving_of_larger_shapes_is_safe_and_ends(name: str) -> None:
+    print(f"{name}: {Explorer(Model(FULL[name])).explore()}")
+
+
+REDUCED = {
+    **{kind: Shape(faults=1, kinds=frozenset({kind})) for kind in sorted(ANY - {"late", "return", "takeover"})},
+    "takeover": Shape(steps=1, faults=1, kinds=frozenset({"takeover"})),
+    "return": Shape(faults=2, kinds=frozenset({"kill", "return"})),
+    "cut and fail": Shape(steps=1, faults=2, kinds=frozenset({"cut", "fail"}), save_every=1),
+    "three groups": Shape(3, 2, steps=1, faults=1, kinds=frozenset({"suspect"}), formed=True),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_the_partial_order_reduction_loses_no_state_of_the_machine(name: str) -> None:
+    few, all_of_them = Model(REDUCED[name]), Model(REDUCED[name])
+    reduced, complete = Explorer(few).explore(), Explorer(all_of_them, every_move=True).explore()
+    print(f"{name}: {reduced}, without the reduction {complete}")
+    assert few.do.brains.states == all_of_them.do.brains.states
+    assert reduced.ends.keys() == complete.ends.keys()
+    assert reduced.states < complete.states

@@ -1,0 +1,174 @@
+"""The explorer finds bugs that are put into the machine, the member, the leader's ballots and the journal's encoding.
+
+The first five are holes that the code once had, as the explorer found them then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spare_megatron.comm.gather import Ballots
+from spare_megatron.controller import codec, divergence, ending, machine, member, membership, outcome, voting
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.outcome import Outcome
+from spare_megatron.controller.state import State
+from tests.explore.model import Model
+from tests.explore.search import CounterexampleError, Explorer
+from tests.explore.shape import Shape
+
+Patch = pytest.MonkeyPatch
+CUT = Shape(faults=1, kinds=frozenset({"cut"}))
+LOSS = Shape(faults=1, kinds=frozenset({"suspect"}))
+RETURN = Shape(faults=2, kinds=frozenset({"kill", "return"}), save_every=1)
+
+
+def finds(shape: Shape, what: str) -> None:
+    """The explorer finds this, and says by which moves."""
+    with pytest.raises(CounterexampleError, match=what) as found:
+        Explorer(Model(shape)).explore()
+    assert found.value.moves
+    assert f"play it: {found.value.moves[0]}" in str(found.value)
+
+
+def after_step(patch: Patch, change: Callable[[State, m.Event, State, m.Decision], Outcome]) -> None:
+    """Let the machine decide something else."""
+    decide = machine.step
+
+    def step(state: State, event: m.Event) -> Outcome:
+        return change(state, event, *decide(state, event))
+
+    patch.setattr(machine, "step", step)
+
+
+def test_a_newcomer_that_ends_the_job_and_is_not_told(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(machine, "_answered", lambda outcome, group: outcome)
+    finds(RETURN, "does not end from here")
+
+
+def test_a_late_save_that_replaces_a_newer_one(monkeypatch: Patch) -> None:
+    def counted(state: State, event: m.Saved | None) -> outcome.Counted:
+        after, accepts, why = real(state, event)
+        return (after if event is None else replace(after, unproved=None)), accepts, why
+
+    real = outcome.counted
+    monkeypatch.setattr(ending, "counted", counted)
+    finds(RETURN, "does not end from here")
+
+
+def test_a_checkpoint_that_counts_although_votes_spoke_against_it(monkeypatch: Patch) -> None:
+    for module in (divergence, membership, ending):
+        monkeypatch.setattr(module, "without", lambda unproved, accused: unproved)
+    shape = Shape(3, 1, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True)
+    finds(shape, "counts although votes spoke against|its weights are '1 damaged in")
+
+
+def test_a_good_checkpoint_that_is_thrown_away_with_its_group(monkeypatch: Patch) -> None:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+        gone = after.unproved is not None and after.unproved.group not in after.live
+        return (replace(after, unproved=None) if gone else after), decision
+
+    after_step(monkeypatch, change)
+    finds(Shape(faults=2, kinds=frozenset({"suspect"}), save_every=1), "nothing speaks against the checkpoint")
+
+
+def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Patch) -> None:
+    """Whoever hears a commit that the journal does not know says Hello before it applies it, and waits for ever."""
+    real = machine.step
+    monkeypatch.setattr(
+        machine, "step", lambda state, e: real(state, replace(e, committed=None) if isinstance(e, m.Hello) else e)
+    )
+    shape = Shape(steps=1, faults=1, kinds=frozenset({"takeover"}), late_finals=True)
+    finds(shape, "does not end from here")
+
+
+def test_a_member_whose_last_commit_goes_back(monkeypatch: Patch) -> None:
+    def take_view(orders: member.Orders, view: m.View, *store: str) -> tuple[member.Orders, member.Change]:
+        older = view.epoch > orders.epoch and view.committed[0] < orders.committed[0]
+        return real(replace(orders, committed=view.committed) if older else orders, view, *store)
+
+    real = member.take_view
+    monkeypatch.setattr(member, "take_view", take_view)
+    decide = machine.step
+    monkeypatch.setattr(
+        machine, "step", lambda state, e: decide(state, replace(e, committed=None) if isinstance(e, m.Hello) else e)
+    )
+    shape = Shape(faults=2, kinds=frozenset({"takeover", "standstill"}), late_finals=True, formed=True)
+    finds(shape, "knew commit")
+
+
+def test_votes_that_are_kept_in_a_new_epoch(monkeypatch: Patch) -> None:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+        again = after.epoch > before.epoch and after.committed == before.committed and after.phase == "running"
+        votes = {group: vote for group, vote in before.votes.items() if group in after.live}
+        return (replace(after, votes=votes) if again else after), decision
+
+    after_step(monkeypatch, change)
+    finds(LOSS, "a vote for .* counts in|is to apply")
+
+
+def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
+    real = voting.vote
+
+    def vote(state: State, event: m.Vote) -> Outcome:
+        return real(state, replace(event, epoch=max(event.epoch, state.epoch)) if event.ok else event)
+
+    monkeypatch.setattr(voting, "vote", vote)
+    finds(Shape(faults=1, kinds=frozenset({"fail"}), formed=True), "a vote of an older epoch changes the state")
+
+
+def test_a_save_that_counts_before_its_weights_are_compared(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ending, "saved", lambda state, event: outcome.decide(*outcome.counted(state, event)))
+    finds(Shape(faults=0, save_every=1), "counts before its weights were compared")
+
+
+def test_a_commit_with_a_joiner_that_does_not_hold_the_state(monkeypatch: Patch) -> None:
+    real = membership.admit
+
+    def admit(state: State, why: str) -> Outcome:
+        return real(replace(state, holders=state.holders | state.waiting.keys()), why)
+
+    monkeypatch.setattr(membership, "admit", admit)
+    finds(RETURN, "is to apply|does not end")
+
+
+def test_a_member_that_does_not_vote_again_when_it_is_asked_to(monkeypatch: Patch) -> None:
+    def take_view(orders: member.Orders, view: m.View, *store: str) -> tuple[member.Orders, member.Change]:
+        told, change = real(orders, view, *store)
+        return told, member.Change.NONE if change is member.Change.SAME else change
+
+    real = member.take_view
+    monkeypatch.setattr(member, "take_view", take_view)
+    finds(CUT, "does not end from here")
+
+
+def test_a_leader_that_forgets_the_result_of_the_last_commit(monkeypatch: Patch) -> None:
+    def forget(ballots: Ballots, epoch: int, committed: tuple[int, int]) -> None:
+        ballots.last = None
+
+    monkeypatch.setattr(Ballots, "forget_older", forget)
+    finds(Shape(3, 3, faults=2, kinds=frozenset({"cut", "kill"}), formed=True, steps=1), "an innocent group is fenced")
+
+
+def test_a_journal_that_loses_part_of_an_event(monkeypatch: Patch) -> None:
+    def encode(event: m.Event) -> dict[str, Any]:
+        return {name: value for name, value in real(event).items() if name != "held"}
+
+    real = codec.encode_event
+    monkeypatch.setattr(codec, "encode_event", encode)
+    finds(CUT, "is read back as")
+
+
+def test_a_machine_that_remembers_what_no_journal_holds(monkeypatch: Patch) -> None:
+    seen: list[m.Event] = []
+
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+        seen.append(event)
+        return after, replace(decision, reason=f"{decision.reason}, decision {len(seen)}")
+
+    after_step(monkeypatch, change)
+    with pytest.raises(AssertionError, match="replay of"):
+        Explorer(Model(CUT)).explore()

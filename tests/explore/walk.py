@@ -1,0 +1,65 @@
+"""Random walks through the worlds of a model that is too large to explore, and the journal that one leaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from spare_megatron.controller.machine import initial_state, step
+from spare_megatron.recovery.journal import Journal, replay
+from tests.explore.model import Model, Move
+from tests.explore.search import tell
+from tests.explore.world import World
+
+MOVES_MAX = 20_000
+
+
+def walk(model: Model, numbers: Iterable[int]) -> tuple[World, list[str]]:
+    """Each number chooses the next move, in one of ten cases a fault. The last world, and the moves."""
+    model.do.heard = []
+    world, moves = model.start(), list[str]()
+    for number in numbers:
+        there = list(model.moves(world))
+        if not there:
+            break
+        likely = [move for move in there if move[1] == (number % 10 == 0)] or there
+        world = _made(model, moves, likely[number // 10 % len(likely)])
+    return world, moves
+
+
+def run_out(model: Model, world: World, moves: list[str], seed: int = 0) -> World:
+    """Nothing more fails: what can happen happens, in a fair (seeded) order, until the job is over and all know."""
+    order = random.Random(seed)
+    for _ in range(MOVES_MAX):
+        there = [move for move in model.moves(world) if not move[1]]
+        if world.over and not there:
+            return world
+        assert there, "the job stands still:\n" + "\n".join(tell(model, moves)[-15:])
+        world = _made(model, moves, order.choice(there))
+    raise AssertionError("the job does not end:\n" + "\n".join(tell(model, moves)[-15:]))
+
+
+def journalled(model: Model, world: World, path: Path) -> None:
+    """Write the journal of a walk that the model has heard from its beginning on, as the coordinator writes it. Its
+    replay leads to the same state by the same actions."""
+    assert model.do.heard is not None, "nobody listened"
+    state = initial_state()
+    journal = Journal(path, 0, 0, clock=lambda: 0.0)
+    for event in model.do.heard:
+        state, decision = step(state, event)
+        journal.append(event, decision)
+    journal.close()
+    read, count = replay(path)
+    assert count == len(model.do.heard)
+    brains = model.do.brains
+    assert brains.of(read) is brains.of(state) is world.brain, "the journal's replay gives another state"
+
+
+def _made(model: Model, moves: list[str], move: Move) -> World:
+    label, _, make = move
+    moves.append(label)
+    try:
+        return make()
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n" + "\n".join(tell(model, moves)[-15:])) from error

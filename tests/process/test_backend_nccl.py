@@ -1,0 +1,241 @@
+"""Who calls NCCL: one thread for each communicator, whatever ends it and whenever. There is no GPU here: a group that
+records its calls stands for torch's, and events on the host for those of a device; members, store and threads are real.
+
+The group behaves as torch's non-blocking one: the first sum waits, inside the call, until all members have connected,
+but no longer than TORCH_NCCL_NONBLOCKING_TIMEOUT; a sum that was issued ends when all members have issued it, or after
+the abort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from spare_megatron.comm.backend import Seat
+from spare_megatron.comm.backend_nccl import ENVIRONMENT, NcclBackend
+from spare_megatron.comm.communicator import Communicator
+from spare_megatron.comm.store import StoreClients, StoreServer
+
+WAIT_S = 30.0
+TIMEOUT_S = 2.0
+
+
+class Peers:
+    """What the members of one communicator know of each other inside 'NCCL'."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.connected: set[int] = set()
+        self.issued: dict[int, int] = {}
+        """Sums of each member."""
+
+
+class Group:
+    """Stands for ``ProcessGroupNCCL``."""
+
+    peers: Peers
+    made: list[Group]
+    dead_in_init: frozenset[int] = frozenset()
+    """Members that never connect: they died after they were reached."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, options: Any) -> None:
+        assert options.config.blocking == 0
+        assert all(os.environ[name] == value for name, value in ENVIRONMENT.items())
+        self.rank, self.size = rank, size
+        self.calls: list[tuple[str, int]] = []
+        self.inside = ""
+        self.aborted = False
+        self.issued = 0
+        self.made.append(self)
+
+    @contextlib.contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        assert not self.inside, f"{name} while another thread is inside {self.inside}"
+        assert not self.aborted, f"{name} after the abort"
+        self.calls.append((name, threading.get_ident()))
+        self.inside = name
+        try:
+            yield
+        finally:
+            self.inside = ""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Returns at once, as in torch."""
+        with self._call("connect"), self.peers.changed:
+            if self.rank not in self.dead_in_init:
+                self.peers.connected.add(self.rank)
+                self.peers.changed.notify_all()
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        """Waits for the initialisation, then issues."""
+        with self._call("allreduce"), self.peers.changed:
+            limit_s = float(os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800"))
+            if not self.peers.changed.wait_for(lambda: len(self.peers.connected) == self.size, limit_s):
+                raise dist.DistBackendError("NCCL timeout in: waitReady")
+            self.issued += 1
+            self.peers.issued[self.rank] = self.issued
+            Event.watched.group = self
+        return SimpleNamespace(wait=lambda: None)
+
+    def complete(self) -> bool:
+        """The last sum has ended on this member's device."""
+        with self.peers.changed:
+            return self.aborted or list(self.peers.issued.values()).count(self.issued) == self.size
+
+    def abort(self) -> None:
+        """Ends what runs."""
+        with self._call("abort"):
+            time.sleep(0.05)
+        self.aborted = True
+
+
+class Options:
+    """Stands for ``ProcessGroupNCCL.Options``."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(blocking=-1)
+
+
+class Event:
+    """Stands for ``torch.cuda.Event``: of the sum that its thread issued last."""
+
+    watched = threading.local()
+
+    def record(self, stream: object) -> None:
+        """What it is about."""
+        self.group: Group = Event.watched.group
+
+    def query(self) -> bool:
+        """Over by now."""
+        return self.group.complete()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"did not happen in {WAIT_S} s"
+        time.sleep(0.002)
+
+
+class Member:
+    """One rank: a communicator with its owner thread."""
+
+    def __init__(self, store: StoreServer, rank: int, size: int) -> None:
+        seat = Seat(store.host, store.port, "test", rank, size, epoch=1)
+        self.clients = StoreClients(TIMEOUT_S)
+        self.changed = threading.Condition()
+        self.backend = NcclBackend(seat, self.clients, TIMEOUT_S, torch.device("cpu"))
+        self.communicator = Communicator(1, tuple(range(size)), self.backend, self.changed)
+
+    def until(self, holds: Callable[[Communicator], bool]) -> None:
+        """Wait for something of the communicator."""
+        until(lambda: holds(self.communicator))
+
+    def end(self) -> float:
+        """Give it up, and wait until it is gone: the time that took."""
+        began_s = time.monotonic()
+        self.communicator.give_up()
+        assert time.monotonic() - began_s < 1.0, "giving up waits for nothing"
+        self.until(lambda one: one.dead)
+        self.communicator.join(time.monotonic() + WAIT_S)
+        assert self.communicator.gone
+        return time.monotonic() - began_s
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
+    """A store, and the stand-ins in torch's place."""
+    monkeypatch.setattr(Group, "peers", Peers(), raising=False)
+    monkeypatch.setattr(Group, "made", [], raising=False)
+    monkeypatch.setattr(Group, "Options", Options, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+    for name, stand_in in {
+        "Event": Event,
+        "Stream": lambda device: None,
+        "device": lambda device: contextlib.nullcontext(),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "synchronize": lambda device: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name in ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "NCCL_RUNTIME_CONNECT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    server = StoreServer("127.0.0.1")
+    yield server
+    server.close()
+
+
+def one_thread_and_one_abort() -> None:
+    """Of every group: nothing was called by two threads, and the abort came last."""
+    for group in Group.made:
+        names, threads = zip(*group.calls, strict=True)
+        assert len(set(threads)) == 1, group.calls
+        assert names.count("abort") == 1, names
+        assert names[-1] == "abort", names
+
+
+def test_a_sum_and_its_end_are_the_owners(store: StoreServer) -> None:
+    members = [Member(store, rank, 2) for rank in range(2)]
+    for member in members:
+        member.until(lambda one: one.ready)
+    for member in members:
+        member.communicator.submit(torch.ones(4))
+    for member in members:
+        member.until(lambda one: one.done == 1)
+        assert not member.communicator.error
+    for member in members:
+        member.end()
+    assert [name for name, _ in Group.made[0].calls] == ["connect", "allreduce", "allreduce", "abort"]
+    one_thread_and_one_abort()
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "2"
+    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"
+    assert not any(name in os.environ for name in ENVIRONMENT)
+
+
+def test_a_member_that_never_came_is_found_before_nccl_is_called(store: StoreServer) -> None:
+    member = Member(store, 0, 2)
+    member.until(lambda one: one.dead)
+    assert "1 of 2 members came" in member.communicator.error
+    assert not Group.made
+
+
+def test_a_cut_before_the_initialisation_ends_the_meeting(store: StoreServer) -> None:
+    member = Member(store, 0, 2)
+    assert member.end() < TIMEOUT_S
+    assert not Group.made
+
+
+def test_a_cut_in_the_initialisation_aborts_within_the_time_out(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that dies after it was reached keeps the owner inside torch; only the owner aborts, when it is out."""
+    monkeypatch.setattr(Group, "dead_in_init", frozenset({1}))
+    members = [Member(store, rank, 2) for rank in range(2)]
+    until(lambda: [group.inside for group in Group.made] == ["allreduce", "allreduce"])
+    assert all(member.end() < TIMEOUT_S + WAIT_S / 2 for member in members)
+    one_thread_and_one_abort()
+
+
+def test_a_cut_in_a_sum_aborts_at_once(store: StoreServer) -> None:
+    """The other member still computes: the sum waits for it, without a limit."""
+    members = [Member(store, rank, 2) for rank in range(2)]
+    for member in members:
+        member.until(lambda one: one.ready)
+    waiting = members[0].communicator
+    waiting.submit(torch.ones(4), patient=True)
+    until(lambda: any(group.issued == 2 for group in Group.made))
+    assert waiting.busy, "its buffer must not be used again"
+    for member in members:
+        member.end()
+    one_thread_and_one_abort()
+    assert not waiting.busy

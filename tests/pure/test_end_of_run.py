@@ -1,0 +1,83 @@
+"""At the end of a run the copy that is saved is taken before the digest that is voted, as at every other step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from spare_megatron.controller.member import Orders
+from spare_megatron.training.loop import TrainingLoop
+from spare_megatron.training.step import Committed, StepTimes
+
+ENDING = Orders(0, 0, 1, epoch=1, live=((0, 0), (1, 0)), committed=(3, 1), step=4, leave=True)
+COMMITTED = Committed(3, 1, (), {}, StepTimes(), (0, 1), leave=True)
+
+
+class Session:
+    """Orders that follow one another; the last ones stop the job."""
+
+    def __init__(self, group: int, later: list[Orders], said: list[str]) -> None:
+        self.orders, self._later, self._said = replace(ENDING, group=group), later, said
+
+    def progress(self, phase: str, step: int, pieces_done: int) -> None:
+        pass
+
+    def saved(self, step: int, directory: str) -> bool:
+        return True
+
+    def holds(self, step: int, epoch: int) -> None:
+        self._said.append(f"holds in epoch {epoch}")
+
+    def wait(self, version: int) -> Orders:
+        self.orders = replace(self._later.pop(0), group=self.orders.group)
+        return self.orders
+
+
+class Runner:
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def inject(self, point: str, step: int, n: int) -> None:
+        pass
+
+    def vote_on_the_end(self, step: int, orders: Orders) -> None:
+        self._said.append(f"digest in epoch {orders.epoch}")
+
+
+class Saver:
+    """Takes its copy, then waits for the coordinator's word with signs of life, as the real one."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def save(self, step: int, epoch: int, ask: Any, *, since: int, final: bool = False) -> None:
+        self._said.append("copy")
+        ask.tick()
+
+    def settle(self, tick: Callable[[], None]) -> None:
+        tick()
+
+
+def end(group: int, later: list[Orders]) -> list[str]:
+    said: list[str] = []
+    session: Any = Session(group, later, said)
+    runner: Any = Runner(said)
+    TrainingLoop(None, runner, session, Saver(said), 0)._end(COMMITTED)  # type: ignore[arg-type]
+    return said
+
+
+STOPPED = replace(ENDING, version=9, stop=("finished", "all is done"))
+
+
+def test_the_group_that_saves_copies_before_it_votes() -> None:
+    assert end(0, [STOPPED]) == ["copy", "digest in epoch 1", "holds in epoch 1"]
+
+
+def test_another_group_votes_at_once_and_copies_when_it_becomes_the_one() -> None:
+    alone = replace(ENDING, version=2, epoch=2, live=((1, 0),))
+    said = end(1, [alone, replace(STOPPED, epoch=2)])
+    assert said == ["digest in epoch 1", "holds in epoch 1", "copy", "digest in epoch 2", "holds in epoch 2"]

@@ -1,0 +1,235 @@
+"""Terms of office as real files, and an office on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spare_megatron import failpoints
+from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
+from spare_megatron.recovery.office import Office, OfficeLostError
+from spare_megatron.recovery.terms import SealedError, Term, Terms, UnseenError
+
+LEASE_S = 4.0
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def address(number: int) -> CoordinatorAddress:
+    """Of the holder of a term."""
+    return CoordinatorAddress(f"127.0.0.1:{number}", number, 1, -1, number, "here")
+
+
+def begin(run_dir: RunDirectory, number: int, serves: bool = True) -> Terms:
+    """A process that claims term ``number``, and serves."""
+    terms = Terms(run_dir)
+    term = terms.claim(terms.newest(), life=1)
+    assert term == Term(number, 1)
+    if serves:
+        terms.open(number)
+        terms.write(Term(number, 1, address=address(number)))
+        terms.show()
+    return terms
+
+
+def write(path: Path, text: str) -> None:
+    """Append to a journal."""
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_a_claim_is_exclusive_and_the_number_grows(run_dir: RunDirectory) -> None:
+    one, other = Terms(run_dir), Terms(run_dir)
+    assert one.newest() is None
+    assert (one.claim(None, 1), other.claim(None, 1)) == (Term(1, 1), None)
+    assert other.claim(other.newest(), 1) == Term(2, 1)
+    other.write(Term(2, 1, 7, 0, address(2)))
+    assert one.newest() == Term(2, 1, 7, 0, address(2))
+    run_dir.publish_coordinator(address(8))
+    assert one.claim(one.newest(), 1) == Term(9, 1), "above every coordinator that had no term, too"
+
+
+@pytest.mark.parametrize("how", ["listing", "gone", "half", "ESTALE"])
+def test_a_look_that_cannot_see_is_no_look(run_dir: RunDirectory, how: str) -> None:
+    """A vacancy, or an older term, seen beside a living holder lets a candidate claim."""
+    terms = begin(run_dir, 1)
+    begin(run_dir, 2)
+    assert terms.newest() == Term(2, 1, address=address(2))
+    path = run_dir.path / "terms" / "2.json"
+    if how == "listing":
+        path.rename(path.with_suffix(".hidden"))
+    elif how == "gone":
+        path.unlink()
+        path.symlink_to("nowhere")
+    elif how == "half":
+        path.write_text(path.read_text()[:20])
+    with failpoints.injected("N.json.read=ESTALE" if how == "ESTALE" else ""), pytest.raises(UnseenError):
+        terms.newest()
+
+
+def test_each_term_goes_on_with_files_of_its_own(run_dir: RunDirectory) -> None:
+    """Whoever was stopped while it wrote, writes into a file that nobody reads any more."""
+    first = begin(run_dir, 1)
+    before = first.open(1)
+    write(before.journal, "one\n")
+    write(before.metrics, "1\n")
+    after = begin(run_dir, 2).open(2)
+    write(before.journal, "late\n")
+    write(after.journal, "two\n")
+    assert after.journal.read_text() == run_dir.journal.read_text() == "one\ntwo\n"
+    assert after.metrics.read_text() == run_dir.metrics.read_text() == "1\n"
+    begin(run_dir, 3)
+    begin(run_dir, 4)
+    opened = sorted(path.name for path in (run_dir.path / "terms").iterdir() if path.is_dir())
+    assert opened == ["3", "4"], "the copy that was copied is kept until the next time, older ones are removed"
+    assert run_dir.journal.read_text() == "one\ntwo\n"
+
+
+def test_a_candidate_that_was_stopped_before_its_copy_was_in_place_is_too_late(run_dir: RunDirectory) -> None:
+    """Its copy of an older journal must not replace the one in use."""
+    write(begin(run_dir, 1).open(1).journal, "one\n")
+    late = begin(run_dir, 2, serves=False)
+    write(begin(run_dir, 3).open(3).journal, "three\n")
+    with pytest.raises(SealedError, match="coordinator 2 cannot begin any more: a later one has"):
+        late.open(2)
+    late.show()
+    assert run_dir.journal.read_text() == "one\nthree\n"
+    assert begin(run_dir, 4).open(4).journal.read_text() == "one\nthree\n"
+
+
+def test_an_older_name_is_never_put_over_a_newer_one_knowingly(run_dir: RunDirectory) -> None:
+    run_dir.publish_coordinator(address(2))
+    run_dir.publish_coordinator(address(1))
+    assert run_dir.coordinator() == address(2)
+
+
+def test_a_reader_ignores_a_lower_number_than_it_has_seen(run_dir: RunDirectory) -> None:
+    """As when a rename was under way for long; and a file that cannot be read says nothing."""
+    path = run_dir.path / "coordinator.json"
+    assert run_dir.coordinator() is None
+    run_dir.publish_coordinator(address(2))
+    assert run_dir.coordinator() == address(2)
+    for text in (json.dumps(vars(address(1))), '{"address": "127.', ""):
+        path.write_text(text)
+        assert run_dir.coordinator() == address(2)
+    path.unlink()
+    assert run_dir.coordinator() == address(2)
+    run_dir.publish_coordinator(address(3))
+    with failpoints.injected("coordinator.json.read=ESTALE"):
+        assert run_dir.coordinator() == address(2)
+    assert run_dir.coordinator() == address(3)
+
+
+def test_whoever_serves_puts_its_own_name_back(run_dir: RunDirectory) -> None:
+    """A rename that was under way when its author was stopped cannot be prevented."""
+    terms = begin(run_dir, 2 - 1)
+    begin(run_dir, 2)
+    (run_dir.path / "coordinator.json").write_text(json.dumps(vars(address(1))))
+    run_dir.journal.unlink()
+    run_dir.journal.touch()
+    terms.show()
+    assert RunDirectory(run_dir.path).coordinator() == address(2)
+    assert run_dir.journal.samefile(run_dir.path / "terms" / "2" / "journal.jsonl")
+
+
+class Clock:
+    """Of one process."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+MakeOffice = Callable[[], tuple[Office, Terms, Clock]]
+
+
+@pytest.fixture
+def make_office(run_dir: RunDirectory) -> Iterator[MakeOffice]:
+    """Offices whose keep-alive thread hangs from the start (its first beat comes after an hour)."""
+    made: list[Office] = []
+
+    def make() -> tuple[Office, Terms, Clock]:
+        clock, terms = Clock(), Terms(run_dir)
+        term = terms.claim(terms.newest(), 1)
+        assert term is not None
+        made.append(Office(terms, term, LEASE_S, clock.now_s, clock, beat_s=3600.0))
+        return made[-1], terms, clock
+
+    yield make
+    for office in made:
+        office.close()
+
+
+def test_a_holder_is_certain_for_half_a_lease_after_the_begin_of_a_look(
+    make_office: MakeOffice, run_dir: RunDirectory
+) -> None:
+    office, _, clock = make_office()
+    begin(run_dir, 2, serves=False)
+    clock.now_s += LEASE_S / 2
+    office.confirm()
+    clock.now_s += 0.01
+    with pytest.raises(OfficeLostError, match="coordinator 2 has taken over from 1"):
+        office.confirm()
+    clock.now_s -= LEASE_S
+    with pytest.raises(OfficeLostError):
+        office.confirm()
+
+
+def test_a_look_that_came_back_late_is_no_certainty(
+    make_office: MakeOffice, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped in the middle of it, and meanwhile another one took over."""
+    office, terms, clock = make_office()
+    clock.now_s += LEASE_S
+    look = terms.newest
+
+    def slow() -> Term | None:
+        seen = look()
+        monkeypatch.setattr(terms, "newest", look)
+        begin(run_dir, 2)
+        clock.now_s += LEASE_S
+        return seen
+
+    monkeypatch.setattr(terms, "newest", slow)
+    with pytest.raises(OfficeLostError, match="coordinator 2 has taken over from 1"):
+        office.confirm()
+
+
+def test_a_holder_that_cannot_see_its_own_term_is_not_certain(
+    make_office: MakeOffice, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office, _, clock = make_office()
+    path = run_dir.path / "terms" / "1.json"
+    hidden = path.rename(path.with_suffix(".hidden"))
+    clock.now_s += LEASE_S
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            hidden.rename(path)
+
+    monkeypatch.setattr("spare_megatron.recovery.office.time.sleep", pause)
+    office.confirm()
+    assert len(pauses) == 3
+    path.rename(hidden)
+    clock.now_s += LEASE_S
+    with pytest.raises(OfficeLostError, match=r"coordinator 1 gives up its office: .*lists no term above"):
+        office.confirm()
+    assert sum(pauses[3:]) == pytest.approx(LEASE_S)
+
+
+def test_a_disk_that_is_full_for_a_while_delays_a_takeover(make_office: MakeOffice, run_dir: RunDirectory) -> None:
+    write(run_dir.journal, "one\n")
+    office, _, _ = make_office()
+    with failpoints.injected("term.copy=ENOSPC,times=1"):
+        asyncio.run(asyncio.wait_for(office.enter(None), 30))
+    assert office.run_dir.journal.read_text() == "one\n"

@@ -37,6 +37,8 @@ _HEAD = struct.Struct("!BHQ")
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 _READ_BYTES = 4096
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+"""Of Linux's tcp.h."""
 _TCP_INFO = struct.Struct("8x44xI")
 """Of Linux's tcp_info: tcpi_last_data_recv, milliseconds."""
 
@@ -336,4 +338,9 @@ class RingLinks:
 
 
 def _tune(sock: socket.socket) -> None:
+    """Where packets are lost, the kernel doubles its wait each time before it sends them again: after a few losses in a
+    row it waits for longer than a time-out. It shall go on trying at least once a second."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000)):
+        with contextlib.suppress(OSError):  # older kernels do not know the second
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -69,8 +69,7 @@ class RingBackend:
         meeting.store.set(f"at/{seat.rank}", self.place(listener))
         meeting.arrive()
         host, port = meeting.store.get(f"at/{(seat.rank + 1) % seat.size}").decode().split()
-        self._links.start(listener, host, int(port))
-        self._left, self._right = self._links.connected()
+        self._left, self._right = self._links.connect(listener, host, int(port))
         meeting.part(f"at/{seat.rank}")
 
     def place(self, listener: socket.socket) -> str:

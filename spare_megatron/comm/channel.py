@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -180,6 +181,12 @@ async def serve(
         )
     await server.start()
     return server, port
+
+
+def advertised(listen: str) -> str:
+    """The host that others are told: the one listened on, or this host's name where that is every address."""
+    host = listen.rpartition(":")[0]
+    return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
 
 
 class Backoff:

@@ -1,4 +1,4 @@
-"""The four connections of a ring's member, and the thread that listens on them for as long as the epoch lasts.
+"""The four connections of a ring's member, and the thread that listens on them as long as the epoch lasts.
 
 A member calls its right neighbour twice and is called twice by its left one: once for data, which the owner of the
 communicator moves, and once for control, which stays with the thread here. It sends and hears the beats of
@@ -37,6 +37,8 @@ _HEAD = struct.Struct("!BHQ")
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 _READ_BYTES = 4096
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+"""Of Linux's tcp.h."""
 _TCP_INFO = struct.Struct("8x44xI")
 """Of Linux's tcp_info: tcpi_last_data_recv, milliseconds."""
 
@@ -92,7 +94,7 @@ class RingLinks:
 
     def __init__(self, seat: Seat, timeout_s: float, suspects: frozenset[int], traffic: Traffic) -> None:
         self._seat, self._timeout_s, self._suspects, self._traffic = seat, timeout_s, suspects, traffic
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         """Guards everything below."""
         self._why_cut = ""
         self.alarm, self._raise = socket.socketpair()
@@ -115,12 +117,14 @@ class RingLinks:
     @property
     def evidence(self) -> frozenset[Link]:
         """What is known about links, in ranks; more may come until ``close``."""
-        with self._changed:
+        with self._lock:
             return self._hearing.links if self._hearing is not None else frozenset()
 
-    def start(self, listener: socket.socket, host: str, port: int) -> None:
-        """Call the right neighbour, who listens at ``host``, and be called by the left one."""
-        with self._changed:
+    def connect(self, listener: socket.socket, host: str, port: int) -> tuple[socket.socket, socket.socket]:
+        """Call the right neighbour, who listens at ``host``, and be called by the left one. Returns the data
+        connections of the left and the right one when all four stand; BackendError when the epoch is over before that.
+        In either case the thread listens from here on."""
+        with self._lock:
             if self._why_cut:
                 raise BackendError(self._why_cut)
             seat = self._seat
@@ -130,15 +134,13 @@ class RingLinks:
             listener.setblocking(False)
             for kind in (DATA, CONTROL):
                 self._call(host, port, kind, now_s)
-            self._thread = threading.Thread(target=self._run, name=f"replicas-e{seat.epoch}-links", daemon=True)
-            self._thread.start()
-
-    def connected(self) -> tuple[socket.socket, socket.socket]:
-        """The data connections of the left and the right neighbour, once both stand."""
         hearing = self._hearing
-        assert hearing is not None, "connected before it was started"
-        with self._changed:
-            self._changed.wait_for(lambda: hearing.over or hearing.connected)
+        while not (hearing.over or hearing.connected):
+            self._round(hearing)
+        self._thread = threading.Thread(target=self._run, args=(hearing,), name=f"replicas-e{seat.epoch}-links")
+        self._thread.daemon = True
+        self._thread.start()
+        with self._lock:
             if hearing.over:
                 raise BackendError(hearing.over)
             [left] = [line.sock for line in self._lines if line.kind == DATA and line.side == LEFT]
@@ -147,7 +149,7 @@ class RingLinks:
 
     def lose(self, side: int) -> None:
         """The owner found a data connection ended."""
-        with self._changed:
+        with self._lock:
             if self._hearing is not None:
                 self._hearing.end(side, time.monotonic())
                 self._speak(time.monotonic())
@@ -155,7 +157,7 @@ class RingLinks:
 
     def cut(self, why: str) -> None:
         """Give up: say so, then end the data connections. Any thread, more than once."""
-        with self._changed:
+        with self._lock:
             self._why_cut = self._why_cut or why
             if self._hearing is not None:
                 self._hearing.give_up(why)
@@ -165,15 +167,16 @@ class RingLinks:
                 if line.kind == DATA:
                     with contextlib.suppress(OSError):
                         line.sock.shutdown(socket.SHUT_RDWR)
-            self._changed.notify_all()
+            self._stir()
 
     def close(self) -> None:
         """End the thread and free everything. Called once, last."""
         self._closing = True
-        self._stir()
+        with self._lock:
+            self._stir()
         if self._thread is not None:
             self._thread.join()
-        with self._changed:
+        with self._lock:
             for line in self._lines:
                 line.sock.close()
             self._lines.clear()
@@ -181,32 +184,33 @@ class RingLinks:
             self.alarm.close()
             self._raise.close()
             os.close(self._wake)
+            self._wake = -1
 
     # --------------------------------------------------------------------------------------------- the thread
 
-    def _run(self) -> None:
-        hearing = self._hearing
-        assert hearing is not None
+    def _run(self, hearing: Hearing) -> None:
         try:
             while not self._closing:
-                happened = self._wait()
-                now_s = time.monotonic()
-                with self._changed:
-                    for fd in happened:
-                        self._attend(fd, now_s)
-                    hearing.look(self._traffic, now_s, self._data_age_s())
-                    self._speak(now_s)
-                    if hearing.over:
-                        self._sound()
-                        self._changed.notify_all()
+                self._round(hearing)
         finally:  # whatever ended it, nobody may wait for it
             self.cut("nobody listens to the neighbours any more")
+
+    def _round(self, hearing: Hearing) -> None:
+        happened = self._wait()
+        now_s = time.monotonic()
+        with self._lock:
+            for fd in happened:
+                self._attend(fd, now_s)
+            hearing.look(self._traffic, now_s, self._data_age_s())
+            self._speak(now_s)
+            if hearing.over:
+                self._sound()
 
     def _wait(self) -> list[int]:
         """Descriptors with something to read (or to write, while it calls); no longer than until the next beat."""
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
-        with self._changed:
+        with self._lock:
             if self._listener is not None:
                 poller.register(self._listener, select.POLLIN)
             for line in self._lines:
@@ -290,7 +294,6 @@ class RingLinks:
             hearing.connect(line.side, now_s)
             self._beat_s = now_s
         if hearing.connected:
-            self._changed.notify_all()
             self._hang_up()
             for stranger in [other for other in self._lines if not other.greeted]:
                 self._drop(stranger, now_s)
@@ -315,8 +318,9 @@ class RingLinks:
                 line.send(b"" if line.outbox and not hearing.over else pack(hearing.beat(line.side, self._traffic)))
 
     def _stir(self) -> None:
-        """The thread is to look again, and when it is to do so next."""
-        os.eventfd_write(self._wake, 1)
+        """Whoever waits is to look again, and when to do so next."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def _sound(self) -> None:
         with contextlib.suppress(OSError):
@@ -336,4 +340,9 @@ class RingLinks:
 
 
 def _tune(sock: socket.socket) -> None:
+    """Where packets are lost, the kernel doubles its wait each time before it sends them again: after a few losses in a
+    row it waits for longer than a time-out. It shall go on trying at least once a second."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000)):
+        with contextlib.suppress(OSError):  # older kernels do not know the second
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ import grpc.aio
 
 from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.comm import wire
-from spare_megatron.comm.channel import COORDINATOR, Security, serve
+from spare_megatron.comm.channel import COORDINATOR, Security, advertised, serve
 from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription, difference
@@ -39,37 +39,31 @@ from spare_megatron.controller.messages import (
     Event,
     Hello,
     JobSpec,
-    JoinersLate,
     Loss,
-    Lost,
     Opened,
     Saved,
     SendFenced,
-    Standstill,
-    StartupOver,
     StopRequested,
     Tuned,
     Vote,
 )
 from spare_megatron.recovery.backlog import Backlog
-from spare_megatron.recovery.detector import Attempt, Beat, Detector, Finding
+from spare_megatron.recovery.deadlines import SIGNAL_REASON, Deadlines, exit_code_of
+from spare_megatron.recovery.detector import Beat, Detector, Finding
 from spare_megatron.recovery.journal import Journal, Record, replay
 from spare_megatron.recovery.office import Office
 from spare_megatron.recovery.processes import status_words
 from spare_megatron.recovery.records import Records, say
 from spare_megatron.recovery.speaker import Speaker
 from spare_megatron.recovery.streams import Stream, Streams
-from spare_megatron.recovery.tuning import PLANNED, JobTuning, publish_choice
+from spare_megatron.recovery.suspicion import Suspicion
+from spare_megatron.recovery.tuning import JobTuning, publish_choice
 
-TOGETHER_S = 0.003
-"""Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0
 """Between two looks whether coordinator.json still names this coordinator."""
 DISK_PATIENCE = 0.75
 """Of the coordinator time-out of the groups: how long the job waits for a disk before another process is to go on."""
-SIGNAL_REASON = "signal"
-"""Start of the reason of a stop that a signal asked for: the job is to be queued again."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ class Coordinator:
         self._journal = Journal(
             self._dir.journal, found.records, self._state.epoch, time.time, confirm, found.settled_bytes
         )
-        self._backlog = Backlog(say, self._fail, self._flush_losses, self._disk_patience_s)
+        self._backlog = Backlog(say, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
         self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
         self._life = options.life or self._state.life + over
@@ -114,11 +108,10 @@ class Coordinator:
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
         self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
-        self._findings: list[Finding] = []
-        self._failing: tuple[tuple[int, Mapping[int, int]], float] | None = None
-        """Which step of which members fails, and since when."""
-        self._joiners: tuple[int, float] | None = None
-        """The epoch whose holders wait for joiners, and since when."""
+        self._suspicion = Suspicion(
+            self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
+        )
+        self._deadlines = Deadlines(lambda: self._state, self._apply)
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
@@ -151,7 +144,7 @@ class Coordinator:
         try:
             if not self._unopened:
                 self._resume()
-            host = _advertised(self._options.listen)
+            host = advertised(self._options.listen)
             tasks = self._start_tasks(host, self._address(f"{host}:{port}"))
             await self._until_over(tasks)
         finally:
@@ -191,7 +184,7 @@ class Coordinator:
             now_s = time.monotonic()
             for group, incarnation in {**self._state.live, **self._state.waiting}.items():
                 self._detector.expect(group, incarnation, now_s)
-            self._expect_all()
+            self._deadlines.expect_all(self._job.timeouts.startup_timeout_s)
             if self._state.stopped:
                 self._end()
 
@@ -212,8 +205,8 @@ class Coordinator:
 
         def begin() -> None:
             self._adopt_job(job)
-            self._expect_all()
-            self._flush_losses()
+            self._deadlines.expect_all(job.timeouts.startup_timeout_s)
+            self._suspicion.flush()
 
         self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
         self._backlog.do(partial(write_json, self._dir.path / "job.json", encode(job), durable=True))
@@ -224,30 +217,8 @@ class Coordinator:
         self._job = job
         self._detector.adopt(job.timeouts)
         self._records.begin(job, self._state)
-        self._watch_duration(self._records.life_began_unix_s)
+        self._deadlines.limit_duration(job.exit_duration_s, self._records.life_began_unix_s)
         self._tuning.begin(job.tuning)
-
-    def _expect_all(self) -> None:
-        """A job that forms waits for its groups only so long."""
-        waited_s, life = self._job.timeouts.startup_timeout_s, self._state.life
-
-        def over() -> None:
-            if self._state.phase == "forming" and self._state.life == life:
-                self._apply(StartupOver(waited_s))
-
-        if self._state.phase == "forming":
-            asyncio.get_running_loop().call_later(waited_s, over)
-
-    def _watch_duration(self, started_unix_s: float) -> None:
-        """``--exit-duration-in-mins``: one decider, and the decision is in the journal like any other."""
-        duration_s, life = self._job.exit_duration_s, self._state.life
-
-        def over() -> None:
-            if self._state.life == life and self._state.phase in ("forming", "running"):
-                self._apply(StopRequested(f"the job has run for {duration_s / 60:g} minutes"))
-
-        if duration_s:
-            asyncio.get_running_loop().call_later(max(0.0, started_unix_s + duration_s - time.time()), over)
 
     def _address(self, address: str) -> CoordinatorAddress:
         return CoordinatorAddress(
@@ -314,11 +285,15 @@ class Coordinator:
         self._error = error
         self._over.set()
 
+    @property
+    def _nothing_is_decided(self) -> bool:
+        return self._unopened or self._backlog.waiting
+
     def _disk_patience_s(self) -> float:
         return DISK_PATIENCE * self._job.timeouts.coordinator_timeout_s
 
     def _end(self) -> None:
-        self._exit_code = _exit_code(self._state.outcome, self._state.outcome_reason)
+        self._exit_code = exit_code_of(self._state.outcome, self._state.outcome_reason)
         self._over.set()
 
     # ------------------------------------------------------------------------------------------------------- groups
@@ -372,7 +347,7 @@ class Coordinator:
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(vote.step, vote.epoch, group, figures)
                 self._tuning.figures(vote.step, vote.epoch, figures)
-            self._apply(vote if vote.ok else replace(vote, failing_s=self._failing_s()))
+            self._apply(vote if vote.ok else replace(vote, failing_s=self._suspicion.failing_s()))
         elif kind == "applied":
             self._apply(wire.read(report.applied, Applied))
         elif kind == "saved":
@@ -402,7 +377,7 @@ class Coordinator:
         if not orderly and self._detector.lost(group, incarnation):
             loss = Loss(group, incarnation, "exited", request.position, status_words(request.status))
             since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
-            self._lose(Finding(loss, since_s))
+            self._suspicion.lose(Finding(loss, since_s))
         return pb.Done(opened=not self._unopened)
 
     async def _request_stop(self, request: pb.StopRequest, _: grpc.aio.ServicerContext) -> pb.Done:
@@ -412,64 +387,12 @@ class Coordinator:
             self._apply(StopRequested(request.reason))
         return pb.Done()
 
-    def _lose(self, finding: Finding) -> None:
-        """Collect what becomes known together, then make it one event."""
-        if not self._findings:
-            asyncio.get_running_loop().call_later(TOGETHER_S, self._flush_losses)
-        self._findings.append(finding)
-
-    def _flush_losses(self) -> None:
-        if self._unopened or self._backlog.waiting or not self._findings:
-            return  # a group that is lost before the job is opened, or while the disk fails, is lost after it
-        findings, self._findings = self._findings, []
-        progress = self._detector.progress(self._state.live, self._state.step_in_flight)
-        losses = tuple(sorted((one.loss for one in findings), key=lambda loss: loss.group))
-        detect_s = max(0.0, time.monotonic() - min(one.since_s for one in findings))
-        stalled = any(loss.cause == "stalled" for loss in losses)
-        self._apply(Lost(losses, progress, self._failing_s() if stalled else 0.0), detect_s)
-        self._backlog.do(partial(self._spare, losses))
-
-    def _spare(self, losses: Sequence[Loss]) -> None:
-        """Whom the machine kept in spite of a finding is watched again."""
-        for loss in losses:
-            if self._state.live.get(loss.group) == loss.incarnation:
-                self._detector.spare(loss.group, time.monotonic())
-
-    def _failing_s(self) -> float:
-        """How long the step in flight has failed for its present members, as far as this process knows."""
-        what, now_s = (self._state.step_in_flight, self._state.live), time.monotonic()
-        if self._failing is None or self._failing[0] != what:
-            self._failing = what, now_s
-        return round(now_s - self._failing[1], 3)
-
     async def _watch(self) -> None:
         """Ask the detector, again and again."""
         while True:
             await asyncio.sleep(self._detector.tick_s)
-            if self._state.stopped or self._unopened:
-                continue
-            running = self._state.phase == "running" and not self._backlog.waiting  # else all wait for this process
-            attempt = Attempt(self._state.epoch, self._state.live, self._state.votes.keys()) if running else None
-            for finding in self._detector.tick(time.monotonic(), attempt):
-                self._lose(finding)
-            stuck = self._detector.standstill(time.monotonic(), attempt) if attempt is not None else ""
-            if stuck:
-                self._apply(Standstill(self._state.epoch, stuck, self._failing_s()))
-            self._watch_joiners(running)
-
-    def _watch_joiners(self, running: bool) -> None:
-        """The holders of the last state wait for those who join: but only for a heartbeat time-out."""
-        state, now_s = self._state, time.monotonic()
-        joiners = state.live.keys() - state.holders
-        if not running or not joiners or not self._detector.all_wait(state.holders):
-            self._joiners = None
-            return
-        if self._joiners is None or self._joiners[0] != state.epoch:
-            self._joiners = state.epoch, now_s
-        waited_s = now_s - self._joiners[1]
-        if waited_s > self._job.timeouts.heartbeat_timeout_s:
-            self._joiners = None
-            self._apply(JoinersLate(state.epoch, round(waited_s, 3)))
+            if not self._state.stopped and not self._unopened:
+                self._suspicion.look()
 
     async def _write_status(self) -> None:
         while True:
@@ -477,22 +400,6 @@ class Coordinator:
                 self._options.office.confirm()
             self._records.write_status(self._state)
             await asyncio.sleep(STATUS_INTERVAL_S)
-
-
-def _exit_code(outcome: str, reason: str) -> ExitCode:
-    if outcome == "finished":
-        return ExitCode.FINISHED
-    if outcome == "left":
-        if reason.startswith(PLANNED):
-            return ExitCode.RESTART
-        return ExitCode.REQUEUE if reason.startswith(SIGNAL_REASON) else ExitCode.FINISHED
-    return ExitCode.WIPE_OUT if outcome == "wipe-out" else ExitCode.FAILED
-
-
-def _advertised(listen: str) -> str:
-    """The host that others are told: the one listened on, or this host's name where that is every address."""
-    host = listen.rpartition(":")[0]
-    return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
 
 
 def _nobody_else() -> None:

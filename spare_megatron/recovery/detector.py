@@ -87,6 +87,11 @@ class Detector:
         """How often :meth:`tick` wants to be called."""
         return self._times.heartbeat_interval_s / TICKS_PER_INTERVAL
 
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """Silence that is a death."""
+        return self._times.heartbeat_timeout_s
+
     def adopt(self, timeouts: Timeouts) -> None:
         """The time-outs of the job, once it is known."""
         self._times = timeouts

@@ -15,6 +15,9 @@ from spare_megatron.recovery.journal import JournalError
 from spare_megatron.recovery.office import Office, OfficeLostError, wait_for_office
 from spare_megatron.recovery.records import say
 
+TURNS_STOOD_BACK = 10
+"""A candidate whose disk failed lets so many others go first: theirs may be better."""
+
 
 def serve_alone(options: Options) -> ExitCode:
     """Run the only coordinator of a run directory to its end.
@@ -44,15 +47,17 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
             f"--candidate with --life {options.life} and --lease-s {lease_s:g}: both must be above 0, and the life "
             "the same for all candidates"
         )
+    turn = index
     while True:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)  # whoever holds office is sent them too, and saves
-        office = asyncio.run(wait_for_office(options.run_dir, index, lease_s, options.life))
+        office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
         if not isinstance(office, Office):
             return ExitCode(office)
         say(f"candidate {index} is coordinator {office.number}")
         code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
         if code is None:
+            turn = index if office.is_lost() else index + TURNS_STOOD_BACK
             say("this one is a candidate again")
             continue
         say(f"the coordinator leaves with exit code {int(code)}")
@@ -66,9 +71,7 @@ def _serve_term(options: Options, office: Office) -> ExitCode | None:
     try:
         code = _run(options)
     except Exception as error:
-        if (
-            isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost()
-        ):  # other errors are then of no account
+        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # then no other error counts
             say(f"{error}")
             code = None
             return None

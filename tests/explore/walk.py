@@ -50,10 +50,10 @@ def journalled(model: Model, world: World, path: Path) -> None:
         state, decision = step(state, event)
         journal.append(event, decision)
     journal.close()
-    read, count = replay(path)
-    assert count == len(model.do.heard)
+    again = replay(path)
+    assert again.records == len(model.do.heard)
     brains = model.do.brains
-    assert brains.of(read) is brains.of(state) is world.brain, "the journal's replay gives another state"
+    assert brains.of(again.state) is brains.of(state) is world.brain, "the journal's replay gives another state"
 
 
 def _made(model: Model, moves: list[str], move: Move) -> World:

@@ -3,7 +3,7 @@
 Pure: time is an argument, and nothing here sends or waits. :mod:`spare_megatron.comm.ring_links` has the sockets.
 
 Each pair of neighbours has a data connection, from left to right, and a control connection, on which both say about
-twenty times in a time-out how many bytes they have sent to the other and whether they wait for their own left. A link
+forty times in a time-out how many bytes they have sent to the other and whether they wait for their own left. A link
 leads from a sender to a receiver, and only the receiver can tell that it is broken:
 
 - it is *mute* when nothing at all came for the time-out, or when the sender says that it has sent more bytes than came,
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from spare_megatron.controller.messages import Link
 
 LEFT, RIGHT = 0, 1
-BEATS = 20
+BEATS = 40
 """What a member says of itself in one time-out, to each neighbour."""
 TOGETHER = 0.75
 """When a link is mute for its time-out, one that has been silent for so much of its own went mute with it. They differ

@@ -19,13 +19,13 @@ from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.progress import Display
-from spare_megatron.comm.output import outlive_the_disk
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.place import number
+from spare_megatron.control.output import outlive_the_disk
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.recovery.coordinator import Options
 from spare_megatron.recovery.records import say
 from spare_megatron.recovery.slurm import SlurmJob, SlurmLaunch, end_without_batch_script

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.folder import last_good, publish_left_over
-from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.control.run_directory import RunDirectory
 
 
 def checkpoint_to_start_from(

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 
 from spare_megatron import failpoints
-from spare_megatron.comm.rundir import sync_directory
+from spare_megatron.control.run_directory import sync_directory
 
 SLICE_BYTES = 65536
 """Read at once when the end of the last whole line is looked for."""

@@ -23,12 +23,12 @@ from typing import Any
 
 import grpc.aio
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import wire
-from spare_megatron.comm.channel import COORDINATOR, Security, advertised, serve
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription, difference
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.machine import State, step
 from spare_megatron.controller.messages import (
@@ -303,7 +303,7 @@ class Coordinator:
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
-        hello = wire.read(first.arrival.hello, Hello)
+        hello = protobuf_codec.read(first.arrival.hello, Hello)
         spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
         refusal = self._refusal(hello, job)
         if refusal:
@@ -339,19 +339,19 @@ class Coordinator:
     def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
         kind, group, now_s = report.WhichOneof("kind"), stream.group, time.monotonic()
         if kind == "heartbeat":
-            beats = [wire.read(beat, Beat) for beat in report.heartbeat.beats]
+            beats = [protobuf_codec.read(beat, Beat) for beat in report.heartbeat.beats]
             self._detector.heartbeat(group, stream.incarnation, beats, now_s)
         elif kind == "ballot":
-            vote = wire.read(report.ballot.vote, Vote)
+            vote = protobuf_codec.read(report.ballot.vote, Vote)
             if (vote.step, vote.epoch) == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(vote.step, vote.epoch, group, figures)
                 self._tuning.figures(vote.step, vote.epoch, figures)
             self._apply(vote if vote.ok else replace(vote, failing_s=self._suspicion.failing_s()))
         elif kind == "applied":
-            self._apply(wire.read(report.applied, Applied))
+            self._apply(protobuf_codec.read(report.applied, Applied))
         elif kind == "saved":
-            self._apply(wire.read(report.saved, Saved))
+            self._apply(protobuf_codec.read(report.saved, Saved))
         elif kind == "report":
             told = json.loads(report.report.report_json)
             self._records.report(report.report.step, told)

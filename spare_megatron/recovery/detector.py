@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spare_megatron.comm.reports import PHASES
 from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.control.reports import PHASES
 from spare_megatron.controller.messages import Loss
 
 WAITING = frozenset({"rebuild", "reduce", "vote"})

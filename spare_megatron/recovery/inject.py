@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from spare_megatron import failpoints
-from spare_megatron.comm.disk import words
-from spare_megatron.comm.rundir import RunDirectory, glance
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection, parse_injection
 from spare_megatron.config.place import Place
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import RunDirectory, glance
 
 VARIABLE = "SPARE_INJECT"
 """Environment variable with one injection a line."""

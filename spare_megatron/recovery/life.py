@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.channel import Security
-from spare_megatron.comm.disk import SideFiles, patiently
-from spare_megatron.comm.rundir import RunDirectory, glance
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security
+from spare_megatron.control.disk import SideFiles, patiently
+from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.recovery.inject import VARIABLE
 from spare_megatron.recovery.processes import Child, Processes, publish_processes
 from spare_megatron.recovery.tell import tell

@@ -21,7 +21,7 @@ read by whoever opens it later. No clocks are compared: each process measures du
    meanwhile; and one that copies first and is then overtaken has its copy copied.
 
 Neither a keep-alive thread that hangs nor a process that is stopped anywhere matters to this: what counts is when the
-look began, not when it came back. Members follow the highest fencing number (:mod:`spare_megatron.comm.leader`).
+look began, not when it came back. Members follow the highest fencing number (:mod:`spare_megatron.control.leader`).
 ``tests/pure/test_office_model.py`` goes through every order of these events.
 """
 
@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.recovery.records import say
 from spare_megatron.recovery.terms import SealedError, Term, Terms, UnseenError
 

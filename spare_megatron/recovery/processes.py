@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from spare_megatron import failpoints
-from spare_megatron.comm.disk import patiently, words
-from spare_megatron.comm.rundir import write_json
+from spare_megatron.control.disk import patiently, words
+from spare_megatron.control.run_directory import write_json
 from spare_megatron.recovery import guard
 
 LOG_PATIENCE_S = 2.0

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm.disk import SideFiles
-from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tuned
 from spare_megatron.observe.boards import Boards

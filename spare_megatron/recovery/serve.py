@@ -6,9 +6,9 @@ import asyncio
 import signal
 from dataclasses import replace
 
-from spare_megatron.comm.disk import patiently
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.disk import patiently
 from spare_megatron.recovery.backlog import DiskFailedError
 from spare_megatron.recovery.coordinator import Coordinator, Options
 from spare_megatron.recovery.journal import JournalError

@@ -23,13 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.channel import Security
-from spare_megatron.comm.disk import patiently
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, glance, read_json, write_json
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, glance, read_json, write_json
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
 from spare_megatron.recovery.processes import Child, Processes

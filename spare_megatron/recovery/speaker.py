@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import wire
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
 from spare_megatron.recovery.streams import Streams
@@ -84,5 +84,5 @@ class Speaker:
         elif (view.epoch, view.committed) == (state.epoch, state.committed):
             prefix = f"life{state.life}/coordinator{self._fencing}"
             order = pb.ViewOrder(store=self._address, store_prefix=prefix)
-            wire.fill(order.view, view)
+            protobuf_codec.fill(order.view, view)
             self._streams.send(view.group, view.incarnation, pb.Order(view=order))

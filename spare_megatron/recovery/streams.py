@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import grpc.aio
 
 from spare_megatron import failpoints
-from spare_megatron.comm import control_pb2 as pb
+from spare_megatron.control import control_pb2 as pb
 
 
 class Stream:

@@ -13,9 +13,9 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from spare_megatron.comm.disk import patiently
-from spare_megatron.comm.rundir import glance
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import glance
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import Launch, Life
 from spare_megatron.recovery.processes import Processes, publish_processes

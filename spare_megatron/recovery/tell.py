@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.channel import Backoff, Security, call_once, open_channel
-from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Backoff, Security, call_once, open_channel
+from spare_megatron.control.run_directory import RunDirectory
 
 TELL_S = 1.0
 """For one call of the coordinator; it is made again."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron import failpoints
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory, scratch_of, write_json
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
 
 
 class UnseenError(OSError):

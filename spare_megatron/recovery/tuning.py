@@ -13,10 +13,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from spare_megatron.comm.disk import SideFiles
-from spare_megatron.comm.rundir import RunDirectory, write_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
 from spare_megatron.recovery.records import say

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm.disk import patiently
-from spare_megatron.comm.rundir import RunDirectory, read_json
 from spare_megatron.config.place import Place
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.theory.published import best_redundancy
 
 FILE = "spare_choice.json"

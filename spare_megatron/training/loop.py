@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from spare_megatron.comm.link import Session
+from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.training.engine import StepEngine
 from spare_megatron.training.saving import Ask

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from spare_megatron import kernels
 from spare_megatron.checkpoint.folder import Retention
 from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.megatron_adapter import checkpointing, versions
 from spare_megatron.megatron_adapter.checkpoint_writer import Share

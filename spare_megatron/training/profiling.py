@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.comm.disk import words
+from spare_megatron.control.disk import words
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from spare_megatron.comm.disk import words
+from spare_megatron.control.disk import words
 from spare_megatron.training.arguments import JobArguments
 
 log = logging.getLogger(__name__)

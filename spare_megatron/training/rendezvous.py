@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from spare_megatron.comm.disk import patiently
-from spare_megatron.comm.rundir import glance, write_json
 from spare_megatron.comm.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import glance, write_json
 
 POLL_S = 0.05
 _servers: list[StoreServer] = []

@@ -33,8 +33,8 @@ from spare_megatron.checkpoint.folder import (
     retire,
     write_manifest,
 )
-from spare_megatron.comm.disk import patiently
 from spare_megatron.config.place import Place
+from spare_megatron.control.disk import patiently
 from spare_megatron.training.save_mail import SaveMail, Written
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from typing import Protocol
 import torch
 
 from spare_megatron.comm.exchange import OpenReduction
-from spare_megatron.comm.link import Session
 from spare_megatron.comm.reduce import GradientReduction, PlainReduction, ReduceOutcome, Reduction
-from spare_megatron.comm.reports import checksum_of
+from spare_megatron.control.reports import checksum_of
+from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, Part

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.training import names
 from spare_megatron.training.arguments import parse_job
 from spare_megatron.training.user_state import get_args

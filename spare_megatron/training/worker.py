@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spare_megatron.comm.link import Session
 from spare_megatron.comm.reduce import GradientReduction, PlainReduction
 from spare_megatron.comm.replica import Membership, ReplicaCommunicators
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
+from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.recovery.inject import Injector

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.comm.gather import Ballots
+from spare_megatron.control.group_aggregation import Ballots
 from spare_megatron.controller import codec, divergence, ending, machine, member, membership, outcome, voting
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import Outcome

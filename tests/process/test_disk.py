@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.comm.rundir import read_json
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import read_json
 from spare_megatron.controller.messages import AcceptSave, Lost, Opened, SendCommit
 from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ROOT, ControlJob

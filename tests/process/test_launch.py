@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.comm.rundir import RunDirectory, read_json
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.controller.messages import Lost
 from spare_megatron.recovery.journal import read, verify
 

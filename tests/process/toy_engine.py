@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.files import Create
-from spare_megatron.comm.reports import checksum_of
+from spare_megatron.control.reports import checksum_of
 from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
 from spare_megatron.training.engine import Outlet
 

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import Retention, last_good, step_of
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
 from spare_megatron.recovery.inject import Injector

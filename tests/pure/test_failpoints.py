@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron import failpoints
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.rundir import read_json, write_json
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.run_directory import read_json, write_json
 from spare_megatron.failpoints import (
     APPENDED,
     OPERATIONS_OF_APPENDED,

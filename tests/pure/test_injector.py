@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import parse_injection
 from spare_megatron.config.place import Place
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.recovery.inject import VARIABLE, InjectedError, Injector
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
 from spare_megatron.observe.boards import Boards, scalars

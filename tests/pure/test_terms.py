@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron import failpoints
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.recovery.office import Office, OfficeLostError
 from spare_megatron.recovery.terms import SealedError, Term, Terms, UnseenError
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.comm.rundir import RunDirectory
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.recovery import journal
 from spare_megatron.recovery.terms import Terms
 from tests.slurm.cluster import Cluster

@@ -1,6 +1,6 @@
 """The control thread of one rank: an asyncio loop that carries orders down and reports up.
 
-Position 0 runs the group's :class:`~spare_megatron.comm.leader.Leader`; every other position a :class:`Follower`,
+Position 0 runs the group's :class:`~spare_megatron.control.leader.Leader`; every other position a :class:`Follower`,
 which talks to it. Both hand orders to the :class:`Agent`, which keeps the rank's snapshot.
 """
 
@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import wire
-from spare_megatron.comm.channel import LEADER, Security
-from spare_megatron.comm.pulse import Pulse
-from spare_megatron.comm.reports import Applied, Holds, Progress, RankReport, Reduced, SaveRequest, StopRequest
-from spare_megatron.comm.rundir import RunDirectory
-from spare_megatron.comm.uplink import Uplink
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import LEADER, Security
+from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.reconnecting_stream import Uplink
+from spare_megatron.control.reports import Applied, Holds, Progress, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
 from spare_megatron.controller.messages import JobSpec, View
 
@@ -90,7 +90,7 @@ class Agent:
             self._settle(ConfigError(order.refused.reason))
             return self._end(fenced=order.refused.reason)
         elif kind == "view":
-            view = wire.read(order.view.view, View)
+            view = protobuf_codec.read(order.view.view, View)
             return self._adopt(*take_view(self.orders, view, order.view.store, order.view.store_prefix))
         elif kind == "commit":
             commit = order.commit
@@ -126,7 +126,7 @@ class Agent:
 
     def beat(self) -> pb.Beat:
         """:attr:`progress` as a message."""
-        return wire.fill(pb.Beat(position=self.setup.position), self.progress)
+        return protobuf_codec.fill(pb.Beat(position=self.setup.position), self.progress)
 
     def _settle(self, error: ConfigError | None) -> None:
         if not self._opened.done():
@@ -147,13 +147,13 @@ class Agent:
 def rank_report(report: RankReport) -> pb.RankReport:
     """A report of the training thread as the message that a follower sends."""
     if isinstance(report, Reduced):
-        return pb.RankReport(reduced=wire.fill(pb.Reduced(), report))
+        return pb.RankReport(reduced=protobuf_codec.fill(pb.Reduced(), report))
     if isinstance(report, Applied):
         return pb.RankReport(applied=pb.RankApplied(step=report.step, report_json=json.dumps(report.report)))
     if isinstance(report, Holds):
         return pb.RankReport(holds=pb.Holds(step=report.step, epoch=report.epoch))
     if isinstance(report, SaveRequest):
-        return pb.RankReport(save_request=wire.fill(pb.SaveRequest(), report))
+        return pb.RankReport(save_request=protobuf_codec.fill(pb.SaveRequest(), report))
     return pb.RankReport(stop_request=pb.StopRequest(reason=report.reason))
 
 
@@ -161,14 +161,14 @@ def report_of(message: pb.RankReport) -> RankReport | None:
     """The inverse of :func:`rank_report`; None for messages of the control threads themselves."""
     kind = message.WhichOneof("kind")
     if kind == "reduced":
-        return wire.read(message.reduced, Reduced)
+        return protobuf_codec.read(message.reduced, Reduced)
     if kind == "applied":
         report: Mapping[str, Any] = json.loads(message.applied.report_json)
         return Applied(message.applied.step, dict(report))
     if kind == "holds":
         return Holds(message.holds.step, message.holds.epoch)
     if kind == "save_request":
-        return wire.read(message.save_request, SaveRequest)
+        return protobuf_codec.read(message.save_request, SaveRequest)
     if kind == "stop_request":
         return StopRequest(message.stop_request.reason)
     return None

@@ -1,6 +1,6 @@
 """A rank's session with the control plane: what the training thread sees of the coordinator.
 
-One control thread per rank runs an asyncio loop (:mod:`spare_megatron.comm.rank`); it alone does I/O. The training
+One control thread per rank runs an asyncio loop (:mod:`spare_megatron.control.control_thread`); it alone does I/O. The training
 thread reads immutable snapshots (:class:`~spare_megatron.controller.member.Orders`) and leaves messages. No method
 but :meth:`Session.open`, :meth:`Session.wait`, :meth:`Session.saved` and :meth:`Session.close` ever blocks.
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spare_megatron import failpoints
-from spare_megatron.comm.leader import Leader
-from spare_megatron.comm.rank import ControlThread, Follower, RankSetup
-from spare_megatron.comm.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
+from spare_megatron.control.control_thread import ControlThread, Follower, RankSetup
+from spare_megatron.control.leader import Leader
+from spare_megatron.control.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec, Link, Part
 

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from spare_megatron import failpoints
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.channel import Backoff, Security, call_stream, open_channel
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Backoff, Security, call_stream, open_channel
 
 
 class Uplink:

@@ -1,7 +1,7 @@
 """Position 0 of a group: speaks with the coordinator for all ranks of the group.
 
 It serves the other ranks of its group, passes orders on to them as they are, and makes one word of theirs
-(:mod:`spare_megatron.comm.gather`). The group says Hello when all its ranks have come. The coordinator thus has as
+(:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have come. The coordinator thus has as
 many clients as there are groups, not as many as there are GPUs.
 """
 
@@ -18,16 +18,16 @@ from typing import Any
 
 import grpc.aio
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import wire
-from spare_megatron.comm.channel import COORDINATOR, LEADER, serve
-from spare_megatron.comm.disk import SideFiles
-from spare_megatron.comm.gather import Ballots, Figures, Roll, Tally, merge_reports
-from spare_megatron.comm.pulse import Pulse
-from spare_megatron.comm.rank import Agent, report_of
-from spare_megatron.comm.reports import COMPLETE, Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
-from spare_megatron.comm.uplink import Uplink
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import COORDINATOR, LEADER, serve
+from spare_megatron.control.control_thread import Agent, report_of
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.group_aggregation import Ballots, Figures, Roll, Tally, merge_reports
+from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.reconnecting_stream import Uplink
+from spare_megatron.control.reports import COMPLETE, Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import Hello, Vote
@@ -294,7 +294,7 @@ class Leader:
             spec_json=spec_to_json(setup.spec),
             job_json=job_to_json(setup.job),
         )
-        wire.fill(arrival.hello, hello)
+        protobuf_codec.fill(arrival.hello, hello)
         greeting = [pb.GroupReport(arrival=arrival)]
         greeting += [
             pb.GroupReport(rank_closed=pb.RankClosed(position=p, closed=True))
@@ -379,13 +379,13 @@ class Leader:
         if orders.fenced is not None:
             return pb.Order(refused=pb.Refused(reason=orders.fenced))
         view = pb.ViewOrder(store=orders.store, store_prefix=orders.store_prefix)
-        wire.fill(view.view, orders)
+        protobuf_codec.fill(view.view, orders)
         return pb.Order(view=view)
 
 
 def _ballot(vote: Vote, figures: Figures) -> pb.GroupReport:
     message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
-    wire.fill(message.vote, vote)
+    protobuf_codec.fill(message.vote, vote)
     return pb.GroupReport(ballot=message)
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron import failpoints
-from spare_megatron.comm.disk import patiently, words
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.control.disk import patiently, words
 
 
 @dataclass(frozen=True)

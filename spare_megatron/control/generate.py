@@ -1,4 +1,4 @@
-"""Makes control_pb2.py from control.proto: ``python -m spare_megatron.comm.generate``. Needs grpcio-tools."""
+"""Makes control_pb2.py from control.proto: ``python -m spare_megatron.control.generate``. Needs grpcio-tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROTO = "spare_megatron/comm/control.proto"
+PROTO = "spare_megatron/control/control.proto"
 GENERATED = Path(__file__).with_name("control_pb2.py")
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from spare_megatron.comm import control_pb2 as pb
+from spare_megatron.control import control_pb2 as pb
 from spare_megatron.controller import messages
 
 T = TypeVar("T")

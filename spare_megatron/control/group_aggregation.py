@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from spare_megatron.comm.reports import Reduced, checksum_of
+from spare_megatron.control.reports import Reduced, checksum_of
 from spare_megatron.controller.messages import Link, Vote
 
 Figures = tuple[tuple[str, float], ...]

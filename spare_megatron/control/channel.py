@@ -23,8 +23,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from spare_megatron.comm import control_pb2 as pb
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
 
 TOKEN_KEY = "spare-token"
 COORDINATOR = "spare_megatron.control.Coordinator"

@@ -33,7 +33,7 @@ class Speaker:
         """Host the store until cancelled; then send the views that waited for it."""
 
         def start() -> Any:
-            from spare_megatron.comm.store import StoreServer
+            from spare_megatron.collectives.store import StoreServer
 
             return StoreServer(host)
 

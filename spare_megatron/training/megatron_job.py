@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.checkpoint.folder import Retention
-from spare_megatron.comm.reduce import Bfloat16Reduction, PlainReduction
+from spare_megatron.collectives.reduction import Bfloat16Reduction, PlainReduction
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips

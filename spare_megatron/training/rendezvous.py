@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from spare_megatron.comm.store import StoreServer, connect
+from spare_megatron.collectives.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
 from spare_megatron.control.disk import patiently

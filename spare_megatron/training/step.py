@@ -25,8 +25,8 @@ from typing import Protocol
 
 import torch
 
-from spare_megatron.comm.exchange import OpenReduction
-from spare_megatron.comm.reduce import GradientReduction, PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction import GradientReduction, PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction
 from spare_megatron.control.reports import checksum_of
 from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
@@ -47,7 +47,7 @@ class LeaveError(Exception):
 
 
 class Replicas(Protocol):
-    """The part of :class:`~spare_megatron.comm.replica.ReplicaCommunicators` that a step needs."""
+    """The part of :class:`~spare_megatron.collectives.replica.ReplicaCommunicators` that a step needs."""
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""

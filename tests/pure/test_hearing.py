@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spare_megatron.comm.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Beat, Hearing, Traffic
-from spare_megatron.comm.ring_links import pack, unpack
+from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.ring_links import pack, unpack
 from spare_megatron.controller.blame import Culprit, Evidence, culprit
 from spare_megatron.controller.messages import Link, Vote
 from tests.pure.ring_world import TIMEOUT_S, Network, RingWorld, Starved

@@ -8,11 +8,11 @@ to survive other ranks cannot depend on that. Here every wait is one ``poll`` th
 :meth:`RingBackend.cut`; nothing outlives its owner thread.
 
 The owner moves the bytes of the sums and has no time-outs: who is silent, and why, is for
-:mod:`spare_megatron.comm.ring_links` to find out, which listens beside it and ends its waits.
+:mod:`spare_megatron.collectives.ring_links` to find out, which listens beside it and ends its waits.
 
 May assume: members reach each other by TCP at the address they have on the way to the store, or on the
 interface that GLOO_SOCKET_IFNAME names (the variable by which users of torch choose it). Promises: what
-:class:`~spare_megatron.comm.backend.Backend` says; a member has four connections, whatever N.
+:class:`~spare_megatron.collectives.backend.Backend` says; a member has four connections, whatever N.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import socket
 import psutil
 import torch
 
-from spare_megatron.comm.backend import BackendError, Meeting, Seat
-from spare_megatron.comm.hearing import LEFT, RIGHT, Traffic
-from spare_megatron.comm.ring import SEGMENT_BYTES, RingStreams
-from spare_megatron.comm.ring_links import RingLinks
-from spare_megatron.comm.store import StoreClients
+from spare_megatron.collectives.backend import BackendError, Meeting, Seat
+from spare_megatron.collectives.hearing import LEFT, RIGHT, Traffic
+from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
+from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.collectives.store import StoreClients
 from spare_megatron.controller.messages import Link
 
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
 
 
 class RingBackend:
-    """See :class:`~spare_megatron.comm.backend.Backend`."""
+    """See :class:`~spare_megatron.collectives.backend.Backend`."""
 
     linger_s = 0.5
     """Longer than the outcome of a failed reduction waits, in which what others know still comes in."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from spare_megatron.comm.backend import Backend, BackendError
+from spare_megatron.collectives.backend import Backend, BackendError
 from spare_megatron.controller.messages import Link
 
 

@@ -16,7 +16,7 @@ That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.1
 * Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
   be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
 * Where an initialisation waits for a peer that is dead, nothing says which. So before NCCL is called, the members sum
-  a number over TCP (:mod:`spare_megatron.comm.backend_ring`): a peer that is gone or cannot be reached is found there,
+  a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is found there,
   and named.
 
 What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
@@ -30,7 +30,7 @@ torch's watchdog must not act on its own, so :data:`ENVIRONMENT` holds while the
 is when torch reads it (torchrun sets other values for its workers).
 
 May assume: one CUDA device for each rank, current on no particular stream. Promises: what
-:class:`~spare_megatron.comm.backend.Backend` says; a sum is complete for every stream when :meth:`sum`
+:class:`~spare_megatron.collectives.backend.Backend` says; a sum is complete for every stream when :meth:`sum`
 returns. Importing needs neither CUDA nor NCCL.
 """
 
@@ -49,9 +49,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm.backend import BackendError, Seat
-from spare_megatron.comm.backend_ring import RingBackend
-from spare_megatron.comm.store import StoreClients
+from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.store import StoreClients
 from spare_megatron.controller.messages import Link
 
 ENVIRONMENT = {
@@ -68,7 +68,7 @@ _environment_lock = threading.Lock()
 
 
 class NcclBackend:
-    """See :class:`~spare_megatron.comm.backend.Backend`."""
+    """See :class:`~spare_megatron.collectives.backend.Backend`."""
 
     linger_s = RingBackend.linger_s
 
@@ -110,7 +110,7 @@ class NcclBackend:
         self.sum(torch.ones(1, device=self._device), patient=False)
 
     def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        """``wire`` was settled by its writer (:meth:`~spare_megatron.comm.buckets.Buffers.settle`)."""
+        """``wire`` was settled by its writer (:meth:`~spare_megatron.collectives.buckets.Buffers.settle`)."""
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             options = dist.AllreduceOptions()

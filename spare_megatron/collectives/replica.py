@@ -5,7 +5,7 @@ The ranks at one position of all live groups form a communicator for each epoch.
 rule 5: notify and drop first), so every peer that waits for this rank wakes within milliseconds, then forms
 the new communicator in the background while the training thread may still compute. The training thread calls
 :meth:`ReplicaCommunicators.reduce`, or :meth:`ReplicaCommunicators.begin` while its tensors are still being computed
-(:mod:`spare_megatron.comm.exchange`).
+(:mod:`spare_megatron.collectives.reduction_attempt`).
 
 Promises:
 - ``adopt`` and ``abandon`` never block; ``reduce`` ends when it is done, failed or its epoch is over,
@@ -29,18 +29,18 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm.backend import Backend, Seat
-from spare_megatron.comm.backend_ring import RingBackend
-from spare_megatron.comm.buckets import BUCKET_BYTES, BufferPool
-from spare_megatron.comm.communicator import Communicator
-from spare_megatron.comm.exchange import OpenReduction, StaleError
-from spare_megatron.comm.reduce import ReduceOutcome, Reduction
-from spare_megatron.comm.store import StoreClients
+from spare_megatron.collectives.backend import Backend, Seat
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.buckets import BUCKET_BYTES, BufferPool
+from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction, StaleError
+from spare_megatron.collectives.store import StoreClients
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
 """The transports, by the names of ``--spare-comm``. 'gloo' stands for sums on the CPU over TCP, as in torch. Inside
-the groups that is gloo itself, between them it is :mod:`spare_megatron.comm.backend_ring`, which says why."""
+the groups that is gloo itself, between them it is :mod:`spare_megatron.collectives.backend_ring`, which says why."""
 CLOSE_S = 1.0
 
 
@@ -208,7 +208,7 @@ class ReplicaCommunicators:
             epoch=membership.epoch,
         )
         if self._kind == "nccl":
-            from spare_megatron.comm.backend_nccl import NcclBackend
+            from spare_megatron.collectives.backend_nccl import NcclBackend
 
             return NcclBackend(seat, self._clients, self._timeout_s, self._device)
         suspects = frozenset(membership.groups.index(g) for g in self._suspects.intersection(membership.groups))

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from spare_megatron.comm.reduce import GradientReduction
+from spare_megatron.collectives.reduction import GradientReduction
 
 BUCKET_BYTES = 16 << 20
 """Above some MiB the ring's start and end do not show any more; a bucket is what a failure can interrupt."""

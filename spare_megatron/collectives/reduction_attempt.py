@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spare_megatron.comm.buckets import BufferPool, Buffers, Header, Layout, overlapped_bytes
-from spare_megatron.comm.communicator import Communicator
-from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.collectives.buckets import BufferPool, Buffers, Header, Layout, overlapped_bytes
+from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 
 STALE_POLL_S = 0.05
 """``stale`` is asked this often where nothing else wakes the training thread."""
@@ -46,7 +46,7 @@ class FailedError(Exception):
 
 
 class OpenReduction:
-    """See the module. Made by :meth:`~spare_megatron.comm.replica.ReplicaCommunicators.begin`."""
+    """See the module. Made by :meth:`~spare_megatron.collectives.replica.ReplicaCommunicators.begin`."""
 
     def __init__(
         self,

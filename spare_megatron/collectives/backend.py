@@ -1,7 +1,7 @@
 """What a replica communicator needs of a communication library, and how its members meet.
 
 A backend object serves one epoch and is used up with it. Everything in it that can block is called from the
-one thread that owns it (:mod:`spare_megatron.comm.communicator`), except ``cut`` and ``unblock``, whose task
+one thread that owns it (:mod:`spare_megatron.collectives.communicator`), except ``cut`` and ``unblock``, whose task
 is to end that blocking.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm.store import StoreClients
+from spare_megatron.collectives.store import StoreClients
 from spare_megatron.controller.messages import Link
 
 

@@ -2,7 +2,7 @@
 
 A member calls its right neighbour twice and is called twice by its left one: once for data, which the owner of the
 communicator moves, and once for control, which stays with the thread here. It sends and hears the beats of
-:mod:`spare_megatron.comm.hearing`, also while the owner computes or waits for members that do, and wakes the owner when
+:mod:`spare_megatron.collectives.hearing`, also while the owner computes or waits for members that do, and wakes the owner when
 the epoch cannot go on. Whoever gives up says so on its control connections before it closes anything.
 
 May assume: the members have met, so all of them call now. Promises: ``cut`` never blocks; the thread ends within
@@ -24,8 +24,8 @@ import struct
 import threading
 import time
 
-from spare_megatron.comm.backend import BackendError, Seat
-from spare_megatron.comm.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, Beat, Hearing, Traffic
 from spare_megatron.controller.messages import Link
 
 DATA, CONTROL = b"D", b"C"

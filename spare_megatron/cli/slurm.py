@@ -26,8 +26,8 @@ from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.place import number
 from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.recovery.coordinator import Options
-from spare_megatron.recovery.records import say
+from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.server import Options
 from spare_megatron.recovery.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
 
 CANDIDATES = 3

@@ -1,7 +1,7 @@
 """Disks that fail for a while: full, remounted, a server of theirs that does not answer.
 
 Three kinds of files, three answers. What decisions stand on (the journal) makes the job wait: see
-:mod:`spare_megatron.recovery.backlog`. Records that nobody decides by are kept in memory and written later
+:mod:`spare_megatron.coordinator.backlog`. Records that nobody decides by are kept in memory and written later
 (:class:`SideFiles`). What is read while a job runs is *not known now*, and is read again
 (:func:`~spare_megatron.control.run_directory.glance`); only at the start, where nothing can be done without it, one waits for it
 (:func:`patiently`).

@@ -70,7 +70,7 @@ class RunDirectory:
             raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
 
     def choice(self, life: int) -> Path:
-        """What the job decided about itself in one life (recovery.tuning)."""
+        """What the job decided about itself in one life (coordinator.job_tuning)."""
         return self.path / f"choice-life-{life}.json"
 
     def log_of(self, group: int, position: int) -> Path:
@@ -119,7 +119,7 @@ class RunDirectory:
     def coordinator(self) -> CoordinatorAddress | None:
         """Where the coordinator is; None before the first one is seen.
 
-        The latest that this object ever read: a name with a lower fencing number (see recovery.terms) or a file that
+        The latest that this object ever read: a name with a lower fencing number (see coordinator.terms) or a file that
         cannot be read just now says nothing new.
         """
         there, latest = _address(glance(self._coordinator)), self._latest

@@ -1,7 +1,7 @@
 """A job under Slurm: what the batch script runs, and what runs in the step of the coordinators.
 
 The batch script starts two steps. One has a few coordinator processes on different nodes, of which one holds office
-(:mod:`spare_megatron.recovery.office`): when its node dies, another one takes over, and no rank restarts. The other
+(:mod:`spare_megatron.coordinator.election`): when its node dies, another one takes over, and no rank restarts. The other
 step has the ranks; a lost node takes its groups, nothing else (``--no-kill``). The batch script passes signals on and
 turns the coordinator's last word into an exit code or a place in the queue.
 
@@ -30,12 +30,12 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, glance, read_json, write_json
+from spare_megatron.coordinator.terms import Term, Terms
 from spare_megatron.recovery.again import checkpoint_to_start_from
 from spare_megatron.recovery.life import END_GRACE_S, tail
 from spare_megatron.recovery.processes import Child, Processes
 from spare_megatron.recovery.supervisor import LIVES_WITHOUT_COMMIT
 from spare_megatron.recovery.tell import tell
-from spare_megatron.recovery.terms import Term, Terms
 
 POLL_S = 0.1
 COORDINATOR_RESTARTS = 8

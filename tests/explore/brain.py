@@ -17,7 +17,7 @@ from spare_megatron.controller import codec, invariants, machine
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import minority
 from spare_megatron.controller.state import Plan, Standing, State
-from spare_megatron.recovery import journal
+from spare_megatron.coordinator import journal
 from tests.explore.keep import Keeper, Kept
 
 SENTENCES = frozenset({"outcome_reason", "spec", "placement"})

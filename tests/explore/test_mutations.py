@@ -16,7 +16,7 @@ from spare_megatron.controller import codec, divergence, ending, machine, member
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import Outcome
 from spare_megatron.controller.state import State
-from spare_megatron.recovery import journal
+from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
 from tests.explore.shape import Shape

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.recovery.journal import Journal, replay
+from spare_megatron.coordinator.journal import Journal, replay
 from tests.explore.model import Model, Move
 from tests.explore.search import tell
 from tests.explore.world import World

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
-from spare_megatron.recovery.journal import Record, read, verify
+from spare_megatron.coordinator.journal import Record, read, verify
 
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-W", "error", "-m")

@@ -17,11 +17,11 @@ from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import RunDirectory, glance, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Action, Hello, JobSpec, SendCommit, Vote
+from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
+from spare_megatron.coordinator.journal import replay
+from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.failpoints import injected
-from spare_megatron.recovery.appended import AppendedFile
-from spare_megatron.recovery.backlog import Backlog, DiskFailedError
-from spare_megatron.recovery.coordinator import Coordinator, Options
-from spare_megatron.recovery.journal import replay
 
 # ------------------------------------------------------------------------------------------------- appended files
 

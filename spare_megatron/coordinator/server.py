@@ -47,17 +47,17 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
-from spare_megatron.recovery.backlog import Backlog
-from spare_megatron.recovery.deadlines import SIGNAL_REASON, Deadlines, exit_code_of
-from spare_megatron.recovery.detector import Beat, Detector, Finding
-from spare_megatron.recovery.journal import Journal, Record, replay
-from spare_megatron.recovery.office import Office
+from spare_megatron.coordinator.action_dispatcher import Speaker
+from spare_megatron.coordinator.backlog import Backlog
+from spare_megatron.coordinator.deadlines import SIGNAL_REASON, Deadlines, exit_code_of
+from spare_megatron.coordinator.election import Office
+from spare_megatron.coordinator.failure_detector import Beat, Detector, Finding
+from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
+from spare_megatron.coordinator.journal import Journal, Record, replay
+from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.streams import Stream, Streams
+from spare_megatron.coordinator.suspicion import Suspicion
 from spare_megatron.recovery.processes import status_words
-from spare_megatron.recovery.records import Records, say
-from spare_megatron.recovery.speaker import Speaker
-from spare_megatron.recovery.streams import Stream, Streams
-from spare_megatron.recovery.suspicion import Suspicion
-from spare_megatron.recovery.tuning import JobTuning, publish_choice
 
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0

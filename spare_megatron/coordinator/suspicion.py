@@ -15,7 +15,7 @@ from typing import Protocol
 
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, JoinersLate, Loss, Lost, Standstill
-from spare_megatron.recovery.detector import Attempt, Detector, Finding
+from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""

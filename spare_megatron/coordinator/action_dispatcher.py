@@ -15,7 +15,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
-from spare_megatron.recovery.streams import Streams
+from spare_megatron.coordinator.streams import Streams
 
 
 class Speaker:

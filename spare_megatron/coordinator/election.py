@@ -1,6 +1,6 @@
 """Which of several coordinators decides: one holds office at a time, the others watch, the next takes over.
 
-A term of office is claimed as a file (:mod:`spare_megatron.recovery.terms`), which its holder rewrites many times in a
+A term of office is claimed as a file (:mod:`spare_megatron.coordinator.terms`), which its holder rewrites many times in a
 lease. A candidate that has seen no change for a lease claims the next one. Taking over from one that lives costs a
 reconnect and nothing else, so silence need not be proof of a death. What must hold instead, whatever was stopped for
 however long at whatever point:
@@ -35,8 +35,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
-from spare_megatron.recovery.records import say
-from spare_megatron.recovery.terms import SealedError, Term, Terms, UnseenError
+from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenError
 
 BEATS_PER_LEASE = 10
 STAGGER = 0.2

@@ -19,7 +19,7 @@ from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
-from spare_megatron.recovery.records import say
+from spare_megatron.coordinator.records import say
 from spare_megatron.tuner.at_start import (
     Choice,
     Measured,

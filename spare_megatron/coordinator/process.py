@@ -9,11 +9,11 @@ from dataclasses import replace
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
-from spare_megatron.recovery.backlog import DiskFailedError
-from spare_megatron.recovery.coordinator import Coordinator, Options
-from spare_megatron.recovery.journal import JournalError
-from spare_megatron.recovery.office import Office, OfficeLostError, wait_for_office
-from spare_megatron.recovery.records import say
+from spare_megatron.coordinator.backlog import DiskFailedError
+from spare_megatron.coordinator.election import Office, OfficeLostError, wait_for_office
+from spare_megatron.coordinator.journal import JournalError
+from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.server import Coordinator, Options
 
 TURNS_STOOD_BACK = 10
 """A candidate whose disk failed lets so many others go first: theirs may be better."""

@@ -5,7 +5,7 @@ epoch, commit a step or accept a checkpoint are on the disk too (fdatasync), bec
 and the machine may die. fdatasync, not fsync: a file that only grows needs its data and its length, no access times.
 It costs 0.12 to 0.15 ms on a local disk, once a step.
 
-An append is done whole or not at all (:mod:`spare_megatron.recovery.appended`): whoever gets an OSError may try it
+An append is done whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): whoever gets an OSError may try it
 again, and decides nothing meanwhile. A torn last line, left by a death in the middle of a write, was never acted on:
 it is dropped.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendFenced, SendStop
-from spare_megatron.recovery.appended import AppendedFile
+from spare_megatron.coordinator.appended_file import AppendedFile
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tuned
+from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.journal import Record
 from spare_megatron.observe.boards import Boards
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
-from spare_megatron.recovery.appended import AppendedFile
-from spare_megatron.recovery.journal import Record
 
 LOSSES_SHOWN = 5
 BOARDS_PAUSE_S = 10.0

@@ -20,8 +20,8 @@ from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.recovery.life import Launch
-from spare_megatron.recovery.supervisor import run_launch
+from spare_megatron.launch.job_attempt import Launch
+from spare_megatron.launch.supervisor import run_launch
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\

@@ -28,7 +28,7 @@ from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
-from spare_megatron.recovery.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
+from spare_megatron.launch.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
 
 CANDIDATES = 3
 EXAMPLE = """example, in a batch script:

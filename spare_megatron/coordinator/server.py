@@ -57,7 +57,7 @@ from spare_megatron.coordinator.journal import Journal, Record, replay
 from spare_megatron.coordinator.records import Records, say
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
-from spare_megatron.recovery.processes import status_words
+from spare_megatron.launch.processes import status_words
 
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0

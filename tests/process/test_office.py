@@ -27,7 +27,7 @@ from spare_megatron.control.channel import Security
 from spare_megatron.controller.messages import Lost
 from spare_megatron.coordinator.journal import verify
 from spare_megatron.coordinator.terms import Terms
-from spare_megatron.recovery.tell import tell
+from spare_megatron.launch.coordinator_client import tell
 from tests.process.control_job import ROOT, ControlJob
 
 LEASE_S = 0.6

@@ -1,7 +1,7 @@
 """The processes of a job on this machine: started in sessions of their own, watched by pidfd, ended by group.
 
 A pidfd is readable the moment its process ends, so an exit is known within a millisecond and without a thread. A
-guard process (:mod:`spare_megatron.recovery.guard`) holds a list of what lives and ends it if this process dies.
+guard process (:mod:`spare_megatron.launch.orphan_reaper`) holds a list of what lives and ends it if this process dies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 from spare_megatron import failpoints
 from spare_megatron.control.disk import patiently, words
 from spare_megatron.control.run_directory import write_json
-from spare_megatron.recovery import guard
+from spare_megatron.launch import orphan_reaper
 
 LOG_PATIENCE_S = 2.0
 """How long the start of a process waits for the disk that its log lies on."""
@@ -64,7 +64,10 @@ class Processes:
 
     def __enter__(self) -> Processes:
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", guard.__file__], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-S", "-E", orphan_reaper.__file__],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         return self
 
@@ -103,7 +106,7 @@ class Processes:
             )
         child = Child(name, process)
         self._children[child.pid] = child
-        self._tell(f"+{child.pid} {guard.start_time(child.pid)}")
+        self._tell(f"+{child.pid} {orphan_reaper.start_time(child.pid)}")
         asyncio.get_running_loop().add_reader(child.handle, self._ended, child, ended)
         return child
 

@@ -31,11 +31,11 @@ from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, glance, read_json, write_json
 from spare_megatron.coordinator.terms import Term, Terms
-from spare_megatron.recovery.again import checkpoint_to_start_from
-from spare_megatron.recovery.life import END_GRACE_S, tail
-from spare_megatron.recovery.processes import Child, Processes
-from spare_megatron.recovery.supervisor import LIVES_WITHOUT_COMMIT
-from spare_megatron.recovery.tell import tell
+from spare_megatron.launch.coordinator_client import tell
+from spare_megatron.launch.job_attempt import END_GRACE_S, tail
+from spare_megatron.launch.processes import Child, Processes
+from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from
+from spare_megatron.launch.supervisor import LIVES_WITHOUT_COMMIT
 
 POLL_S = 0.1
 COORDINATOR_RESTARTS = 8

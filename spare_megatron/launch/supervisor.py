@@ -1,6 +1,6 @@
 """What spare-launch does over all lives of a job: start it, pass signals on, start it again after a wipe-out.
 
-A life (:mod:`spare_megatron.recovery.life`) that ends in a wipe-out is followed by another one from the last good
+A life (:mod:`spare_megatron.launch.job_attempt`) that ends in a wipe-out is followed by another one from the last good
 checkpoint, if there is one.
 """
 
@@ -16,9 +16,9 @@ from functools import partial
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import glance
-from spare_megatron.recovery.again import checkpoint_to_start_from
-from spare_megatron.recovery.life import Launch, Life
-from spare_megatron.recovery.processes import Processes, publish_processes
+from spare_megatron.launch.job_attempt import Launch, Life
+from spare_megatron.launch.processes import Processes, publish_processes
+from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from
 
 LIVES_WITHOUT_COMMIT = 3
 """Lives in a row that end without a single commit, after which starting again is no use."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.flags import check, specs
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
-from spare_megatron.training.flags import check, specs
 from tests.pure.flags_of_a_job import job_of
 
 

@@ -25,10 +25,10 @@ from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
+from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.placement import build_placement
 from spare_megatron.recovery.inject import Injector
 from spare_megatron.training.choices import leave_choice, redundancy_of
-from spare_megatron.training.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.training.rendezvous import group_store
 from spare_megatron.training.save_mail import SaveMail
 from spare_megatron.training.saving import GroupSaver

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.flags import document, no_effect, parser, refusals
+from spare_megatron.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
 from spare_megatron.training.arguments import parse_job
-from spare_megatron.training.flags import document, no_effect, parser, refusals
-from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 FROZEN = Path(__file__).parent / "flags.txt"

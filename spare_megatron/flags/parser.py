@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.flags import no_effect, refusals
-from spare_megatron.training.flags.specs import SECTIONS, FlagSpec, all_specs, megatron_table
-from spare_megatron.training.flags.yaml_config import with_yaml
+from spare_megatron.flags import no_effect, refusals
+from spare_megatron.flags.specs import SECTIONS, FlagSpec, all_specs, megatron_table
+from spare_megatron.flags.yaml_config import with_yaml
 
 ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 """Megatron's ``extra_args_provider``: adds the user's own flags."""
@@ -149,8 +149,8 @@ def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | N
 
 def help_text(extra: ExtraArguments | None = None) -> str:
     """What --help prints: our docstrings, and megatron-core's own for its fields."""
+    from spare_megatron.flags.specs import docs_of
     from spare_megatron.megatron_adapter.flag_sources import field_docs
-    from spare_megatron.training.flags.specs import docs_of
 
     docs = field_docs()
     for section, (_, cls) in SECTIONS.items():

@@ -11,7 +11,7 @@ from argparse import Namespace
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.timeouts import timeouts_from
-from spare_megatron.training.flags.resolve import counted_layers, nearest_multiple
+from spare_megatron.flags.resolve import counted_layers, nearest_multiple
 
 
 def refuse(condition: object, sentence: str) -> None:

@@ -145,8 +145,8 @@ def core_specs(taken: set[str]) -> list[FlagSpec]:
 @functools.cache
 def all_specs() -> tuple[FlagSpec, ...]:
     """Every flag that may be given, refused ones left out."""
-    from spare_megatron.training.flags.no_effect import taken
-    from spare_megatron.training.flags.refusals import refused_names
+    from spare_megatron.flags.no_effect import taken
+    from spare_megatron.flags.refusals import refused_names
 
     own = own_specs()
     other = refused_names().keys() | taken().keys()

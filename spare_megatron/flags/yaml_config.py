@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.flags.specs import core_table, megatron_table, own_specs
+from spare_megatron.flags.specs import core_table, megatron_table, own_specs
 
 FLAG = "--yaml-cfg"
 
@@ -158,7 +158,7 @@ def _activation(path: Path, value: Any) -> list[str]:
 
 def _field(path: Path, name: str, value: Any) -> list[str]:
     """A field of megatron-core that no flag sets: only its default can be honoured."""
-    from spare_megatron.training.flags.parser import nearest_of
+    from spare_megatron.flags.parser import nearest_of
 
     fields = {row["field"]: row["default"] for row in core_table()["fields"]}
     if name not in fields:

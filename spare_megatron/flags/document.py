@@ -1,6 +1,6 @@
 """docs/flags.md, written from what the parser knows: every flag of Megatron-LM, what becomes of it, and why.
 
-    python -m spare_megatron.training.flags.document
+    python -m spare_megatron.flags.document
 
 writes it; a test compares. Imports neither torch nor megatron.
 """
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from spare_megatron.training.flags import no_effect, refusals
-from spare_megatron.training.flags.parser import titled
-from spare_megatron.training.flags.specs import HERE, SECTIONS, all_specs, docs_of
+from spare_megatron.flags import no_effect, refusals
+from spare_megatron.flags.parser import titled
+from spare_megatron.flags.specs import HERE, SECTIONS, all_specs, docs_of
 
 TARGET = Path(__file__).parents[3] / "docs" / "flags.md"
 INTRODUCTION = """# Flags
 
-Written by `python -m spare_megatron.training.flags.document`; a test checks that it is current. Flags have
+Written by `python -m spare_megatron.flags.document`; a test checks that it is current. Flags have
 Megatron-LM's names and defaults. Read from: {source}.
 
 A flag is never ignored: it does what it does in Megatron, or it changes nothing here and the job says so once, or it

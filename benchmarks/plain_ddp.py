@@ -47,11 +47,11 @@ def _train(job, args, world, record) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     import pretrain_gpt
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter import rng
     from spare_megatron.training import user_state
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
     from spare_megatron.training.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(args)

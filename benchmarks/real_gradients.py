@@ -54,12 +54,12 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     job, args = parse_job(words, environ)
     world = init_group_world(job.shape, 0, dist.HashStore())
     import pretrain_gpt
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import build_replica
     from spare_megatron.training import user_state
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
     from spare_megatron.training.tokenizer import build_tokenizer
 
     user_state.begin(job, args, build_tokenizer(args))

@@ -25,6 +25,16 @@ from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
+from spare_megatron.data.data_files import check_data
+from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
+from spare_megatron.data.piece_loader import (
+    PieceLoader,
+    check_enough,
+    evaluation_consumed,
+    evaluation_source,
+    validation_batch,
+)
+from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.megatron_adapter import checkpointing, versions
 from spare_megatron.megatron_adapter.checkpoint_writer import Share
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
@@ -38,22 +48,12 @@ from spare_megatron.recovery.inject import Injector
 from spare_megatron.training import user_state
 from spare_megatron.training.arguments import JobArguments
 from spare_megatron.training.choices import leave_choice
-from spare_megatron.training.data import (
-    PieceLoader,
-    check_enough,
-    evaluation_consumed,
-    evaluation_source,
-    validation_batch,
-)
-from spare_megatron.training.data_files import check_data
-from spare_megatron.training.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.training.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.training.flops import flops_per_step
 from spare_megatron.training.hooks import hooks_of
 from spare_megatron.training.progress import append_progress, saved_text
 from spare_megatron.training.rendezvous import group_store
 from spare_megatron.training.reporting import ReportingEngine
-from spare_megatron.training.sampling import SampleOrder
 from spare_megatron.training.save_mail import SaveMail
 from spare_megatron.training.saving import GroupSaver
 from spare_megatron.training.start import Start, load_start

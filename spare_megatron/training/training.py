@@ -75,7 +75,7 @@ def pretrain(
 
 def get_train_valid_test_num_samples() -> tuple[int, int, int]:
     """Samples that the job draws for training, validation and test."""
-    from spare_megatron.training.dataset_build import sample_counts
+    from spare_megatron.data.dataset_build import sample_counts
 
     args = get_args()
     return sample_counts(args.train_iters, args)

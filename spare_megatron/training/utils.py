@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.data.data_files import Blend, blends
 from spare_megatron.training import names
-from spare_megatron.training.data_files import Blend, blends
 from spare_megatron.training.user_state import get_args, print_rank_0
 
 __all__ = [

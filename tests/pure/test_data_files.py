@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.data_files import (
+from spare_megatron.data.data_files import (
     HEADER,
     DataFile,
     blend_of,

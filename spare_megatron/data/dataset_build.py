@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.data_files import DataFile, blends
+from spare_megatron.data.data_files import DataFile, blends
 
 log = logging.getLogger(__name__)
 

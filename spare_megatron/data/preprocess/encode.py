@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.text_files import Block, Place
+from spare_megatron.data.preprocess.text_files import Block, Place
 
 BLOCKS_AHEAD = 4
 """Blocks in flight for each worker: a slow one does not let the others run dry."""

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import default_collate
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.data_files import too_large
-from spare_megatron.training.sampling import SampleOrder
+from spare_megatron.data.data_files import too_large
+from spare_megatron.data.sampling import SampleOrder
 
 Microbatch = Any
 """Collated samples: for a GPT data set a dict of tensors [micro batch size, sequence length]."""

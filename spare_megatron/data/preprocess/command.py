@@ -21,12 +21,12 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
 from spare_megatron.config.sections import TokenizerConfig
+from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
+from spare_megatron.data.preprocess.output import Output, Progress, progress_of
+from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
 from spare_megatron.flags import refusals
 from spare_megatron.flags.parser import Parser, add_flag, nearest_of
 from spare_megatron.flags.specs import docs_of, specs_of
-from spare_megatron.training.preprocess_encode import EncodedBlock, WorkerLostError, encoded
-from spare_megatron.training.preprocess_output import Output, Progress, progress_of
-from spare_megatron.training.text_files import blocks, check_inputs, inputs_of
 
 PROGRAM = "tools/preprocess_data.py"
 EXAMPLE = """examples:

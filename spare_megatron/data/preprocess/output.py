@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.data_files import DTYPES, HEADER
-from spare_megatron.training.preprocess_encode import Encoded
-from spare_megatron.training.text_files import Place
+from spare_megatron.data.data_files import DTYPES, HEADER
+from spare_megatron.data.preprocess.encode import Encoded
+from spare_megatron.data.preprocess.text_files import Place
 
 WRITE_BYTES = 1 << 22
 KINDS = ("bin", "lengths", "documents")

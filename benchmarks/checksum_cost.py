@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
 CHECKS = ("weights", "accumulators", "result", "result_digest")

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -51,8 +51,8 @@ def _train(job, args, world, record) -> None:
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter import rng
-    from spare_megatron.training import user_state
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(args)
     user_state.begin(job, args, tokenizer)

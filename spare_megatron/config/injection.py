@@ -1,6 +1,6 @@
 """Fault injection as the user writes it: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``. Parsing only.
 
-The same syntax works for a real job (:mod:`spare_megatron.recovery.inject`) and in the simulator.
+The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
 """
 
 from __future__ import annotations

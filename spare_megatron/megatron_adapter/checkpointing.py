@@ -116,7 +116,7 @@ def save(directory: str | Path, replica: Replica, **told: Any) -> None:
     """Write the group's state into ``directory``, which must be new or empty, and wait until it is there. Collective.
 
     ``told`` is what :meth:`Checkpointer.take` takes. An error while writing is raised on the rank that has it, and
-    then the others wait for it in vain: a job writes through :mod:`spare_megatron.training.saving`.
+    then the others wait for it in vain: a job writes through :mod:`spare_megatron.trainer.saving`.
     """
     directory = Path(directory)
     share = Checkpointer(replica).take(directory, copied=False, **told)

@@ -1,6 +1,6 @@
 """Megatron's engine of the step loop: one rank of one group, nothing of other groups.
 
-It implements the seam :class:`spare_megatron.training.engine.StepEngine` on megatron-core's schedules, gradient
+It implements the seam :class:`spare_megatron.trainer.engine.StepEngine` on megatron-core's schedules, gradient
 buffers and optimizer. Between the backward pass and the optimizer step the gradients leave this module (``local_sum``)
 and come back summed over the whole batch (``apply``).
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Outlet(Protocol):
-    """See :class:`spare_megatron.training.engine.Outlet`."""
+    """See :class:`spare_megatron.trainer.engine.Outlet`."""
 
     def ready(self, tensor: int, stop: int) -> None: ...
 

@@ -10,4 +10,4 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    return importlib.import_module("spare_megatron.training.names").lookup(__name__, name)
+    return importlib.import_module("spare_megatron.training.megatron_exports").lookup(__name__, name)

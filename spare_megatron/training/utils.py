@@ -11,8 +11,8 @@ import torch
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import Blend, blends
-from spare_megatron.training import names
-from spare_megatron.training.user_state import get_args, print_rank_0
+from spare_megatron.trainer.user_state import get_args, print_rank_0
+from spare_megatron.training import megatron_exports
 
 __all__ = [
     "average_losses_across_data_parallel_group",
@@ -184,4 +184,4 @@ def unwrap_model(model: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    raise names.missing(__name__, name)
+    raise megatron_exports.missing(__name__, name)

@@ -82,7 +82,7 @@ def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Of the model that the written flags describe, with the weights loaded as a job loads them."""
     from spare_megatron.megatron_adapter import checkpointing, world
     from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.trainer.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
     rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
@@ -140,7 +140,7 @@ def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) ->
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
     from spare_megatron.megatron_adapter import world
     from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.trainer.job_arguments import parse_job
 
     make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "cut", "hf", "legacy", "--saver-transformer-impl", "local")

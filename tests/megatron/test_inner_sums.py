@@ -47,7 +47,7 @@ CASES = {
 def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     """One rank of a group, with made-up microbatches."""
     from spare_megatron.megatron_adapter.world import init_group_world
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.trainer.job_arguments import parse_job
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
     job, _ = parse_job([*FLAGS, *flags, "--spare-redundancy", "1"], environ)

@@ -38,8 +38,8 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     from spare_megatron.megatron_adapter import world as group_world
     from spare_megatron.megatron_adapter.engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training import user_state
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.tokenizer import build_tokenizer
     from spare_megatron.training.utils import unwrap_model
 
     job, args = job_of(f"--global-batch-size 2 {extra}")

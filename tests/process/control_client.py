@@ -25,7 +25,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.recovery.inject import Injector
+from spare_megatron.trainer.fault_injection import Injector
 
 
 def arguments() -> argparse.Namespace:

@@ -12,7 +12,7 @@ from spare_megatron.controller.messages import StopRequested, Tuned
 from spare_megatron.coordinator.job_tuning import PLANNED, decided_again
 from spare_megatron.coordinator.journal import read
 from spare_megatron.sim.replay import follow
-from spare_megatron.training.choices import FILE
+from spare_megatron.trainer.saved_choice import FILE
 from tests.process.harness import launch, toy_digests
 
 pytestmark = pytest.mark.timeout(300)

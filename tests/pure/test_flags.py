@@ -12,7 +12,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import document, no_effect, parser, refusals
 from spare_megatron.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 FROZEN = Path(__file__).parent / "flags.txt"
@@ -239,7 +239,7 @@ CHECK = """
 import sys, time
 start = time.monotonic()
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 try:
     parse_job(sys.argv[1:])
 except ConfigError as error:

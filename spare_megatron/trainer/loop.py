@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.training.engine import StepEngine
-from spare_megatron.training.saving import Ask
-from spare_megatron.training.step import Committed, LeaveError, StepRunner
+from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.saving import Ask
+from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
 
 
 class Saver(Protocol):

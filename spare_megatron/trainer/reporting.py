@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.training.pass_through import PassThrough
+from spare_megatron.trainer.engine_decorator import PassThrough
 
 Figures = Callable[[int], Mapping[str, Any]]
 """``figures(step)``: what is added to the report of a step that has been applied; may be collective in the group."""

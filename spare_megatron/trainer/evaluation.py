@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.training.pass_through import PassThrough, Source
+from spare_megatron.trainer.engine_decorator import PassThrough, Source
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from spare_megatron.checkpoint.folder import (
 )
 from spare_megatron.config.place import Place
 from spare_megatron.control.disk import patiently
-from spare_megatron.training.save_mail import SaveMail, Written
+from spare_megatron.trainer.save_mail import SaveMail, Written
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from spare_megatron.config.place import Place
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.recovery.inject import Injector
-from spare_megatron.training.engine import StepEngine
-from spare_megatron.training.loop import Saver, TrainingLoop
-from spare_megatron.training.signals import stop_on_signals
-from spare_megatron.training.step import StepRunner
+from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.loop import Saver, TrainingLoop
+from spare_megatron.trainer.signals import stop_on_signals
+from spare_megatron.trainer.step import StepRunner
 
 log = logging.getLogger(__name__)
 

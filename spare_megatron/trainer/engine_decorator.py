@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spare_megatron.training.engine import Outlet, StepEngine
+from spare_megatron.trainer.engine import Outlet, StepEngine
 
 Source = Callable[[int, Sequence[int]], Iterator[Any]]
 

@@ -10,10 +10,10 @@ from typing import Any
 from spare_megatron.megatron_adapter import figures
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.timers import timers_text
-from spare_megatron.training import user_state
-from spare_megatron.training.arguments import JobArguments
-from spare_megatron.training.profiling import StepProfiler, record_memory
-from spare_megatron.training.reporting import StepHooks, collect_garbage_by_hand, give_memory_back
+from spare_megatron.trainer import user_state
+from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.profiling import StepProfiler, record_memory
+from spare_megatron.trainer.reporting import StepHooks, collect_garbage_by_hand, give_memory_back
 
 log = logging.getLogger(__name__)
 

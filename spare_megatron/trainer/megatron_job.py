@@ -44,21 +44,21 @@ from spare_megatron.megatron_adapter.model import build_replica
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.placement import Placement, build_placement
-from spare_megatron.recovery.inject import Injector
-from spare_megatron.training import user_state
-from spare_megatron.training.arguments import JobArguments
-from spare_megatron.training.choices import leave_choice
-from spare_megatron.training.evaluation import EvaluatingEngine, Evaluation
-from spare_megatron.training.flops import flops_per_step
-from spare_megatron.training.hooks import hooks_of
-from spare_megatron.training.progress import append_progress, saved_text
-from spare_megatron.training.rendezvous import group_store
-from spare_megatron.training.reporting import ReportingEngine
-from spare_megatron.training.save_mail import SaveMail
-from spare_megatron.training.saving import GroupSaver
-from spare_megatron.training.start import Start, load_start
-from spare_megatron.training.tokenizer import build_tokenizer
-from spare_megatron.training.worker import RankJob, train_rank
+from spare_megatron.trainer import user_state
+from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
+from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.flops import flops_per_step
+from spare_megatron.trainer.hooks import hooks_of
+from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.progress import append_progress, saved_text
+from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.reporting import ReportingEngine
+from spare_megatron.trainer.save_mail import SaveMail
+from spare_megatron.trainer.saved_choice import leave_choice
+from spare_megatron.trainer.saving import GroupSaver
+from spare_megatron.trainer.start import Start, load_start
+from spare_megatron.trainer.tokenizer import build_tokenizer
+from spare_megatron.trainer.worker import RankJob, train_rank
 
 log = logging.getLogger(__name__)
 

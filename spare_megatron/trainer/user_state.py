@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spare_megatron.training.arguments import JobArguments
+    from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def start(state: UserState) -> None:
 def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
     """:func:`start` for a Megatron job: what users' code reads from ``args`` that only torch can say is set here.
 
-    ``args.padded_vocab_size`` must be set (:func:`spare_megatron.training.tokenizer.build_tokenizer` does).
+    ``args.padded_vocab_size`` must be set (:func:`spare_megatron.trainer.tokenizer.build_tokenizer` does).
     """
     import torch
 

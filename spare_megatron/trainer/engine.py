@@ -1,6 +1,6 @@
 """What one rank can do inside its group: the seam between the fault-tolerant step loop and a model.
 
-The loop (:mod:`spare_megatron.training.step`) knows pieces, epochs, votes and commits, and no model. An engine knows
+The loop (:mod:`spare_megatron.trainer.step`) knows pieces, epochs, votes and commits, and no model. An engine knows
 a model and one group, and nothing of other groups. Megatron's engine is in :mod:`spare_megatron.megatron_adapter`;
 the tests drive the same loop with a small torch model.
 

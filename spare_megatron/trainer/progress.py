@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from spare_megatron.control.disk import words
-from spare_megatron.training.arguments import JobArguments
+from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
 

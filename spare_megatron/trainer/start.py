@@ -14,7 +14,7 @@ from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import checkpointing
 from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.training.arguments import JobArguments
+from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, Part
-from spare_megatron.training.engine import StepEngine
+from spare_megatron.trainer.engine import StepEngine
 
 Parts = Mapping[int, Mapping[str, int]]
 """Piece -> parameter -> checksum."""

@@ -100,8 +100,8 @@ class IntegerSum:
 
     def __init__(self, method: str, sizes: dict[str, int]) -> None:
         from spare_megatron import kernels
+        from spare_megatron.exact_sum.formats import Slot
         from spare_megatron.megatron_adapter.exact import FORMATS
-        from spare_megatron.megatron_adapter.formats import Slot
 
         self._slots, index = [], 0
         for name, size in sizes.items():

@@ -1,6 +1,6 @@
 """Exact gradient sums of one rank: integer accumulators, their checksums, and the way back to floating point.
 
-Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.megatron_adapter.formats`
+Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.exact_sum.formats`
 says how) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor when.
 Beside each parameter's accumulator runs the sum of its pieces' checksums, taken as they are added. The checksum is
 linear, so that sum must be the checksum of the accumulator, and its sum over groups that of the reduced result.
@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron import kernels
-from spare_megatron.megatron_adapter.formats import Format, Int32, Int64, Slot
+from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
+from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.megatron_adapter.group_sum import GroupSum, Part, parts_of
 from spare_megatron.megatron_adapter.model import Replica
 from spare_megatron.megatron_adapter.outflow import gradient_buffers
-from spare_megatron.megatron_adapter.piece_checksums import PieceChecksums
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.megatron_adapter.world import GroupWorld
 

@@ -1,6 +1,6 @@
 """At which power of two each block of 1024 elements becomes a 32-bit integer: the rule of ``exact32``.
 
-Like :mod:`spare_megatron.megatron_adapter.scales`, from committed sums alone, for every block of a rank at once:
+Like :mod:`spare_megatron.exact_sum.scales`, from committed sums alone, for every block of a rank at once:
 
 * ``bound_bits`` B = 31 - bit_length(terms): terms x 2^B < 2^31, so no sum of bounded terms leaves int32.
 * A block's last committed sum had a largest element below 2^m. A rise counts at once, a fall by 1/16 bit a step: what
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spare_megatron.megatron_adapter.scales import EXPONENT_MAX
+from spare_megatron.exact_sum.scales import EXPONENT_MAX
 
 GROWTH_BITS = 5
 ROOM_BITS = 4
@@ -46,7 +46,7 @@ class BlockScales:
         """
         Args:
             blocks: how many each tensor has.
-            terms, unit_bits: as of :class:`~spare_megatron.megatron_adapter.scales.Scales`.
+            terms, unit_bits: as of :class:`~spare_megatron.exact_sum.scales.Scales`.
         """
         self.bound_bits = 31 - terms.bit_length()
         self.measuring_steps = math.ceil((FIRST_BITS - SMALLEST_BITS) / (self.bound_bits - 1))

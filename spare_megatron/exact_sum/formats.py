@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron import kernels
-from spare_megatron.megatron_adapter import block_scales
-from spare_megatron.megatron_adapter.block_scales import BlockScales
-from spare_megatron.megatron_adapter.scales import GROWTH_BITS, Scales
+from spare_megatron.exact_sum import block_scales
+from spare_megatron.exact_sum.block_scales import BlockScales
+from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 

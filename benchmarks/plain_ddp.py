@@ -27,7 +27,7 @@ def main() -> None:
     job, args = parse_job(sys.argv[5:], environ)
     import torch.distributed as dist
 
-    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.megatron_adapter.model.world import init_group_world
 
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
     world = init_group_world(job.shape, rank, store)
@@ -50,7 +50,7 @@ def _train(job, args, world, record) -> None:
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
-    from spare_megatron.megatron_adapter import rng
+    from spare_megatron.megatron_adapter.model.replica import rng
     from spare_megatron.trainer import user_state
     from spare_megatron.trainer.tokenizer import build_tokenizer
 

@@ -46,7 +46,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     """Name -> fp32 [PIECES, elements], for each step of training."""
     import torch.distributed as dist
 
-    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.megatron_adapter.model.world import init_group_world
 
     words = [*MODEL, "--tokenizer-model", str(next(data.glob("*.model"))), "--train-iters", str(steps)]
     words += ["--data-path", str(data / "stdlib_text_document")]
@@ -58,7 +58,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer import user_state
     from spare_megatron.trainer.tokenizer import build_tokenizer
 
@@ -101,7 +101,7 @@ class IntegerSum:
     def __init__(self, method: str, sizes: dict[str, int]) -> None:
         from spare_megatron import kernels
         from spare_megatron.exact_sum.formats import Slot
-        from spare_megatron.megatron_adapter.exact import FORMATS
+        from spare_megatron.megatron_adapter.model.exact import FORMATS
 
         self._slots, index = [], 0
         for name, size in sizes.items():

@@ -2,7 +2,7 @@
 
 The user's provider builds inside the group's world, as under Megatron: rank 0 writes cached indices, the others of
 the group wait and read. Between groups two things hold. Index files appear complete
-(:func:`~spare_megatron.megatron_adapter.datasets.whole_files_only`), so a race costs work and never a wrong read. And
+(:func:`~spare_megatron.megatron_adapter.data.datasets.whole_files_only`), so a race costs work and never a wrong read. And
 one group builds first: leaders take a lock in the cache directory until a marker says that the indices of these
 arguments are there. A file system without locks, or a holder that does not come to an end, costs only the work.
 """
@@ -84,7 +84,7 @@ def build_datasets(
 
 def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stage: int | None, args: Namespace) -> Any:
     """The provider's three data sets; errors of the cache's file system in one sentence."""
-    from spare_megatron.megatron_adapter.datasets import whole_files_only
+    from spare_megatron.megatron_adapter.data.datasets import whole_files_only
 
     parameters = inspect.signature(provider).parameters
     takes = "vp_stage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

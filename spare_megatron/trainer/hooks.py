@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.megatron_adapter import figures
-from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter import diagnostics
+from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.timers import timers_text
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.job_arguments import JobArguments
@@ -27,9 +27,9 @@ def hooks_of(job: JobArguments, replica: Replica) -> tuple[StepHooks, Callable[[
     logs, training = job.logging, job.training
     replica.config.timers, replica.config.barrier_with_L1_time = user_state.get_timers(), False
     if logs.log_params_norm:
-        told.append(lambda _step: {"params_norm": figures.params_norm(replica)})
+        told.append(lambda _step: {"params_norm": diagnostics.params_norm(replica)})
     if logs.log_memory_to_tensorboard:
-        told.append(lambda _step: {"memory": figures.memory(logs.log_device_memory_used)})
+        told.append(lambda _step: {"memory": diagnostics.memory(logs.log_device_memory_used)})
     after.append(_log_memory(job))
     after.append(_log_timers(job))
     if training.manual_gc:
@@ -76,7 +76,7 @@ def _log_memory(job: JobArguments) -> Callable[[int], None]:
         due = step % every == 0 if every else once[0] and step % logs.log_interval == 0
         if due:
             once[0] = False
-            values = figures.memory(logs.log_device_memory_used).items()
+            values = diagnostics.memory(logs.log_device_memory_used).items()
             log.info("memory after step %d: %s", step, " | ".join(f"{name} {value:.0f}" for name, value in values))
 
     return show

@@ -23,7 +23,7 @@ from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, parser, resolve, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
-from spare_megatron.megatron_adapter.settings import MegatronSettings, check_settings
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.saved_choice import redundancy_of
 from spare_megatron.trainer.user_state import core_transformer_config_from_args
 

@@ -35,14 +35,15 @@ from spare_megatron.data.piece_loader import (
     validation_batch,
 )
 from spare_megatron.data.sampling import SampleOrder
-from spare_megatron.megatron_adapter import checkpointing, versions
-from spare_megatron.megatron_adapter.checkpoint_writer import Share
+from spare_megatron.megatron_adapter import versions
+from spare_megatron.megatron_adapter.checkpoint import checkpointing
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
 from spare_megatron.megatron_adapter.engine import MegatronEngine
-from spare_megatron.megatron_adapter.losses import averages
-from spare_megatron.megatron_adapter.model import build_replica
+from spare_megatron.megatron_adapter.model.losses import averages
+from spare_megatron.megatron_adapter.model.replica import build_replica
+from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation

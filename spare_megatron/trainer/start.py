@@ -12,8 +12,8 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter import checkpointing
-from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.checkpoint import checkpointing
+from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)

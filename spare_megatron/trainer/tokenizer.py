@@ -31,7 +31,7 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
 
 def build_tokenizer(args: Namespace) -> Any:
     """The tokenizer of the flags; sets ``args.padded_vocab_size``. Imports megatron-core."""
-    from spare_megatron.megatron_adapter import tokenizers
+    from spare_megatron.megatron_adapter.data import tokenizers
 
     tokenizer = tokenizers.build_tokenizer(args)
     args.padded_vocab_size = padded_vocabulary(int(tokenizer.vocab_size), args)

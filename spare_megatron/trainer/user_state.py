@@ -54,7 +54,7 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
     """
     import torch
 
-    from spare_megatron.megatron_adapter.settings import uses_local_layers
+    from spare_megatron.megatron_adapter.model.settings import uses_local_layers
 
     settings = job.settings(args.padded_vocab_size)
     if args.deterministic_mode:
@@ -63,7 +63,7 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
     args.transformer_impl = "local" if uses_local_layers(settings) else "transformer_engine"
 
     def make_transformer_config() -> Any:
-        from spare_megatron.megatron_adapter.model import transformer_config
+        from spare_megatron.megatron_adapter.model.replica import transformer_config
 
         return transformer_config(settings, job.shape)
 

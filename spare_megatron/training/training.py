@@ -57,7 +57,7 @@ def pretrain(
         job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
         place = job.place
         _log_to_stderr(place, job.logging.logging_level)
-        from spare_megatron.megatron_adapter.world import EmbeddingRanks
+        from spare_megatron.megatron_adapter.model.world import EmbeddingRanks
         from spare_megatron.trainer.megatron_job import run_megatron_job
 
         embeddings = EmbeddingRanks(get_embedding_ranks, get_position_embedding_ranks)

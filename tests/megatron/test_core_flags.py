@@ -34,8 +34,8 @@ def test_every_field_of_megatron_core_that_its_command_line_has_is_a_flag_or_ref
 
 def test_words_of_settings_become_objects_that_megatron_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_machine", lambda _: None)  # a config needs no transformer-engine to be built
-    from spare_megatron.megatron_adapter.settings import config_types
-    from spare_megatron.megatron_adapter.values import with_objects
+    from spare_megatron.megatron_adapter.model.config_objects import with_objects
+    from spare_megatron.megatron_adapter.model.settings import config_types
 
     types = config_types()
     for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):

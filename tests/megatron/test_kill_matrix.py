@@ -18,7 +18,7 @@ import pytest
 
 from spare_megatron.controller.messages import Lost, SendCommit
 from spare_megatron.coordinator import journal
-from spare_megatron.megatron_adapter.digest import digest
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.placement.placement import build_placement
 from tests.process.harness import Job, launch
 

@@ -12,7 +12,7 @@ import pytest
 
 from spare_megatron.data.data_files import check_file
 from spare_megatron.data.preprocess import command
-from spare_megatron.megatron_adapter import tokenizers
+from spare_megatron.megatron_adapter.data import tokenizers
 
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
 DOCUMENTS = ["1 2 3", "4", "99 98 97 96"]
@@ -38,7 +38,7 @@ def run(path: Path, *words: str) -> int:
 
 
 def documents_of(prefix: Path) -> list[list[int]]:
-    from spare_megatron.megatron_adapter.datasets import IndexedDataset
+    from spare_megatron.megatron_adapter.data.datasets import IndexedDataset
 
     return [sequence.tolist() for sequence in IndexedDataset(str(prefix))]
 

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from benchmarks._corpus import lines
 from spare_megatron.data.preprocess import command
-from spare_megatron.megatron_adapter import tokenizers
-from spare_megatron.megatron_adapter.batch_tokenizers import PROBES, EncodeMany, encode_many
-from spare_megatron.megatron_adapter.word_memory import PUBLISHED_SPLITS, WordMemory, of_hugging_face
+from spare_megatron.megatron_adapter.data import tokenizers
+from spare_megatron.megatron_adapter.data.batch_tokenizers import PROBES, EncodeMany, encode_many
+from spare_megatron.megatron_adapter.data.word_memory import PUBLISHED_SPLITS, WordMemory, of_hugging_face
 
 TEXTS = 3000
 WHITE = [*[" ", "\n"] * 3, "  ", "\n\n", "\r\n", "\r", "\t", "\u00a0", "\u2003", "\u3000", "\x85", "\x1c"]

@@ -69,9 +69,9 @@ class Encoder:
     """Tokenizes documents; one in each worker. Making it imports megatron-core."""
 
     def __init__(self, args: Namespace) -> None:
-        from spare_megatron.megatron_adapter.batch_tokenizers import encode_many
-        from spare_megatron.megatron_adapter.datasets import DType
-        from spare_megatron.megatron_adapter.tokenizers import build_tokenizer
+        from spare_megatron.megatron_adapter.data.batch_tokenizers import encode_many
+        from spare_megatron.megatron_adapter.data.datasets import DType
+        from spare_megatron.megatron_adapter.data.tokenizers import build_tokenizer
 
         # the workers are what runs side by side
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -185,7 +185,7 @@ def encoded(args: Namespace, blocks: Iterator[Block]) -> Iterator[EncodedBlock]:
         yield from map(encoder.encode, blocks)
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "spare_megatron.megatron_adapter.tokenizer_imports"])
+    context.set_forkserver_preload([__name__, "spare_megatron.megatron_adapter.data.tokenizer_imports"])
     pool = ProcessPoolExecutor(args.workers, context, end_with_parent)
     flying: deque[Future[EncodedBlock]] = deque()
     try:

@@ -34,16 +34,16 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter import rng
-from spare_megatron.megatron_adapter.settings import (
+from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.replica import rng
+from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_settings,
     splits_optimizer,
     uses_local_layers,
 )
+from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
-from spare_megatron.megatron_adapter.values import with_objects
-from spare_megatron.megatron_adapter.world import GroupWorld
 
 ModelProvider = Callable[..., torch.nn.Module]
 """Megatron's model provider: (pre_process, post_process[, vp_stage, config, pg_collection]) -> module."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from spare_megatron import kernels
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.whole_optimizer import is_split
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import is_split
+from spare_megatron.megatron_adapter.model.replica import Replica
 
 
 def take(replica: Replica) -> dict[str, Any]:

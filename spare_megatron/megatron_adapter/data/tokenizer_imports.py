@@ -1,6 +1,6 @@
 """Imports what tokenizing needs, and nothing else happens: for a process from which workers are forked."""
 
-from spare_megatron.megatron_adapter import batch_tokenizers, datasets, tokenizers
+from spare_megatron.megatron_adapter.data import batch_tokenizers, datasets, tokenizers
 
 __all__ = ["batch_tokenizers", "datasets", "tokenizers"]
 

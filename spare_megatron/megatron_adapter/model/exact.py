@@ -26,11 +26,11 @@ import torch.distributed as dist
 from spare_megatron import kernels
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
-from spare_megatron.megatron_adapter.group_sum import GroupSum, Part, parts_of
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.outflow import gradient_buffers
+from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
+from spare_megatron.megatron_adapter.model.group_sum import GroupSum, Part, parts_of
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.world import GroupWorld
 
 FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
 """By the names of ``--spare-reduce``."""

@@ -3,7 +3,7 @@
 megatron-core tokenizes one text at a time, and most of its Hugging Face path is spent on making strings of tokens and
 looking each of them up again. Where the library underneath takes many texts and hands out ids, it is asked directly
 (its batch call is the same code as its single one), and where words can be remembered, they are
-(:mod:`spare_megatron.megatron_adapter.word_memory`). Whatever the way, it is used only where it agrees with
+(:mod:`spare_megatron.megatron_adapter.data.word_memory`). Whatever the way, it is used only where it agrees with
 ``tokenize`` on ``PROBES`` when it is made.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spare_megatron.megatron_adapter.word_memory import Ids, of_hugging_face, of_sentencepiece
+from spare_megatron.megatron_adapter.data.word_memory import Ids, of_hugging_face, of_sentencepiece
 
 EncodeMany = Callable[[list[str]], list[Ids]]
 

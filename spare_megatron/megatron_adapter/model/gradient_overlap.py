@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
-from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
+from spare_megatron.megatron_adapter.model.replica import Replica
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.megatron_adapter.model import Replica, build_optimizer
+from spare_megatron.megatron_adapter.model.replica import Replica, build_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from spare_megatron.megatron_adapter.model import Replica
+from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.shims import cuda_available
 
 

@@ -41,7 +41,7 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _write_item
 
-from spare_megatron.megatron_adapter.distributed_state import with_other_names
+from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
 
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a file of the checkpoint, by name, for writing; on leaving it is on the disk."""

@@ -25,11 +25,10 @@ from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch.autograd import Variable
 
-from spare_megatron.megatron_adapter import rng
-from spare_megatron.megatron_adapter.arrivals import Arrivals
-from spare_megatron.megatron_adapter.losses import LossSums
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.world import GroupWorld
+from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
+from spare_megatron.megatron_adapter.model.losses import LossSums
+from spare_megatron.megatron_adapter.model.replica import Replica, rng
+from spare_megatron.megatron_adapter.model.world import GroupWorld
 
 ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""

@@ -32,8 +32,8 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.whole_optimizer import main_copies
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import main_copies
+from spare_megatron.megatron_adapter.model.replica import Replica
 
 RESHARDABLE = "fully_reshardable"
 BUCKETS = "dp_reshardable"

@@ -31,9 +31,9 @@ from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter import whole_optimizer
-from spare_megatron.megatron_adapter.checkpoint_writer import Share, ShareWriter
-from spare_megatron.megatron_adapter.distributed_state import (
+from spare_megatron.megatron_adapter.checkpoint import optimizer_gather
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share, ShareWriter
+from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     BUCKETS,
     FORM,
     RESHARDABLE,
@@ -42,8 +42,8 @@ from spare_megatron.megatron_adapter.distributed_state import (
     read_buckets,
     rename_requests,
 )
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.world import barrier
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.world import barrier
 
 CHECKPOINT_VERSION = 3.0
 _REASON_CHARS = 250
@@ -94,7 +94,7 @@ class Checkpointer:
         """
         replica = self._replica
         _give_adam_its_first_state(replica)
-        whole = whole_optimizer.gathered(replica)
+        whole = optimizer_gather.gathered(replica)
         state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
         add_distributed(_parts(state["optimizer"]))
         state["args"] = argparse.Namespace(
@@ -144,7 +144,7 @@ def load(
     directory = Path(directory)
     common = read_common(directory)
     content = common.get("content_metadata") or dict(_CONTENT)
-    whole = whole_optimizer.empty(replica) if optimizer else replica
+    whole = optimizer_gather.empty(replica) if optimizer else replica
     state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
     stored = _stored(directory)
     form = form_of(directory, stored) if optimizer else ""
@@ -175,7 +175,7 @@ def load(
         else:
             saved = common["optimizer"]
         whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], saved, whole))
-        whole_optimizer.scatter(whole, replica)
+        optimizer_gather.scatter(whole, replica)
         replica.scheduler.num_steps = 0
         replica.scheduler.load_state_dict(common["opt_param_scheduler"])
     else:

@@ -1,9 +1,9 @@
 """Megatron-style pre-training whose jobs do not stop when GPUs die.
 
 What users' pretrain scripts import from ``megatron.training`` is here and in :mod:`spare_megatron.training`:
-``pretrain``, ``get_args``, ``get_tokenizer``, ``print_rank_0``, ... (:mod:`spare_megatron.training.megatron_exports`). Each is
-loaded when it is asked for, so that ``import spare_megatron`` costs nothing and a bad flag is refused before torch is
-imported.
+``pretrain``, ``get_args``, ``get_tokenizer``, ``print_rank_0``, ...
+(:mod:`spare_megatron.training.megatron_exports`). Each is loaded when it is asked for, so that ``import
+spare_megatron`` costs nothing and a bad flag is refused before torch is imported.
 """
 
 from __future__ import annotations

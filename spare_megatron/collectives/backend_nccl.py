@@ -16,8 +16,8 @@ That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.1
 * Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
   be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
 * Where an initialisation waits for a peer that is dead, nothing says which. So before NCCL is called, the members sum
-  a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is found there,
-  and named.
+  a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is
+  found there, and named.
 
 What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
 keeps the owner inside torch for the time-out and a second. It keeps its thread and its connections; the communicator

@@ -1,6 +1,7 @@
 """What one member of a ring hears of its two neighbours, and what that says about the links between them.
 
-Pure: time is an argument, and nothing here sends or waits. :mod:`spare_megatron.collectives.ring_links` has the sockets.
+Pure: time is an argument, and nothing here sends or waits. :mod:`spare_megatron.collectives.ring_links` has the
+sockets.
 
 Each pair of neighbours has a data connection, from left to right, and a control connection, on which both say about
 forty times in a time-out how many bytes they have sent to the other and whether they wait for their own left. A link
@@ -35,7 +36,8 @@ HOLD_ON = 4.0
 """A member with everything at hand whose neighbours wait too leaves it to others to find the cause, but not longer."""
 ENDED_GRACE_S = 0.1
 """The farewell and the end of a data connection travel apart: this long after an end none comes any more. Less than
-what an outcome waits for the view that explains a loss (:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
+what an outcome waits for the view that explains a loss
+(:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 A member calls its right neighbour twice and is called twice by its left one: once for data, which the owner of the
 communicator moves, and once for control, which stays with the thread here. It sends and hears the beats of
-:mod:`spare_megatron.collectives.hearing`, also while the owner computes or waits for members that do, and wakes the owner when
-the epoch cannot go on. Whoever gives up says so on its control connections before it closes anything.
+:mod:`spare_megatron.collectives.hearing`, also while the owner computes or waits for members that do, and wakes the
+owner when the epoch cannot go on. Whoever gives up says so on its control connections before it closes anything.
 
 May assume: the members have met, so all of them call now. Promises: ``cut`` never blocks; the thread ends within
 milliseconds of ``close``, and no descriptor is left; a process of another job, fencing number or epoch is not let in:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
 
+VARIABLE = "SPARE_INJECT"
+"""Environment variable of a rank with one injection a line."""
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")

@@ -3,8 +3,8 @@
 Three kinds of files, three answers. What decisions stand on (the journal) makes the job wait: see
 :mod:`spare_megatron.coordinator.backlog`. Records that nobody decides by are kept in memory and written later
 (:class:`SideFiles`). What is read while a job runs is *not known now*, and is read again
-(:func:`~spare_megatron.control.run_directory.glance`); only at the start, where nothing can be done without it, one waits for it
-(:func:`patiently`).
+(:func:`~spare_megatron.control.run_directory.glance`); only at the start, where nothing can be done without it, one
+waits for it (:func:`patiently`).
 """
 
 from __future__ import annotations

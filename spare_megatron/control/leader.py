@@ -1,8 +1,8 @@
 """Position 0 of a group: speaks with the coordinator for all ranks of the group.
 
 It serves the other ranks of its group, passes orders on to them as they are, and makes one word of theirs
-(:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have come. The coordinator thus has as
-many clients as there are groups, not as many as there are GPUs.
+(:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have come. The coordinator
+thus has as many clients as there are groups, not as many as there are GPUs.
 """
 
 from __future__ import annotations

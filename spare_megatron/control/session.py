@@ -1,8 +1,8 @@
 """A rank's session with the control plane: what the training thread sees of the coordinator.
 
-One control thread per rank runs an asyncio loop (:mod:`spare_megatron.control.control_thread`); it alone does I/O. The training
-thread reads immutable snapshots (:class:`~spare_megatron.controller.member.Orders`) and leaves messages. No method
-but :meth:`Session.open`, :meth:`Session.wait`, :meth:`Session.saved` and :meth:`Session.close` ever blocks.
+One control thread per rank runs an asyncio loop (:mod:`spare_megatron.control.control_thread`); it alone does I/O.
+The training thread reads immutable snapshots (:class:`~spare_megatron.controller.member.Orders`) and leaves messages.
+No method but :meth:`Session.open`, :meth:`Session.wait`, :meth:`Session.saved` and :meth:`Session.close` ever blocks.
 
 On a view of a newer epoch the ``on_view`` callbacks run in the control thread *before* the training thread can see
 the new orders: that is where replica communicators of the old epoch are abandoned.

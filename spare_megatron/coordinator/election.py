@@ -1,9 +1,9 @@
 """Which of several coordinators decides: one holds office at a time, the others watch, the next takes over.
 
-A term of office is claimed as a file (:mod:`spare_megatron.coordinator.terms`), which its holder rewrites many times in a
-lease. A candidate that has seen no change for a lease claims the next one. Taking over from one that lives costs a
-reconnect and nothing else, so silence need not be proof of a death. What must hold instead, whatever was stopped for
-however long at whatever point:
+A term of office is claimed as a file (:mod:`spare_megatron.coordinator.terms`), which its holder rewrites many times
+in a lease. A candidate that has seen no change for a lease claims the next one. Taking over from one that lives costs
+a reconnect and nothing else, so silence need not be proof of a death. What must hold instead, whatever was stopped
+for however long at whatever point:
 
     No record is acted on by a holder unless it is in the journal that every later holder goes on with.
 

@@ -5,9 +5,9 @@ epoch, commit a step or accept a checkpoint are on the disk too (fdatasync), bec
 and the machine may die. fdatasync, not fsync: a file that only grows needs its data and its length, no access times.
 It costs 0.12 to 0.15 ms on a local disk, once a step.
 
-An append is done whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): whoever gets an OSError may try it
-again, and decides nothing meanwhile. A torn last line, left by a death in the middle of a write, was never acted on:
-it is dropped.
+An append is done whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): whoever gets an OSError may
+try it again, and decides nothing meanwhile. A torn last line, left by a death in the middle of a write, was never
+acted on: it is dropped.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc.aio
 
-from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
@@ -57,7 +57,6 @@ from spare_megatron.coordinator.journal import Journal, Record, replay
 from spare_megatron.coordinator.records import Records, say
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
-from spare_megatron.launch.processes import status_words
 
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0

@@ -2,9 +2,9 @@
 
 The user's provider builds inside the group's world, as under Megatron: rank 0 writes cached indices, the others of
 the group wait and read. Between groups two things hold. Index files appear complete
-(:func:`~spare_megatron.megatron_adapter.data.datasets.whole_files_only`), so a race costs work and never a wrong read. And
-one group builds first: leaders take a lock in the cache directory until a marker says that the indices of these
-arguments are there. A file system without locks, or a holder that does not come to an end, costs only the work.
+(:func:`~spare_megatron.megatron_adapter.data.datasets.whole_files_only`), so a race costs work and never a wrong
+read. And one group builds first: leaders take a lock in the cache directory until a marker says that the indices of
+these arguments are there. A file system without locks, or a holder that does not come to an end, costs only the work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.data.data_files import DataFile, blends
+from spare_megatron.data.data_files import DataFile
+from spare_megatron.flags.blends import blends
 
 log = logging.getLogger(__name__)
 

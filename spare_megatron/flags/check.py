@@ -115,7 +115,7 @@ def check_machine(ns: Namespace) -> None:
 
 def files_named(ns: Namespace) -> list[Path]:
     """Files that the flags name and the job will read."""
-    from spare_megatron.data.data_files import blends
+    from spare_megatron.flags.blends import blends
 
     named = [ns.tokenizer_model, ns.vocab_file, ns.merge_file, ns.tokenizer_metadata, ns.load, ns.data_args_path]
     paths = [Path(name) for name in named if name is not None]

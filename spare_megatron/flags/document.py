@@ -16,7 +16,7 @@ from spare_megatron.flags import no_effect, refusals
 from spare_megatron.flags.parser import titled
 from spare_megatron.flags.specs import HERE, SECTIONS, all_specs, docs_of
 
-TARGET = Path(__file__).parents[3] / "docs" / "flags.md"
+TARGET = Path(__file__).parents[2] / "docs" / "flags.md"
 INTRODUCTION = """# Flags
 
 Written by `python -m spare_megatron.flags.document`; a test checks that it is current. Flags have

@@ -18,13 +18,13 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.launch.coordinator_client import tell
 from spare_megatron.launch.processes import Child, Processes, publish_processes
-from spare_megatron.trainer.fault_injection import VARIABLE
 
 GROUP_GRACE_S = 0.3
 """Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""

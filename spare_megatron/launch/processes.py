@@ -152,13 +152,3 @@ def publish_processes(path: Path, coordinator: Child | None, ranks: Mapping[tupl
     ]
     living = coordinator is not None and coordinator.alive
     write_json(path, {"coordinator": {"pid": coordinator.pid if living and coordinator else None}, "ranks": listed})
-
-
-def status_words(status: int) -> str:
-    """How a process ended: its exit code, or minus the signal that killed it."""
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

@@ -1,9 +1,9 @@
 """A job under Slurm: what the batch script runs, and what runs in the step of the coordinators.
 
 The batch script starts two steps. One has a few coordinator processes on different nodes, of which one holds office
-(:mod:`spare_megatron.coordinator.election`): when its node dies, another one takes over, and no rank restarts. The other
-step has the ranks; a lost node takes its groups, nothing else (``--no-kill``). The batch script passes signals on and
-turns the coordinator's last word into an exit code or a place in the queue.
+(:mod:`spare_megatron.coordinator.election`): when its node dies, another one takes over, and no rank restarts. The
+other step has the ranks; a lost node takes its groups, nothing else (``--no-kill``). The batch script passes signals
+on and turns the coordinator's last word into an exit code or a place in the queue.
 
 Should the node of the batch script die, both steps go on: Slurm takes the node out of a job with ``--no-kill``. Nobody
 would then end the job, so a coordinator process does it that finds itself still alive some time after the end.

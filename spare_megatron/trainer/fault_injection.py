@@ -15,13 +15,10 @@ from collections.abc import Mapping, Sequence
 
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.injection import Injection, parse_injection
+from spare_megatron.config.injection import VARIABLE, Injection, parse_injection
 from spare_megatron.config.place import Place
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import RunDirectory, glance
-
-VARIABLE = "SPARE_INJECT"
-"""Environment variable with one injection a line."""
 
 
 class InjectedError(RuntimeError):

@@ -25,9 +25,8 @@ from spare_megatron.flags import check, parser, resolve, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.saved_choice import redundancy_of
-from spare_megatron.trainer.user_state import core_transformer_config_from_args
 
-__all__ = ["JobArguments", "core_transformer_config_from_args", "parse_job"]
+__all__ = ["JobArguments", "parse_job"]
 
 MIXED_FIELDS = (
     "no_rope_freq",

@@ -1,7 +1,7 @@
 """What an earlier life of the job decided, for the ranks of the next one and for checkpoints.
 
-The coordinator leaves each life's choice in the run directory (:mod:`spare_megatron.coordinator.job_tuning`). A rank reads
-only those of lives before its own: they do not change any more, so all ranks of a life read the same.
+The coordinator leaves each life's choice in the run directory (:mod:`spare_megatron.coordinator.job_tuning`). A rank
+reads only those of lives before its own: they do not change any more, so all ranks of a life read the same.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_STATE, _UTILS, _ENTRY = (f"spare_megatron.training.{name}" for name in ("user_state", "utils", "training"))
+_STATE = "spare_megatron.trainer.user_state"
+_UTILS, _ENTRY = (f"spare_megatron.training.{name}" for name in ("utils", "training"))
 
 EXPORTS = {
     "ModelType": "spare_megatron.training.model_type",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.data.data_files import Blend, blends
+from spare_megatron.flags.blends import Blend, blends
 from spare_megatron.trainer.user_state import get_args, print_rank_0
 from spare_megatron.training import megatron_exports
 

@@ -1,9 +1,9 @@
 """One process of a group as the explorer sees it: an immutable value and pure functions from one to the next.
 
 What it knows follows :mod:`spare_megatron.controller.member`, what it says for its ranks
-:class:`spare_megatron.control.group_aggregation.Ballots`; both are the real ones. Modelled are the training thread (trainer.loop,
-trainer.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting.
-A group has one rank: how ranks of a group agree is not this model's subject.
+:class:`spare_megatron.control.group_aggregation.Ballots`; both are the real ones. Modelled are the training thread
+(trainer.loop, trainer.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the
+leader's greeting. A group has one rank: how ranks of a group agree is not this model's subject.
 
 A process runs all segments that it knows of and then contributes them to the sum in one step: what it hears between
 two segments only adds segments, and the order of both leads to the same value.

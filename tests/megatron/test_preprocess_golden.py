@@ -63,7 +63,7 @@ def test_the_bytes_are_megatrons(
 # Blocks are small and every one of the first is recorded; then no more are, so that the kill loses some.
 DIES = """
 import os, signal, sys, psutil
-from spare_megatron.training import preprocess
+from spare_megatron.data.preprocess import command
 command.KEPT_EVERY_S, command.BLOCK_BYTES = 0.0, 1 << 16
 add = command.Run.add
 def add_and_die(run, block):

@@ -48,7 +48,8 @@ class ToyEngine:
         seed: int = 1,
         flips: Callable[[str, int, int], bool] = lambda point, step, n: False,
     ) -> None:
-        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of ``trainer.fault_injection.Injector``."""
+        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of
+        ``trainer.fault_injection.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
         self.piece_s, self.width, self.layer_s = piece_s, width, layer_s

@@ -1,6 +1,6 @@
-"""A ring of members in virtual time: the real :class:`~spare_megatron.collectives.hearing.Hearing` of each, a model of the
-rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a starved member
-does nothing for a while, and what came meanwhile waits for it."""
+"""A ring of members in virtual time: the real :class:`~spare_megatron.collectives.hearing.Hearing` of each, a model
+of the rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a starved
+member does nothing for a while, and what came meanwhile waits for it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_other_names_are_refused_with_what_to_use(line: str, sentence: str) -> N
 def test_the_names_of_every_script_cost_no_import_of_torch() -> None:
     code = (
         "import sys\nfrom spare_megatron.training import get_args, get_timers, pretrain, print_rank_0\n"
-        "from spare_megatron.trainer.job_arguments import core_transformer_config_from_args\n"
+        "from spare_megatron.training.arguments import core_transformer_config_from_args\n"
         "print([name for name in ('torch', 'numpy', 'megatron.core') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

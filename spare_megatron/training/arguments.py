@@ -1,0 +1,12 @@
+"""``megatron.training.arguments`` of Megatron-LM: the names that users' scripts import from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spare_megatron.trainer.user_state import core_transformer_config_from_args as core_transformer_config_from_args
+from spare_megatron.training import megatron_exports
+
+
+def __getattr__(name: str) -> Any:
+    return megatron_exports.lookup(__name__, name)

@@ -50,7 +50,7 @@ def _train(job, args, world, record) -> None:
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
-    from spare_megatron.megatron_adapter.model.replica import rng
+    from spare_megatron.megatron_adapter.model import rng
     from spare_megatron.trainer import user_state
     from spare_megatron.trainer.tokenizer import build_tokenizer
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS, all_specs
+from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
+from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
 
 ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")

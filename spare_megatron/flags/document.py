@@ -14,7 +14,8 @@ from pathlib import Path
 
 from spare_megatron.flags import no_effect, refusals
 from spare_megatron.flags.parser import titled
-from spare_megatron.flags.specs import HERE, SECTIONS, all_specs, docs_of
+from spare_megatron.flags.specs import HERE, SECTIONS, docs_of
+from spare_megatron.flags.supported import all_specs
 
 TARGET = Path(__file__).parents[2] / "docs" / "flags.md"
 INTRODUCTION = """# Flags

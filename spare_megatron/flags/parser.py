@@ -1,6 +1,6 @@
 """From words of a command line to a namespace with Megatron's names, or to one sentence that says what is wrong.
 
-:func:`parse` honours every flag of :func:`specs.all_specs`, notes those of :mod:`no_effect`, refuses those of
+:func:`parse` honours every flag of :func:`supported.all_specs`, notes those of :mod:`no_effect`, refuses those of
 :mod:`refusals` and finds the nearest known name of a flag that nobody knows. The namespace also has the defaults of
 refused flags, because users' own code reads them. Imports neither torch nor megatron.
 """
@@ -8,14 +8,14 @@ refused flags, because users' own code reads them. Imports neither torch nor meg
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import no_effect, refusals
-from spare_megatron.flags.specs import SECTIONS, FlagSpec, all_specs, megatron_table
+from spare_megatron.flags.specs import SECTIONS, FlagSpec, megatron_table
+from spare_megatron.flags.supported import all_specs, nearest_of
 from spare_megatron.flags.yaml_config import with_yaml
 
 ExtraArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
@@ -215,12 +215,6 @@ def nearest(name: str, own: frozenset[str]) -> str:
     """'; did you mean --x?' for an unknown flag, or nothing."""
     honoured = [name for spec in all_specs() for name in spec.names]
     return nearest_of(name, [*own, *honoured, *refusals.refused_names(), *no_effect.taken()])
-
-
-def nearest_of(name: str, known: Sequence[str]) -> str:
-    """As :func:`nearest`, among ``known``."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else " (see --help)"
 
 
 def refuse_values(namespace: argparse.Namespace) -> None:

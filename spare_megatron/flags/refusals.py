@@ -11,6 +11,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spare_megatron.flags.no_effect import taken
+from spare_megatron.flags.specs import SECTIONS, megatron_table, specs_of
+
 GROUPS: dict[str, tuple[str, str]] = {
     # group of Megatron-LM's --help -> (reason, nearest choice)
     "rl": ("reinforcement learning is not part of this framework", ""),
@@ -396,9 +399,6 @@ def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
 @functools.cache
 def refused_names() -> dict[str, Refusal]:
     """Flag name -> why it is refused."""
-    from spare_megatron.flags.no_effect import taken
-    from spare_megatron.flags.specs import SECTIONS, megatron_table, specs_of
-
     ours = {name for section, (_, cls) in SECTIONS.items() for spec in specs_of(section, cls) for name in spec.names}
     refused = {f"--{name}": Refusal(reason, instead) for reason, instead, names in FLAGS for name in names}
     for row in megatron_table().values():

@@ -2,7 +2,7 @@
 
 ``SECTIONS`` are our dataclasses. ``core_flags.json`` lists the fields of megatron-core's dataclasses (made by
 ``megatron_adapter.flag_sources``), ``megatron_lm.json`` the whole command line of Megatron-LM. A flag is supported
-when one of our dataclasses has its field, or when megatron-core has it and :mod:`refusals` does not refuse it.
+when one of our dataclasses has its field, or when megatron-core has it and it is not refused (:mod:`supported`).
 Imports neither torch nor megatron: bad flags are refused within a moment.
 """
 
@@ -140,18 +140,6 @@ def core_specs(taken: set[str]) -> list[FlagSpec]:
             )
         )
     return specs
-
-
-@functools.cache
-def all_specs() -> tuple[FlagSpec, ...]:
-    """Every flag that may be given, refused ones left out."""
-    from spare_megatron.flags.no_effect import taken
-    from spare_megatron.flags.refusals import refused_names
-
-    own = own_specs()
-    other = refused_names().keys() | taken().keys()
-    core = [spec for spec in core_specs({spec.dest for spec in own}) if not other & set(spec.names)]
-    return (*own, *core)
 
 
 def docs_of(cls: type) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.specs import core_table, megatron_table, own_specs
+from spare_megatron.flags.supported import nearest_of
 
 FLAG = "--yaml-cfg"
 
@@ -158,8 +159,6 @@ def _activation(path: Path, value: Any) -> list[str]:
 
 def _field(path: Path, name: str, value: Any) -> list[str]:
     """A field of megatron-core that no flag sets: only its default can be honoured."""
-    from spare_megatron.flags.parser import nearest_of
-
     fields = {row["field"]: row["default"] for row in core_table()["fields"]}
     if name not in fields:
         raise ConfigError(f"{path}: there is no setting {name}{nearest_of(name, [*megatron_table(), *fields])}")

@@ -21,7 +21,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.flags import check, parser, resolve, validate
+from spare_megatron.flags import check, parser, resolve, supported, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.saved_choice import redundancy_of
@@ -203,7 +203,7 @@ def core_fields(namespace: Namespace, *classes: str) -> dict[str, Any]:
     """The fields of megatron-core dataclasses that flags of ours or of theirs set."""
     honoured = {spec.dest for spec in own_specs()} | {spec.dest for spec in core_specs(set())}
     names = [row["field"] for row in core_table()["fields"] if row["class"] in classes]
-    refused = {spec.dest for spec in core_specs(set())} - {spec.dest for spec in parser.all_specs()}
+    refused = {spec.dest for spec in core_specs(set())} - {spec.dest for spec in supported.all_specs()}
     return {name: getattr(namespace, name) for name in names if name in honoured - refused}
 
 

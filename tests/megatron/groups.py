@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.model.replica import world as group_world
+from spare_megatron.megatron_adapter.model import world as group_world
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
 from tests.megatron import toy
 

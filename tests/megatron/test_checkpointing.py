@@ -65,7 +65,7 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
     from torch.distributed import PrefixStore
 
     from spare_megatron.megatron_adapter.checkpoint import checkpointing
-    from spare_megatron.megatron_adapter.model.replica import world
+    from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
     one = case(groups=1, pipeline=2, **DENSE)
@@ -88,7 +88,7 @@ def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: s
     """Train from scratch to the last step, saving step SAVED; or load it, save it again at once and go on."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.model.replica import world
+    from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
     size = groups.shape_of(one).group_size

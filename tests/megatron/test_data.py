@@ -57,7 +57,7 @@ def play(rank: int, store: Any, name: str, words: list[str], ranks: int, lock: b
     import pretrain_gpt
     from spare_megatron.data import dataset_build
     from spare_megatron.data.data_files import check_data
-    from spare_megatron.megatron_adapter.model.replica import world as group_world
+    from spare_megatron.megatron_adapter.model import world as group_world
     from spare_megatron.trainer.user_state import get_tokenizer
 
     group, position = divmod(rank, ranks)
@@ -135,7 +135,7 @@ def plain(directory: str, seed: int, groups: int) -> dict[str, Any]:
     words = flags(f"{directory}", seed)
     words[words.index("--data-cache-path") + 1] = f"{directory}/plain"
     job, args = start_job(words, groups, 0, 0)
-    from spare_megatron.megatron_adapter.model.replica import world as group_world
+    from spare_megatron.megatron_adapter.model import world as group_world
 
     group_world.init_group_world(JobShape(num_groups=1, micro_batch_size=1, global_batch_size=1), 0, dist.HashStore())
     train, valid, test = pretrain_gpt.train_valid_test_datasets_provider(list(sample_counts(job.train_iters, args)))

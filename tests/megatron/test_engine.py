@@ -63,7 +63,7 @@ class Group:
         return groups.engine_of(self.case, self.position, self.store)
 
     def __exit__(self, *_: object) -> None:
-        from spare_megatron.megatron_adapter.model.replica import world
+        from spare_megatron.megatron_adapter.model import world
 
         world.destroy()
 
@@ -191,7 +191,7 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
     from spare_megatron.config.errors import ConfigError
-    from spare_megatron.megatron_adapter.model.replica import world as group_world
+    from spare_megatron.megatron_adapter.model import world as group_world
     from tests.megatron import groups
 
     result: dict[str, Any] = {}

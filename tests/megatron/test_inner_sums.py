@@ -79,7 +79,7 @@ def loss_of(mask: torch.Tensor, losses: torch.Tensor) -> Any:
 def worker(rank: int, store: Any, cases: Sequence[str]) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.model.replica import world
+    from spare_megatron.megatron_adapter.model import world
 
     # megatron-core's word on experts that are whole on a tensor rank
     warnings.filterwarnings(

@@ -36,8 +36,8 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.model import world as group_world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.megatron_adapter.model.replica import world as group_world
     from spare_megatron.trainer import user_state
     from spare_megatron.trainer.tokenizer import build_tokenizer
     from spare_megatron.training.utils import unwrap_model

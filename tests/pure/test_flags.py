@@ -11,7 +11,8 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import document, no_effect, parser, refusals
-from spare_megatron.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
+from spare_megatron.flags.specs import SECTIONS, docs_of, megatron_table, own_specs
+from spare_megatron.flags.supported import all_specs
 from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 

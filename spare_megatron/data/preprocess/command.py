@@ -25,8 +25,9 @@ from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError,
 from spare_megatron.data.preprocess.output import Output, Progress, progress_of
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
 from spare_megatron.flags import refusals
-from spare_megatron.flags.parser import Parser, add_flag, nearest_of
+from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.specs import docs_of, specs_of
+from spare_megatron.flags.supported import nearest_of
 
 PROGRAM = "tools/preprocess_data.py"
 EXAMPLE = """examples:

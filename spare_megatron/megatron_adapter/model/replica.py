@@ -34,8 +34,8 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
-from spare_megatron.megatron_adapter.model.replica import rng
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_settings,

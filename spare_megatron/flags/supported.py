@@ -1,4 +1,4 @@
-"""Which flags may be given: ours and megatron-core's, less those that are refused or change nothing; the nearest name."""
+"""Which flags may be given: ours and megatron-core's, less those that are refused or change nothing; the nearest."""
 
 from __future__ import annotations
 

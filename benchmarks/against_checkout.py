@@ -4,9 +4,9 @@
 
 Both checkouts run their own code with this one's Python. A commit round is that of ``control_plane.py`` (4 groups of 2
 ranks without a model): CPU time per step of the coordinator, a leader and a rank, and the time until the last rank has
-the commit. A masked kill is that of ``masked_failure.py``: CPU time of a whole job of 4 groups x PP2 in which three groups
-are killed, start included, and the time from the signal to the commit. On a shared machine the ratio that counts is
-that of CPU time.
+the commit. A masked kill is that of ``masked_failure.py``: CPU time of a whole job of 4 groups x PP2 in which three
+groups are killed, start included, and the time from the signal to the commit. On a shared machine the ratio that counts
+is that of CPU time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from _report import report
 
 ROOT = Path(__file__).resolve().parents[1]
+Pair = tuple[dict[str, float], dict[str, float]]
 ROUND = "import json; from benchmarks.control_plane import measure; print(json.dumps(measure(4, 2)))"
 KILL = """
 import json, random, resource, statistics, sys
@@ -42,7 +43,7 @@ def run(checkout: Path, code: str) -> dict[str, float]:
     return plain
 
 
-def pairs(other: Path, codes: list[str]) -> list[tuple[dict[str, float], dict[str, float]]]:
+def pairs(other: Path, codes: list[str]) -> list[Pair]:
     """(this, other) of each program; who is first alternates."""
     found = []
     for turn, code in enumerate(codes):
@@ -53,9 +54,7 @@ def pairs(other: Path, codes: list[str]) -> list[tuple[dict[str, float], dict[st
     return found
 
 
-def rows(
-    what: str, found: list[tuple[dict[str, float], dict[str, float]]], names: tuple[str, ...]
-) -> list[dict[str, object]]:
+def rows(what: str, found: list[Pair], names: tuple[str, ...]) -> list[dict[str, object]]:
     """One row for each figure."""
     table: list[dict[str, object]] = []
     for name in names:

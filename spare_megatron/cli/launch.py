@@ -22,6 +22,7 @@ from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.recovery.life import Launch
 from spare_megatron.recovery.supervisor import run_launch
+from spare_megatron.training.flags.checkpoint_args import parallel_words
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\
@@ -62,7 +63,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
     """What to start; raises ConfigError where the flags do not fit."""
     if args.num_groups < 1:
         raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
-    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    size = args.group_size if args.group_size is not None else group_size_of([*args.flags, *parallel_words(args.flags)])
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
     command = script_command(args.script, args.module, args.flags)

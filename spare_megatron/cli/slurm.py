@@ -29,6 +29,7 @@ from spare_megatron.config.place import number
 from spare_megatron.recovery.coordinator import Options
 from spare_megatron.recovery.records import say
 from spare_megatron.recovery.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
+from spare_megatron.training.flags.checkpoint_args import parallel_words
 
 CANDIDATES = 3
 EXAMPLE = """example, in a batch script:
@@ -68,7 +69,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """What to start; raises ConfigError where the flags do not fit. ``words`` is the command line, which the step of
     the coordinators is given as well."""
     allocation = allocation_of(os.environ)
-    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    size = args.group_size if args.group_size is not None else group_size_of([*args.flags, *parallel_words(args.flags)])
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")

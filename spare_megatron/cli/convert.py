@@ -22,8 +22,8 @@ EXAMPLE = """examples:
     --load-dir Llama-3.2-1B --save-dir llama --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
   python tools/checkpoint/convert.py --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
 Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags that stand in
-llama/model_flags.txt. Weights are converted, optimizer state is not; a checkpoint of ours loads under any layout without
-a conversion."""
+llama/model_flags.txt. Weights are converted, optimizer state is not; a checkpoint of ours loads under any layout
+without a conversion."""
 LOADERS = {
     **dict.fromkeys(("hf", "llama_mistral", "mixtral_hf"), "hf"),
     **dict.fromkeys(("core", "mcore", "torch_dist", "legacy", "megatron", "mp_rank"), "megatron"),

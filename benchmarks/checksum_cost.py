@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
 CHECKS = ("weights", "accumulators", "result", "result_digest")
@@ -43,13 +43,13 @@ def engine_of(mode: str) -> Any:
     """An engine of one rank, whose microbatches are made up."""
     import torch.distributed as dist
 
-    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.megatron_adapter.model.world import init_group_world
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": "0", "SPARE_NUM_GROUPS": "1"}
     job, _ = parse_job([*MODEL, "--spare-reduce", mode], environ)
     world = init_group_world(job.shape, 0, dist.HashStore())
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.megatron_adapter.model.replica import build_replica
 
     length = job.seq_length
 

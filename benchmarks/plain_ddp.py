@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -27,7 +27,7 @@ def main() -> None:
     job, args = parse_job(sys.argv[5:], environ)
     import torch.distributed as dist
 
-    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.megatron_adapter.model.world import init_group_world
 
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
     world = init_group_world(job.shape, rank, store)
@@ -47,12 +47,12 @@ def _train(job, args, world, record) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     import pretrain_gpt
-    from spare_megatron.megatron_adapter import rng
-    from spare_megatron.training import user_state
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
+    from spare_megatron.megatron_adapter.model import rng
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(args)
     user_state.begin(job, args, tokenizer)

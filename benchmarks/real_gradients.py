@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, PIECES, WARM_UP = 4, 32, 3
@@ -46,7 +46,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     """Name -> fp32 [PIECES, elements], for each step of training."""
     import torch.distributed as dist
 
-    from spare_megatron.megatron_adapter.world import init_group_world
+    from spare_megatron.megatron_adapter.model.world import init_group_world
 
     words = [*MODEL, "--tokenizer-model", str(next(data.glob("*.model"))), "--train-iters", str(steps)]
     words += ["--data-path", str(data / "stdlib_text_document")]
@@ -54,13 +54,13 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     job, args = parse_job(words, environ)
     world = init_group_world(job.shape, 0, dist.HashStore())
     import pretrain_gpt
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training import user_state
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.megatron_adapter.model.replica import build_replica
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.tokenizer import build_tokenizer
 
     user_state.begin(job, args, build_tokenizer(args))
     replica = build_replica(job.settings(args.padded_vocab_size), world, pretrain_gpt.model_provider)
@@ -100,8 +100,8 @@ class IntegerSum:
 
     def __init__(self, method: str, sizes: dict[str, int]) -> None:
         from spare_megatron import kernels
-        from spare_megatron.megatron_adapter.exact import FORMATS
-        from spare_megatron.megatron_adapter.formats import Slot
+        from spare_megatron.exact_sum.formats import Slot
+        from spare_megatron.megatron_adapter.model.exact import FORMATS
 
         self._slots, index = [], 0
         for name, size in sizes.items():

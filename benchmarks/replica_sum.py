@@ -59,7 +59,7 @@ def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
 
 
 def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]], list[list[float]]]:
-    from spare_megatron.comm.store import StoreServer
+    from spare_megatron.collectives.store import StoreServer
 
     server = StoreServer("127.0.0.1")
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
@@ -82,8 +82,8 @@ def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]
 def _one_group(options: argparse.Namespace, group: int, port: int) -> None:
     import torch
 
-    from spare_megatron.comm.reduce import Reduction
-    from spare_megatron.comm.replica import Membership, ReplicaCommunicators
+    from spare_megatron.collectives.reduction import Reduction
+    from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
 
     torch.set_num_threads(1)
     replicas = ReplicaCommunicators(group, "gloo", timeout_s=120.0)

@@ -1,9 +1,9 @@
 """Megatron-style pre-training whose jobs do not stop when GPUs die.
 
 What users' pretrain scripts import from ``megatron.training`` is here and in :mod:`spare_megatron.training`:
-``pretrain``, ``get_args``, ``get_tokenizer``, ``print_rank_0``, ... (:mod:`spare_megatron.training.names`). Each is
-loaded when it is asked for, so that ``import spare_megatron`` costs nothing and a bad flag is refused before torch is
-imported.
+``pretrain``, ``get_args``, ``get_tokenizer``, ``print_rank_0``, ...
+(:mod:`spare_megatron.training.megatron_exports`). Each is loaded when it is asked for, so that ``import
+spare_megatron`` costs nothing and a bad flag is refused before torch is imported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def pretrain(*args: Any, **options: Any) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'spare_megatron' has no attribute {name!r}")
-    return importlib.import_module("spare_megatron.training.names").lookup(__name__, name)
+    return importlib.import_module("spare_megatron.training.megatron_exports").lookup(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *importlib.import_module("spare_megatron.training.names").EXPORTS})
+    return sorted({*globals(), *importlib.import_module("spare_megatron.training.megatron_exports").EXPORTS})

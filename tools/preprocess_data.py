@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def main() -> Any:
-    from spare_megatron.training.preprocess import main as run
+    from spare_megatron.data.preprocess.command import main as run
 
     return run()
 

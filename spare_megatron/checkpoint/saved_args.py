@@ -33,6 +33,13 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, (list, tuple)) and all(map(is_plain, value)))
 
 
+def saved_args(load: Path, step: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The iteration of a ``--load`` directory whose args count, and these args; None where there is no checkpoint.
+    ConfigError as of :func:`iteration_directory` and :func:`read_args`."""
+    directory = iteration_directory(load, step) if load.is_dir() else None
+    return None if directory is None else (directory, read_args(directory))
+
+
 def iteration_directory(load: Path, step: int | None = None) -> Path | None:
     """The iteration of ``load`` whose args count: that of ``step``, or the newest one that has a good ``common.pt``.
 

@@ -69,7 +69,7 @@ def _one(directory: Path) -> Path:
 
 
 def _digest(directory: Path, as_json: bool) -> int:
-    from spare_megatron.megatron_adapter.digest import digest
+    from spare_megatron.megatron_adapter.checkpoint.digest import digest
 
     value = digest(directory)
     sys.stdout.write(
@@ -101,8 +101,8 @@ def _praise(place: Path) -> str:
 
 
 def _inspect(directory: Path, as_json: bool) -> int:
-    from spare_megatron.megatron_adapter.checkpointing import read_common
-    from spare_megatron.megatron_adapter.digest import model_tensors
+    from spare_megatron.megatron_adapter.checkpoint.checkpointing import read_common
+    from spare_megatron.megatron_adapter.checkpoint.digest import model_tensors
 
     common = read_common(directory)
     tensors = {

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from spare_megatron import failpoints
-from spare_megatron.comm.output import outlive_the_disk
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.recovery.backlog import DiskFailedError
-from spare_megatron.recovery.coordinator import Options
-from spare_megatron.recovery.journal import JournalError
-from spare_megatron.recovery.serve import serve_alone, serve_in_turn
+from spare_megatron.control.output import outlive_the_disk
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.coordinator.backlog import DiskFailedError
+from spare_megatron.coordinator.journal import JournalError
+from spare_megatron.coordinator.process import serve_alone, serve_in_turn
+from spare_megatron.coordinator.server import Options
 
 LEASE_S = 5.0
 EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.comm.rundir import RunDirectory, glance
+from spare_megatron.control.run_directory import RunDirectory, glance
 
 POLL_S = 0.05
 REFRESH_EVERY = 5

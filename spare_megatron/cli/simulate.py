@@ -21,9 +21,9 @@ from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM
+from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.recovery.journal import JournalError
 from spare_megatron.sim.cluster import POLICIES, Cluster, Policy, Reading
 from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import Ring

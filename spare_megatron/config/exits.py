@@ -1,5 +1,6 @@
 """Exit codes: what scripts around a job may rely on, and what a rank tells its launcher."""
 
+import signal
 from enum import IntEnum
 
 
@@ -23,3 +24,13 @@ class ExitCode(IntEnum):
     """Of a coordinator: the job saved and is to be started again at once, with all groups."""
     DISK_FAILED = 13
     """Of a coordinator: it could not write its journal for too long; another one is to go on from it."""
+
+
+def status_words(status: int) -> str:
+    """How a process ended: its exit code, or minus the signal that killed it."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

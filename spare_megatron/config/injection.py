@@ -1,6 +1,6 @@
 """Fault injection as the user writes it: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``. Parsing only.
 
-The same syntax works for a real job (:mod:`spare_megatron.recovery.inject`) and in the simulator.
+The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
 
+VARIABLE = "SPARE_INJECT"
+"""Environment variable of a rank with one injection a line."""
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")

@@ -1,7 +1,7 @@
 """What a job is told beside megatron-core's own dataclasses: model, training, data, checkpoint and logging flags.
 
 Names and defaults are those of Megatron-LM's command line (core 0.16), so that its users find what they know; a
-test compares them with ``training/flags/megatron_lm.json``. Fields of megatron-core's TransformerConfig and
+test compares them with ``flags/megatron_lm.json``. Fields of megatron-core's TransformerConfig and
 OptimizerConfig are not repeated here. Values are plain: no torch types.
 """
 

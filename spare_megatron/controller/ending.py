@@ -56,7 +56,7 @@ def applied(state: State, event: Applied) -> Outcome:
 def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome:
     """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
 
-    The member with the lowest id saves (training.loop). When it dies before its checkpoint counts, the next one is
+    The member with the lowest id saves (trainer.loop). When it dies before its checkpoint counts, the next one is
     asked: a view of a new epoch, in which all vote and say Applied again, tells it that it is the lowest now.
     """
     step = after.committed[0]

@@ -1,7 +1,8 @@
 """What makes a piece's gradient the same bits wherever it is computed, beside the order-free sum: settings of this
 process, and the facts of its machine in which all ranks must agree.
 
-Random numbers are :mod:`spare_megatron.megatron_adapter.rng`'s affair. May assume: called before anything uses CUDA.
+Random numbers are :mod:`spare_megatron.megatron_adapter.model.rng`'s affair. May assume: called before anything uses
+CUDA.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Megatron's engine of the step loop: one rank of one group, nothing of other groups.
 
-It implements the seam :class:`spare_megatron.training.engine.StepEngine` on megatron-core's schedules, gradient
+It implements the seam :class:`spare_megatron.trainer.engine.StepEngine` on megatron-core's schedules, gradient
 buffers and optimizer. Between the backward pass and the optimizer step the gradients leave this module (``local_sum``)
 and come back summed over the whole batch (``apply``).
 
@@ -27,15 +27,15 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
-from spare_megatron.megatron_adapter.exact import FORMATS, ExactGradients, flip_bit
-from spare_megatron.megatron_adapter.group_sum import GroupSum, parts_of
-from spare_megatron.megatron_adapter.losses import TOKENS, LossSums, averages, sum_names
-from spare_megatron.megatron_adapter.model import Replica
-from spare_megatron.megatron_adapter.outflow import Outflow, Outlet, gradient_buffers
-from spare_megatron.megatron_adapter.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
+from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
+from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, Outlet, gradient_buffers
+from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
+from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
+from spare_megatron.megatron_adapter.model.state import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
-from spare_megatron.megatron_adapter.state import weights_checksums, weights_digest
-from spare_megatron.megatron_adapter.world import GroupWorld
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class MegatronEngine:
             probe_piece: a piece that this group may read: a group that has never run a piece learns from it what the
                 loss function reports.
             method: as in ``--spare-reduce``: pieces are added as integers
-                (:mod:`spare_megatron.megatron_adapter.exact`) or in fp32.
+                (:mod:`spare_megatron.megatron_adapter.model.exact`) or in fp32.
             flips: ``flips(point, step, n)``: whether an injected fault flips a bit there; n: see ``exact.Flips``.
         """
         self.replica = replica

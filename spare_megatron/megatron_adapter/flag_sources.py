@@ -1,6 +1,6 @@
 """The fields of megatron-core's dataclasses, as a table that flags are made from.
 
-The table is kept in ``training/flags/core_flags.json``, so that flags are read and refused without importing
+The table is kept in ``flags/core_flags.json``, so that flags are read and refused without importing
 megatron-core (a second or more); a test makes it anew and compares. After a change of megatron-core:
 
     python -m spare_megatron.megatron_adapter.flag_sources
@@ -113,7 +113,7 @@ def field_docs() -> dict[str, str]:
 
 
 def main() -> None:
-    target = Path(__file__).parent.parent / "training" / "flags" / "core_flags.json"
+    target = Path(__file__).parent.parent / "flags" / "core_flags.json"
     table = core_table()
     target.write_text(table_text(table))
     sys.stdout.write(f"{target}: {len(table['fields'])} fields of megatron-core {table['megatron_core']}\n")

@@ -137,7 +137,7 @@ def _no_dynamo_in_optimizer() -> None:
 
 
 def _rng_tracker() -> None:
-    from spare_megatron.megatron_adapter import rng
+    from spare_megatron.megatron_adapter.model import rng
 
     rng.use_cpu_generator()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.recovery.journal import JournalError, Record, read
+from spare_megatron.coordinator.journal import JournalError, Record, read
 from spare_megatron.sim.failures import Ring
 
 

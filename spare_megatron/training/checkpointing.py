@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.training import names
+from spare_megatron.training import megatron_exports
 
 
 def __getattr__(name: str) -> Any:
-    raise names.missing(__name__, name)
+    raise megatron_exports.missing(__name__, name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.training import names
-from spare_megatron.training.user_state import get_adlr_autoresume, get_args, get_one_logger, get_timers, get_tokenizer
+from spare_megatron.trainer.user_state import get_adlr_autoresume, get_args, get_one_logger, get_timers, get_tokenizer
+from spare_megatron.training import megatron_exports
 
 __all__ = ["get_adlr_autoresume", "get_args", "get_one_logger", "get_timers", "get_tokenizer"]
 
 
 def __getattr__(name: str) -> Any:
-    raise names.missing(__name__, name)
+    raise megatron_exports.missing(__name__, name)

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
-from spare_megatron.training import names
-from spare_megatron.training.arguments import parse_job
-from spare_megatron.training.user_state import get_args
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.trainer.user_state import get_args
+from spare_megatron.training import megatron_exports
 
 
 def pretrain(
@@ -57,8 +57,8 @@ def pretrain(
         job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
         place = job.place
         _log_to_stderr(place, job.logging.logging_level)
-        from spare_megatron.megatron_adapter.world import EmbeddingRanks
-        from spare_megatron.training.megatron_job import run_megatron_job
+        from spare_megatron.megatron_adapter.model.world import EmbeddingRanks
+        from spare_megatron.trainer.megatron_job import run_megatron_job
 
         embeddings = EmbeddingRanks(get_embedding_ranks, get_position_embedding_ranks)
         code = run_megatron_job(
@@ -75,14 +75,14 @@ def pretrain(
 
 def get_train_valid_test_num_samples() -> tuple[int, int, int]:
     """Samples that the job draws for training, validation and test."""
-    from spare_megatron.training.dataset_build import sample_counts
+    from spare_megatron.data.dataset_build import sample_counts
 
     args = get_args()
     return sample_counts(args.train_iters, args)
 
 
 def __getattr__(name: str) -> Any:
-    raise names.missing(__name__, name)
+    raise megatron_exports.missing(__name__, name)
 
 
 def _log_to_stderr(place: Place, level: int | None) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training import names
-from spare_megatron.training.data_files import Blend, blends
-from spare_megatron.training.user_state import get_args, print_rank_0
+from spare_megatron.flags.blends import Blend, blends
+from spare_megatron.trainer.user_state import get_args, print_rank_0
+from spare_megatron.training import megatron_exports
 
 __all__ = [
     "average_losses_across_data_parallel_group",
@@ -40,7 +40,7 @@ def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_r
     Tensors are [micro batch size, sequence length] (the attention mask [micro batch size, 1, seq, seq]); None where
     this pipeline stage does not need one. Collective in the tensor-parallel group.
     """
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     if mtp_on_this_rank:
         raise NotImplementedError("multi-token prediction is not supported")
@@ -52,21 +52,21 @@ def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_r
 
 def get_batch_on_this_cp_rank(batch: dict[str, Any]) -> dict[str, Any]:
     """The part of each sequence that this context-parallel rank computes; the batch itself without CP."""
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     return batches.batch_on_this_context_rank(batch)
 
 
 def is_first_or_last_pipeline_stage(vp_stage: int | None = None) -> bool:
     """Whether this rank (or its model chunk ``vp_stage``) reads samples."""
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     return batches.is_first_or_last_stage(vp_stage)
 
 
 def is_dataset_built_on_rank(vp_stage: int | None = None) -> bool:
     """Whether this rank needs data sets: tensor-parallel rank 0 of the first and the last stage."""
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     return batches.is_first_or_last_stage(vp_stage) and batches.tensor_rank() == 0
 
@@ -124,7 +124,7 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | N
 
     Collective in the model-parallel group; a figure is not negative.
     """
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     largest = batches.max_over_model(-1.0 if stat is None else float(stat))
     return None if largest == -1.0 else largest
@@ -132,14 +132,14 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | N
 
 def logical_and_across_model_parallel_group(input: bool) -> bool:
     """Whether it is true on every rank of this pipeline; collective in the model-parallel group."""
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     return batches.max_over_model(0.0 if input else 1.0) == 0.0
 
 
 def report_memory(name: str) -> None:
     """Print what the device's memory holds, on inner data rank 0 of each group; 0 without CUDA."""
-    from spare_megatron.megatron_adapter import batches
+    from spare_megatron.megatron_adapter.data import batches
 
     if batches.data_rank() == 0:
         figures = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
@@ -184,4 +184,4 @@ def unwrap_model(model: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    raise names.missing(__name__, name)
+    raise megatron_exports.missing(__name__, name)

@@ -28,7 +28,7 @@ class GradientBytes:
 
     accumulator: float
     """A step's sum of pieces; its memory becomes the fp32 main gradient after the commit. The sum over the ranks of a
-    group that share parameters is as wide (megatron_adapter/group_sum.py)."""
+    group that share parameters is as wide (megatron_adapter/model/group_sum.py)."""
     result: float
     """The sum over groups, out of place."""
     wire: float

@@ -17,6 +17,7 @@ from spare_megatron.controller import codec, invariants, machine
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import minority
 from spare_megatron.controller.state import Plan, Standing, State
+from spare_megatron.coordinator import journal
 from tests.explore.keep import Keeper, Kept
 
 SENTENCES = frozenset({"outcome_reason", "spec", "placement"})
@@ -94,9 +95,6 @@ class Brains:
         self._journal(state, event, decision, brain)
         old = isinstance(event, m.Vote) and event.ok and event.epoch < state.epoch
         assert not old or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
-        final = decision.epoch != state.epoch or any(
-            isinstance(action, m.SendCommit | m.SendStop | m.AcceptSave) for action in decision.actions
-        )
         wrong = tuple(
             (a.group, a.incarnation, a.reason)
             for a in decision.actions
@@ -106,7 +104,7 @@ class Brains:
             brain,
             decision.reason,
             tuple(self._words(decision)),
-            final,
+            journal.is_final(decision, state.epoch),
             wrong,
             tuple(a for a in decision.actions if isinstance(a, m.AcceptSave)),
             _against(state, event),

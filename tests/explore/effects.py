@@ -50,10 +50,22 @@ class Effects:
         return self._speak(w._replace(brain=done.after), done.words, done.after.state.fencing)
 
     def lose(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> World:
-        """The coordinator takes (group, incarnation) for dead. It knows how far the live groups are."""
+        """The coordinator takes (group, incarnation) for dead."""
+        return self.feed(w, self._lost(w, gone, cause))
+
+    def lose_by_ghost(self, w: World, n: int) -> World:
+        """A ghost takes a process for dead that is connected to it."""
+        p = w.processes[n]
+        number = w.ghost_of(p)
+        assert number is not None
+        return self._feed_ghost(w, number, self.keeper.keep(self._lost(w, ((p.group, p.incarnation),), "silent")))
+
+    @staticmethod
+    def _lost(w: World, gone: tuple[tuple[int, int], ...], cause: str) -> m.Lost:
+        """It is known how far the live groups are."""
         done = {p.group: len(p.ran) for p in w.processes if p.applied + 1 == w.brain.state.step_in_flight}
         progress = tuple((group, done.get(group, 0)) for group in sorted(w.brain.state.live))
-        return self.feed(w, m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress))
+        return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
 
     def reopen(self, w: World, ghost: bool) -> World:
         """Another coordinator begins with the journal as it is; the one before it goes on (``ghost``) or has died."""
@@ -112,7 +124,10 @@ class Effects:
     def hear(self, w: World, n: int) -> World:
         """A process hears the next message of its coordinator."""
         p = self.rules.hear(w.processes[n])
-        return self.without(w, n) if p is None else self.put(w, n, p)
+        if p is None:
+            judge.left(w, w.processes[n])
+            return self.without(w, n)
+        return self.put(w, n, p)
 
     def compute(self, w: World, n: int, wrong: str = "") -> World:
         """A process runs its segments and contributes them to the sum of its epoch."""

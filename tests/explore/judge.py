@@ -62,6 +62,17 @@ def _ended(w: World, done: Step) -> None:
         raise Violation(f"nothing speaks against the checkpoint of step {w.offered[0]}: {done.reason}")
 
 
+def left(w: World, p: Process) -> None:
+    """A process leaves because of what it was told: only the coordinator that counts throws a member out.
+
+    Raises:
+        Violation: what must not be.
+    """
+    fenced = isinstance(p.down[0].value, m.SendFenced)
+    if fenced and p.where != w.brain.state.fencing and w.is_member(p):
+        raise Violation(f"coordinator {p.where}, which was replaced, throws out group {p.name}")
+
+
 def applied(w: World, p: Process, result: Result, batch: list[int]) -> None:
     """A group applies what the others apply, and that is the batch, each piece once; a piece that was audited as both
     its owner and its auditor computed it, which is right (two groups never agree on something wrong).

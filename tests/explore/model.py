@@ -16,7 +16,9 @@ What must hold, beside controller.invariants after each event:
 * all groups apply the same sum for a step, and its pieces are the batch, each once, audited ones right;
 * only groups that were damaged or computed wrongly are ever fenced for it; a job fails only where there was one;
 * a checkpoint that counts has the right weights, unless nobody was left to compare with and no vote spoke against it;
-* a job that finishes has saved its last step.
+* a job that finishes has saved its last step, and one that is wiped out has kept a checkpoint that nothing speaks
+  against;
+* a coordinator that was replaced throws out no member.
 
 Messages to a process that is gone, and from it, are dropped: what was to arrive could have arrived before its end.
 """
@@ -225,6 +227,8 @@ class Model:
         yield from self._fault(w, "kill", name, lambda v: self.do.without(v, n))
         if p.where:
             yield from self._fault(w, "cut", name, lambda v: self.do.put(v, n, self.do.rules.cut(p)))
+        if w.ghost_of(p) is not None:
+            yield from self._fault(w, "suspect", f"{name} by {p.where}", lambda v: self.do.lose_by_ghost(v, n))
         if w.is_member(p):
             yield from self._fault(w, "suspect", name, lambda v: self.do.lose(v, one, "silent"))
             if w.brain.state.phase == "running":

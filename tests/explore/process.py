@@ -1,9 +1,9 @@
 """One process of a group as the explorer sees it: an immutable value and pure functions from one to the next.
 
 What it knows follows :mod:`spare_megatron.controller.member`, what it says for its ranks
-:class:`spare_megatron.comm.gather.Ballots`; both are the real ones. Modelled are the training thread (training.loop,
-training.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting.
-A group has one rank: how ranks of a group agree is not this model's subject.
+:class:`spare_megatron.control.group_aggregation.Ballots`; both are the real ones. Modelled are the training thread
+(trainer.loop, trainer.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the
+leader's greeting. A group has one rank: how ranks of a group agree is not this model's subject.
 
 A process runs all segments that it knows of and then contributes them to the sum in one step: what it hears between
 two segments only adds segments, and the order of both leads to the same value.
@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from spare_megatron.comm.gather import Ballots
-from spare_megatron.comm.reports import Reduced
+from spare_megatron.control.group_aggregation import Ballots
+from spare_megatron.control.reports import Reduced
 from spare_megatron.controller import audits, member
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.member import Change, Orders

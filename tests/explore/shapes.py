@@ -7,6 +7,7 @@ from tests.explore.shape import FAULTS, Shape
 ANY = frozenset(FAULTS) - {"damage", "err"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
+BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
 
 PLAIN = {
     "two groups, any two faults": Shape(faults=2, kinds=ANY),
@@ -34,7 +35,9 @@ FULL = {
     "two groups, three steps, any two faults, a save after each step": Shape(
         steps=3, faults=2, kinds=ANY, save_every=1
     ),
-    "two groups, any three faults": Shape(faults=3, kinds=ANY),
+    "two groups, a group lost and back, and any fault of a connection, a coordinator or a joiner": Shape(
+        faults=3, kinds=BACK, each=tuple((kind, 1) for kind in sorted(BACK))
+    ),
     "two groups, two pieces of a shard, whole shards move, any two faults": Shape(
         pieces=2, faults=2, kinds=ANY, granularity="shard"
     ),

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.comm.gather import Ballots
+from spare_megatron.control.group_aggregation import Ballots
 from spare_megatron.controller import codec, divergence, ending, machine, member, membership, outcome, voting
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.outcome import Outcome
 from spare_megatron.controller.state import State
+from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
 from tests.explore.shape import Shape
@@ -151,6 +152,18 @@ def test_a_leader_that_forgets_the_result_of_the_last_commit(monkeypatch: Patch)
 
     monkeypatch.setattr(Ballots, "forget_older", forget)
     finds(Shape(3, 3, faults=2, kinds=frozenset({"cut", "kill"}), formed=True, steps=1), "an innocent group is fenced")
+
+
+def test_a_coordinator_that_was_replaced_and_throws_out_a_member(monkeypatch: Patch) -> None:
+    real = journal.is_final
+    monkeypatch.setattr(
+        journal,
+        "is_final",
+        lambda decision, epoch: (
+            real(decision, epoch) and not all(isinstance(a, m.SendFenced) for a in decision.actions)
+        ),
+    )
+    finds(Shape(faults=2, kinds=frozenset({"takeover", "suspect"})), "throws out group")
 
 
 def test_a_journal_that_loses_part_of_an_event(monkeypatch: Patch) -> None:

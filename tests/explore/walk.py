@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.recovery.journal import Journal, replay
+from spare_megatron.coordinator.journal import Journal, replay
 from tests.explore.model import Model, Move
 from tests.explore.search import tell
 from tests.explore.world import World
@@ -50,10 +50,10 @@ def journalled(model: Model, world: World, path: Path) -> None:
         state, decision = step(state, event)
         journal.append(event, decision)
     journal.close()
-    read, count = replay(path)
-    assert count == len(model.do.heard)
+    again = replay(path)
+    assert again.records == len(model.do.heard)
     brains = model.do.brains
-    assert brains.of(read) is brains.of(state) is world.brain, "the journal's replay gives another state"
+    assert brains.of(again.state) is brains.of(state) is world.brain, "the journal's replay gives another state"
 
 
 def _made(model: Model, moves: list[str], move: Move) -> World:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter import world as group_world
-from spare_megatron.megatron_adapter.settings import MegatronSettings
+from spare_megatron.megatron_adapter.model import world as group_world
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings
 from tests.megatron import toy
 
 
@@ -73,7 +73,7 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
         timeout_s=60.0,
     )
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.megatron_adapter.model.replica import build_replica
 
     return MegatronEngine(
         build_replica(settings, world),

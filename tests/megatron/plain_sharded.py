@@ -23,7 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 
-from spare_megatron.megatron_adapter import checkpoint_writer  # noqa: E402
+from spare_megatron.megatron_adapter.checkpoint import checkpoint_writer  # noqa: E402
 from tests.megatron import plain_reference  # noqa: E402
 
 

@@ -22,7 +22,7 @@ LARGEST_TOKEN = 500
 
 def prefix_of(folder: Path) -> Path:
     """A pair of data files of four documents; the largest token is 500."""
-    from spare_megatron.megatron_adapter.datasets import IndexedDatasetBuilder
+    from spare_megatron.megatron_adapter.data.datasets import IndexedDatasetBuilder
 
     prefix = folder / "corpus"
     builder = IndexedDatasetBuilder(str(prefix) + ".bin", dtype=np.uint16)

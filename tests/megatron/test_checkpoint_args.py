@@ -42,16 +42,17 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     """One step of a job of one rank, as ``pretrain`` starts it, and its checkpoint; the step's samples and its loss."""
     import pretrain_gpt
     from spare_megatron.checkpoint.saved_args import plain
-    from spare_megatron.megatron_adapter import checkpointing, world
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training import user_state
-    from spare_megatron.training.arguments import parse_job
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
-    from spare_megatron.training.start import load_start
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.trainer.start import load_start
+    from spare_megatron.trainer.tokenizer import build_tokenizer
 
     job, args = parse_job([*FLAGS.split(), "--load", load])
     here = world.init_group_world(job.shape, 0, store)
@@ -106,8 +107,8 @@ def test_the_first_loss_of_a_converted_model_is_that_of_transformers(tmp_path: P
 
 def same_shape_again(converted: Path, rows: int) -> None:
     """What a job of ours saved says the same about its model as what the conversion wrote, to a later job."""
-    from spare_megatron.training.arguments import parse_job
-    from spare_megatron.training.flags import checkpoint_args
+    from spare_megatron.flags import checkpoint_args
+    from spare_megatron.trainer.job_arguments import parse_job
 
     jobs = [parse_job([*FLAGS.split(), "--load", str(load)]) for load in (converted, converted / "trained")]
     names = (*checkpoint_args.MODEL, *checkpoint_args.SIZES, *checkpoint_args.COMMAND_LINE)

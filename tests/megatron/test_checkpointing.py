@@ -42,7 +42,7 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
     """On every rank: the first runs, then every resumed run, then plain megatron-core reading the dense checkpoint."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.digest import digest
+    from spare_megatron.megatron_adapter.checkpoint.digest import digest
 
     histories: dict[str, Any] = {}
     for kind, first in FIRST.items():
@@ -64,7 +64,8 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
     """Two runs of PP2 in one group of ranks 0 and 1: after saving at step 0, and after loading that."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter import checkpointing, world
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
     one = case(groups=1, pipeline=2, **DENSE)
@@ -87,7 +88,7 @@ def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: s
     """Train from scratch to the last step, saving step SAVED; or load it, save it again at once and go on."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter import world
+    from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
     size = groups.shape_of(one).group_size
@@ -109,7 +110,7 @@ def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: s
 
 
 def write(engine: Any, group: int, target: str) -> None:
-    from spare_megatron.megatron_adapter import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
 
     batch = engine.world.shape.global_batch_size
     if group == 0:
@@ -118,7 +119,7 @@ def write(engine: Any, group: int, target: str) -> None:
 
 def read(engine: Any, start: str) -> None:
     from spare_megatron.config.errors import ConfigError
-    from spare_megatron.megatron_adapter import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
 
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         checkpointing.load(start + "-absent", engine.replica)

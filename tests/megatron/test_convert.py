@@ -28,9 +28,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Of the model that the written flags describe, with the weights loaded as a job loads them."""
-    from spare_megatron.megatron_adapter import checkpointing, world
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.trainer.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
     rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
@@ -70,7 +70,7 @@ def test_logits_are_those_of_transformers_and_round_trips_are_equal(kind: str, t
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
-    from spare_megatron.megatron_adapter.digest import digest
+    from spare_megatron.megatron_adapter.checkpoint.digest import digest
 
     make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "first", "hf", "core")
@@ -86,9 +86,8 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
-    from spare_megatron.megatron_adapter import world
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.trainer.job_arguments import parse_job
 
     make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "cut", "hf", "legacy", "--saver-transformer-impl", "local")

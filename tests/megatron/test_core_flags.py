@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.flags import check, specs, supported
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
-from spare_megatron.training.flags import check, specs
 from tests.pure.flags_of_a_job import job_of
 
 
@@ -27,15 +27,15 @@ def test_every_field_of_megatron_core_that_its_command_line_has_is_a_flag_or_ref
     from spare_megatron.megatron_adapter import flag_sources
 
     fields = {field.name for cls in flag_sources.dataclass_types().values() for field in dataclasses.fields(cls)}
-    honoured = {spec.dest for spec in specs.all_specs()}
+    honoured = {spec.dest for spec in supported.all_specs()}
     rows = [row for row in specs.megatron_table().values() if row["dest"] in fields & honoured]
     assert len(rows) > 90
 
 
 def test_words_of_settings_become_objects_that_megatron_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_machine", lambda _: None)  # a config needs no transformer-engine to be built
-    from spare_megatron.megatron_adapter.settings import config_types
-    from spare_megatron.megatron_adapter.values import with_objects
+    from spare_megatron.megatron_adapter.model.config_objects import with_objects
+    from spare_megatron.megatron_adapter.model.settings import config_types
 
     types = config_types()
     for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):

@@ -44,9 +44,8 @@ OLDER, NEWER, LAST = 2, 4, 6
 @contextmanager
 def replica() -> Iterator[Any]:
     """The job's model in a world of this process alone."""
-    from spare_megatron.megatron_adapter import world
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.trainer.job_arguments import parse_job
 
     job, _ = parse_job(FLAGS)
     here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
@@ -59,7 +58,7 @@ def replica() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def save(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of steps 2 and 4."""
-    from spare_megatron.megatron_adapter import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
 
     save = tmp_path_factory.mktemp("damage") / "save"
     with replica() as made:
@@ -137,7 +136,7 @@ def test_a_flipped_byte_in_any_file_is_found(save: Path, capsys: pytest.CaptureF
 def test_without_checksums_what_cannot_be_read_is_one_sentence(save: Path, name: str) -> None:
     """A checkpoint of Megatron-LM has no manifest, and torch reads a tensor without looking at its checksum: there a
     flipped byte goes unseen unless it makes the file unreadable."""
-    from spare_megatron.megatron_adapter import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import checkpointing
 
     directory = save / iteration_name(OLDER)
     manifest = (directory / MANIFEST).read_text()

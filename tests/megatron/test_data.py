@@ -33,9 +33,9 @@ def flags(directory: str, seed: int, *extra: str) -> list[str]:
 
 def start_job(words: list[str], groups: int, group: int, position: int) -> tuple[Any, Any]:
     """The flags of one rank, known to users' code as pretrain makes them known."""
-    from spare_megatron.training import user_state
-    from spare_megatron.training.arguments import parse_job
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.trainer.tokenizer import build_tokenizer
 
     place = {"SPARE_NUM_GROUPS": groups, "SPARE_GROUP": group, "SPARE_POSITION": position}
     job, args = parse_job(words, {name: str(value) for name, value in place.items()})
@@ -55,10 +55,10 @@ def play(rank: int, store: Any, name: str, words: list[str], ranks: int, lock: b
     from torch.distributed import PrefixStore
 
     import pretrain_gpt
-    from spare_megatron.megatron_adapter import world as group_world
-    from spare_megatron.training import dataset_build
-    from spare_megatron.training.data_files import check_data
-    from spare_megatron.training.user_state import get_tokenizer
+    from spare_megatron.data import dataset_build
+    from spare_megatron.data.data_files import check_data
+    from spare_megatron.megatron_adapter.model import world as group_world
+    from spare_megatron.trainer.user_state import get_tokenizer
 
     group, position = divmod(rank, ranks)
     job, args = start_job(words, 4 // ranks, group, position)
@@ -83,7 +83,7 @@ def play(rank: int, store: Any, name: str, words: list[str], ranks: int, lock: b
 
 def count_writes() -> list[str]:
     """A list that grows with each index file that this process writes."""
-    from spare_megatron.megatron_adapter import datasets
+    from spare_megatron.megatron_adapter.data import datasets
 
     written: list[str] = []
     save = getattr(datasets.save_whole, "counted", datasets.save_whole)
@@ -100,8 +100,8 @@ def count_writes() -> list[str]:
 def read(job: Any, args: Any, built: Any, group: int, world: Any) -> dict[str, Any]:
     """Every step's microbatches of the group's shard, through the loader and the user's get_batch."""
     import pretrain_gpt
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.sampling import SampleOrder
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
 
     shape: JobShape = job.shape
     order = SampleOrder(shape, 0 if built.train is None else len(built.train))
@@ -130,12 +130,12 @@ def plain(directory: str, seed: int, groups: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import pretrain_gpt
-    from spare_megatron.training.dataset_build import sample_counts
+    from spare_megatron.data.dataset_build import sample_counts
 
     words = flags(f"{directory}", seed)
     words[words.index("--data-cache-path") + 1] = f"{directory}/plain"
     job, args = start_job(words, groups, 0, 0)
-    from spare_megatron.megatron_adapter import world as group_world
+    from spare_megatron.megatron_adapter.model import world as group_world
 
     group_world.init_group_world(JobShape(num_groups=1, micro_batch_size=1, global_batch_size=1), 0, dist.HashStore())
     train, valid, test = pretrain_gpt.train_valid_test_datasets_provider(list(sample_counts(job.train_iters, args)))
@@ -172,14 +172,14 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    from spare_megatron.training import preprocess
+    from spare_megatron.data.preprocess import command
 
     directory = tmp_path_factory.mktemp("data")
     for name, count in (("a", 40), ("b", 25)):
         lines = [json.dumps({"text": " ".join(str((7 * d + t) % 500) for t in range(30))}) for d in range(count)]
         (directory / f"{name}.jsonl").write_text("\n".join(lines))
         words = ["--input", f"{directory}/{name}.jsonl", "--output-prefix", f"{directory}/{name}", "--append-eod"]
-        assert preprocess.main([*words, "--tokenizer-type", "NullTokenizer", "--vocab-size", "500"]) == 0
+        assert command.main([*words, "--tokenizer-type", "NullTokenizer", "--vocab-size", "500"]) == 0
     return run_ranks("tests.megatron.test_data:worker", [str(directory)] * 4), directory
 
 

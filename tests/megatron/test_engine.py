@@ -63,7 +63,7 @@ class Group:
         return groups.engine_of(self.case, self.position, self.store)
 
     def __exit__(self, *_: object) -> None:
-        from spare_megatron.megatron_adapter import world
+        from spare_megatron.megatron_adapter.model import world
 
         world.destroy()
 
@@ -81,7 +81,7 @@ def random_orders(rank: int, store: Any) -> dict[str, Any]:
     """Losses of two runs with dropout that compute their pieces in different orders and segments; norms' weights."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.state import model_tensors
+    from spare_megatron.megatron_adapter.model.state import model_tensors
 
     result = {}
     for name, one in RANDOM.items():
@@ -135,7 +135,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
     """Two groups, the second has no piece: what each reports, and the digests of both after one step."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.state import weights_digest
+    from spare_megatron.megatron_adapter.model.state import weights_digest
     from tests.megatron import groups
 
     one = case(steps=1, loads=[8, 0])
@@ -152,7 +152,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
 
 def snapshot(rank: int, store: Any) -> dict[str, Any]:
     """A snapshot after step 1 put back after step 3: steps 2 and 3 again."""
-    from spare_megatron.megatron_adapter.state import put_back, take, weights_digest
+    from spare_megatron.megatron_adapter.model.state import put_back, take, weights_digest
 
     segments = [list(range(8))]
     with Group(one_group(pipeline=2), rank, store) as engine:
@@ -191,7 +191,7 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
     from spare_megatron.config.errors import ConfigError
-    from spare_megatron.megatron_adapter import world as group_world
+    from spare_megatron.megatron_adapter.model import world as group_world
     from tests.megatron import groups
 
     result: dict[str, Any] = {}
@@ -199,7 +199,11 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
         one = one_group(pipeline=2, virtual=virtual)
         settings, shape = groups.settings_of(one), groups.shape_of(one)
         world = group_world.init_group_world(shape, rank, PrefixStore(f"{virtual}", store), virtual_pipeline=virtual)
-        from spare_megatron.megatron_adapter.model import build_replica, default_model_provider, transformer_config
+        from spare_megatron.megatron_adapter.model.replica import (
+            build_replica,
+            default_model_provider,
+            transformer_config,
+        )
 
         calls: list[tuple[bool, bool]] = []
         config = transformer_config(settings, world.shape)

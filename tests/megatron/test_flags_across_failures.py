@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.batches import BatchPlan
-from spare_megatron.megatron_adapter.digest import digest
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import launch
 
 STEPS = 10

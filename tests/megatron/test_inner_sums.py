@@ -46,8 +46,8 @@ CASES = {
 
 def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     """One rank of a group, with made-up microbatches."""
-    from spare_megatron.megatron_adapter.world import init_group_world
-    from spare_megatron.training.arguments import parse_job
+    from spare_megatron.megatron_adapter.model.world import init_group_world
+    from spare_megatron.trainer.job_arguments import parse_job
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
     job, _ = parse_job([*FLAGS, *flags, "--spare-redundancy", "1"], environ)
@@ -55,7 +55,7 @@ def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
     world = init_group_world(job.shape, rank, store, **sizes, timeout_s=60.0)
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
+    from spare_megatron.megatron_adapter.model.replica import build_replica
 
     def source(step: int, pieces: Sequence[int]) -> Iterator[torch.Tensor]:
         for piece in pieces:
@@ -79,7 +79,7 @@ def loss_of(mask: torch.Tensor, losses: torch.Tensor) -> Any:
 def worker(rank: int, store: Any, cases: Sequence[str]) -> dict[str, Any]:
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter import world
+    from spare_megatron.megatron_adapter.model import world
 
     # megatron-core's word on experts that are whole on a tensor rank
     warnings.filterwarnings(

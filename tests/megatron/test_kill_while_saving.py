@@ -25,7 +25,7 @@ from spare_megatron.checkpoint.folder import (
     step_of,
 )
 from spare_megatron.cli import checkpoint as command
-from spare_megatron.megatron_adapter.digest import digest
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.megatron_adapter.digest import digest
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch
 
 STEPS = 6

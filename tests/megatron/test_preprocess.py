@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.megatron_adapter import tokenizers
-from spare_megatron.training import preprocess
-from spare_megatron.training.data_files import check_file
+from spare_megatron.data.data_files import check_file
+from spare_megatron.data.preprocess import command
+from spare_megatron.megatron_adapter.data import tokenizers
 
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
 DOCUMENTS = ["1 2 3", "4", "99 98 97 96"]
@@ -34,11 +34,11 @@ def write_lines(path: Path, documents: list[object]) -> Path:
 
 
 def run(path: Path, *words: str) -> int:
-    return preprocess.main(["--input", str(path), "--output-prefix", str(path.parent / "out"), *NULL, *words])
+    return command.main(["--input", str(path), "--output-prefix", str(path.parent / "out"), *NULL, *words])
 
 
 def documents_of(prefix: Path) -> list[list[int]]:
-    from spare_megatron.megatron_adapter.datasets import IndexedDataset
+    from spare_megatron.megatron_adapter.data.datasets import IndexedDataset
 
     return [sequence.tolist() for sequence in IndexedDataset(str(prefix))]
 
@@ -67,7 +67,7 @@ def test_several_files_and_plain_text(tmp_path: Path) -> None:
     (folder / "a.txt").write_text("0 1")
     last = write_lines(tmp_path / "last.jsonl.gz", [{"text": "4"}])
     words = ["--input", str(folder), str(last), "--output-prefix", str(tmp_path / "out"), *NULL]
-    assert preprocess.main(words) == 0
+    assert command.main(words) == 0
     assert documents_of(tmp_path / "out_text_document") == [[0, 1], [2], [3], [4]]
 
 
@@ -130,7 +130,7 @@ def test_a_package_that_is_missing_is_named(
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "in.jsonl", [{"text": "1"}])
     words = ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(path)]
-    assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 2
+    assert command.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 2
     assert "cannot be built" in capsys.readouterr().err
 
 
@@ -155,6 +155,6 @@ def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partiti
     texts = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 400))) for _ in range(300)]
     path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
     words = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod", "--partitions", partitions]
-    assert preprocess.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
+    assert command.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
     made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
     assert tuple(made) == GOLDEN[partitions]

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from benchmarks._corpus import tokenizer_flags, write_corpus
-from spare_megatron.training import merge_datasets, preprocess
+from spare_megatron.data.preprocess import command, merge
 from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, sha256, sums
 
 FLAGS = tokenizer_flags(FOLDER, VOCABULARY)
@@ -56,25 +56,25 @@ def test_the_bytes_are_megatrons(
 ) -> None:
     if kind == "tiktoken":
         pytest.importorskip("tiktoken")
-    assert preprocess.main(words_of(corpus, tmp_path / "out", kind, workers)) == 0
+    assert command.main(words_of(corpus, tmp_path / "out", kind, workers)) == 0
     assert sums(tmp_path / "out") == wanted(golden, kind)
 
 
 # Blocks are small and every one of the first is recorded; then no more are, so that the kill loses some.
 DIES = """
 import os, signal, sys, psutil
-from spare_megatron.training import preprocess
-preprocess.KEPT_EVERY_S, preprocess.BLOCK_BYTES = 0.0, 1 << 16
-add = preprocess.Run.add
+from spare_megatron.data.preprocess import command
+command.KEPT_EVERY_S, command.BLOCK_BYTES = 0.0, 1 << 16
+add = command.Run.add
 def add_and_die(run, block):
     add(run, block)
     if run.progress.documents >= 300:
-        preprocess.KEPT_EVERY_S = 1e9
+        command.KEPT_EVERY_S = 1e9
     if run.progress.documents >= 800:
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-preprocess.Run.add = add_and_die
-preprocess.main(sys.argv[1:])
+command.Run.add = add_and_die
+command.main(sys.argv[1:])
 """
 
 
@@ -102,12 +102,12 @@ def test_a_killed_run_goes_on_and_its_workers_are_gone(
     assert "out.progress" in left
     assert "out_numbers_document.idx" not in left
     others = [word for word in words if word != "--append-eod"]
-    assert preprocess.main(others) == 2
+    assert command.main(others) == 2
     assert "an interrupted run with --append-eod True, not False" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == left
 
     words[words.index("--workers") + 1] = "1"
-    assert preprocess.main(words) == 0
+    assert command.main(words) == 0
     behind = int(capsys.readouterr().err.split("Going on behind ")[1].split()[0])
     assert 300 <= behind < 800
     assert sums(tmp_path / "out") == wanted(golden, "null")
@@ -122,20 +122,20 @@ def test_merged_files_are_those_of_the_whole(
     for number, (start, end) in enumerate([(0, 7), (7, 900), (900, len(lines))]):
         part = tmp_path / f"part{number}.jsonl"
         part.write_bytes(b"".join(lines[start:end]))
-        assert preprocess.main(words_of(part, shards / f"{number}", "null", 1)) == 0
+        assert command.main(words_of(part, shards / f"{number}", "null", 1)) == 0
     words = ["--input", str(shards), "--output-prefix", str(tmp_path / "merged_all")]
-    assert merge_datasets.main(words) == 0
+    assert merge.main(words) == 0
     assert sums(tmp_path / "merged") == wanted(golden, "null")
 
     small = tmp_path / "small.jsonl"
     small.write_text('{"text": "1"}\n')
     null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "10"]
-    assert preprocess.main(["--input", str(small), "--output-prefix", str(tmp_path / "small"), *null]) == 0
+    assert command.main(["--input", str(small), "--output-prefix", str(tmp_path / "small"), *null]) == 0
     for change, sentence in [
         (["--multimodal"], "holds no modes; leave --multimodal out"),
         (["--output-prefix", str(shards / "0_numbers_document")], "is one of the pairs to be merged"),
         (["--input", "nowhere"], "--input needs the directory nowhere"),
         (["--input", str(tmp_path), "--output-prefix", str(tmp_path / "new")], "has tokens of uint16, but"),
     ]:
-        assert merge_datasets.main([*words, *change]) == 2
+        assert merge.main([*words, *change]) == 2
         assert sentence in capsys.readouterr().err

@@ -32,14 +32,14 @@ CASES = {
 def train(extra: str, store: Any) -> dict[str, Any]:
     """Two steps of a job of one rank through pretrain_gpt's functions."""
     import pretrain_gpt
-    from spare_megatron.megatron_adapter import world as group_world
+    from spare_megatron.data.dataset_build import build_datasets, sample_counts
+    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.engine import MegatronEngine
-    from spare_megatron.megatron_adapter.model import build_replica
-    from spare_megatron.training import user_state
-    from spare_megatron.training.data import PieceLoader, train_consumed
-    from spare_megatron.training.dataset_build import build_datasets, sample_counts
-    from spare_megatron.training.sampling import SampleOrder
-    from spare_megatron.training.tokenizer import build_tokenizer
+    from spare_megatron.megatron_adapter.model import world as group_world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
+    from spare_megatron.trainer import user_state
+    from spare_megatron.trainer.tokenizer import build_tokenizer
     from spare_megatron.training.utils import unwrap_model
 
     job, args = job_of(f"--global-batch-size 2 {extra}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.megatron_adapter.digest import digest
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, said, train
 from tests.process.harness import launch
 

@@ -11,8 +11,8 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter import versions
-from spare_megatron.megatron_adapter.losses import LossSums, averages
-from spare_megatron.megatron_adapter.settings import MegatronSettings, as_plain, check_settings
+from spare_megatron.megatron_adapter.model.losses import LossSums, averages
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings, as_plain, check_settings
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
 from tests.spawn import ROOT, environment
 

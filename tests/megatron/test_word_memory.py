@@ -13,10 +13,10 @@ import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from benchmarks._corpus import lines
-from spare_megatron.megatron_adapter import tokenizers
-from spare_megatron.megatron_adapter.batch_tokenizers import PROBES, EncodeMany, encode_many
-from spare_megatron.megatron_adapter.word_memory import PUBLISHED_SPLITS, WordMemory, of_hugging_face
-from spare_megatron.training import preprocess
+from spare_megatron.data.preprocess import command
+from spare_megatron.megatron_adapter.data import tokenizers
+from spare_megatron.megatron_adapter.data.batch_tokenizers import PROBES, EncodeMany, encode_many
+from spare_megatron.megatron_adapter.data.word_memory import PUBLISHED_SPLITS, WordMemory, of_hugging_face
 
 TEXTS = 3000
 WHITE = [*[" ", "\n"] * 3, "  ", "\n\n", "\r\n", "\r", "\t", "\u00a0", "\u2003", "\u3000", "\x85", "\x1c"]
@@ -74,7 +74,7 @@ def test_sentencepiece_ids_are_those_of_the_whole_text(
     model = train_sentencepiece(tmp_path / "model", kind, **options)
     flags = ["--input", str(model), "--output-prefix", str(tmp_path / "out")]
     flags += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
-    tokenizer = tokenizers.build_tokenizer(preprocess.parse(flags))
+    tokenizer = tokenizers.build_tokenizer(command.parse(flags))
     many = encode_many(tokenizer)
     assert isinstance(many, WordMemory) == words
     alphabet = [" ", " ", "  ", "▁", "a", "b", "a b", "<x>", "ver", "ISH", "\n", "\t", "é", "e\u0301", "ﬁ", "🙂", "東"]

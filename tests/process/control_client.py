@@ -16,16 +16,16 @@ import time
 from pathlib import Path
 
 from spare_megatron.checkpoint.folder import iteration_name, last_good, step_of
-from spare_megatron.comm.link import Session
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.recovery.inject import Injector
+from spare_megatron.trainer.fault_injection import Injector
 
 
 def arguments() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.recovery import journal
+from spare_megatron.coordinator import journal
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.comm.store import StoreServer
+from spare_megatron.collectives.store import StoreServer
 from tests.spawn import ROOT, environment
 
 PATIENCE_S = 60.0

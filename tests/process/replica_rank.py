@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from spare_megatron.comm.reduce import ReduceOutcome, Reduction
-from spare_megatron.comm.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
 
 SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
 

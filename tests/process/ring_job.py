@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from spare_megatron.comm.backend_ring import RingBackend
-from spare_megatron.comm.reduce import Reduction
-from spare_megatron.comm.replica import Membership, ReplicaCommunicators
-from spare_megatron.comm.store import StoreServer
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.reduction import Reduction
+from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.store import StoreServer
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.member import Orders, take_commit, take_end, take_view

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import Retention
 from spare_megatron.config.place import Place
-from spare_megatron.training.save_mail import SaveMail
-from spare_megatron.training.saving import Ask, GroupSaver
+from spare_megatron.trainer.save_mail import SaveMail
+from spare_megatron.trainer.saving import Ask, GroupSaver
 from tests.process.toy_engine import ToyShare
 
 WRITE_S = 0.01

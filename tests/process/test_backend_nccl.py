@@ -20,10 +20,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm.backend import Seat
-from spare_megatron.comm.backend_nccl import ENVIRONMENT, NcclBackend
-from spare_megatron.comm.communicator import Communicator
-from spare_megatron.comm.store import StoreClients, StoreServer
+from spare_megatron.collectives.backend import Seat
+from spare_megatron.collectives.backend_nccl import ENVIRONMENT, NcclBackend
+from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.store import StoreClients, StoreServer
 
 WAIT_S = 30.0
 TIMEOUT_S = 2.0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.checkpoint.folder import PARTIAL, TRACKER, damage, iteration_name, iterations, last_good, step_of
+from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.saver import save_for_ever
 
@@ -141,3 +142,19 @@ def _wait(true: Any, process: Any) -> None:
         assert process.is_alive(), "the saving process ended by itself"
         assert time.monotonic() < deadline_s, "nothing was saved within 60 s"
         time.sleep(0.005)
+
+
+def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator accepted it: it is neither forgotten nor removed because its new name is refused for a while."""
+    places = ("checkpoint.publish", "checkpoint.published", f"{TRACKER}.write", f"{TRACKER}.rename")
+    monkeypatch.setenv(VARIABLE, ";".join(f"rank:{place}=ESTALE,after=1,times=2" for place in places))
+    job = start(tmp_path)
+    job.finish()
+    save = tmp_path / "save"
+    whole(save)
+    assert iterations(save) == [18, 15, 12, 9, 6, 3]
+    assert (save / TRACKER).read_text() == "18"
+    assert "NO CHECKPOINT" not in (tmp_path / "launch.out").read_text()
+    assert log_of(job, 0, 0).count("failpoint ") == len(places)

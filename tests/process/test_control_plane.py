@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.comm.channel import TLS_FILES, TLS_NAME
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.channel import TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from tests.process.control_job import ControlJob
 

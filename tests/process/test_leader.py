@@ -11,14 +11,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import leader, wire
-from spare_megatron.comm.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
-from spare_megatron.comm.link import Session
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import leader, protobuf_codec
+from spare_megatron.control.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.control.session import Session
 from spare_megatron.controller.messages import JobSpec, View
 
 PATIENCE_S = 30.0
@@ -141,7 +141,7 @@ def view_order(fencing: int) -> pb.ViewOrder:
         group=0, incarnation=0, epoch=1, fencing=fencing, live=((0, 0),), committed=(0, 0), step=1,
         segments=((0,),), standing=(0,), donors=(),
     )  # fmt: skip
-    wire.fill(order.view, view)
+    protobuf_codec.fill(order.view, view)
     return order
 
 

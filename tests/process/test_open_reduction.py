@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from spare_megatron.comm.exchange import OpenReduction
-from spare_megatron.comm.reduce import ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction
 from tests.process.test_replica import BOUND_S, Groups
 
 SIZES = (3000, 2000)

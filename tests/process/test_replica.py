@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spare_megatron.comm import exchange
-from spare_megatron.comm.reduce import PlainReduction, ReduceOutcome, Reduction
-from spare_megatron.comm.replica import Membership, ReplicaCommunicators
-from spare_megatron.comm.store import StoreServer
+from spare_megatron.collectives import reduction_attempt
+from spare_megatron.collectives.reduction import PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.store import StoreServer
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import Link
 
@@ -170,7 +170,7 @@ def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) ->
 
 def test_a_lost_connection_waits_for_the_view_that_explains_it(three: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to hear of a death drops its communicator: to the others that looks like a death, too."""
-    monkeypatch.setattr(exchange, "VIEW_GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(reduction_attempt, "VIEW_GRACE_S", TIMEOUT_S)
     three.view((0, 1, 2))
     three.reduce({group: request_of(group) for group in range(3)})
     waiting = [three.start(group, 1, request_of(group)) for group in (0, 1)]
@@ -193,7 +193,7 @@ def test_who_gives_up_says_so_and_a_loss_that_no_view_explains_is_a_failure(thre
         outcome = future.result(BOUND_S)
         assert (outcome.ok, outcome.stale, outcome.links) == (False, False, ())
         assert outcome.error
-        assert outcome.reduce_s >= exchange.VIEW_GRACE_S
+        assert outcome.reduce_s >= reduction_attempt.VIEW_GRACE_S
 
 
 def test_nothing_is_adopted_after_the_end(three: Groups) -> None:

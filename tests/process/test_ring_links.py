@@ -13,8 +13,8 @@ import socket
 
 import pytest
 
-from spare_megatron.comm.backend_ring import RingBackend
-from spare_megatron.comm.ring_links import DIGEST_BYTES
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.ring_links import DIGEST_BYTES
 from tests.process.relay import Fault, Mute, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from spare_megatron.comm.store import StoreClients, StoreServer, connect
+from spare_megatron.collectives.store import StoreClients, StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from tests.spawn import ROOT, environment
 
@@ -22,7 +22,7 @@ BOUND_S = 5.0
 CLIENTS = """
 import sys, threading
 from datetime import timedelta
-from spare_megatron.comm.store import connect
+from spare_megatron.collectives.store import connect
 
 def client(action):
     store = connect("127.0.0.1", int(sys.argv[1]), 60.0)

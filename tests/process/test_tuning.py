@@ -9,10 +9,10 @@ import pytest
 
 from spare_megatron.checkpoint.folder import damage, iterations
 from spare_megatron.controller.messages import StopRequested, Tuned
-from spare_megatron.recovery.journal import read
-from spare_megatron.recovery.tuning import PLANNED, decided_again
+from spare_megatron.coordinator.job_tuning import PLANNED, decided_again
+from spare_megatron.coordinator.journal import read
 from spare_megatron.sim.replay import follow
-from spare_megatron.training.choices import FILE
+from spare_megatron.trainer.saved_choice import FILE
 from tests.process.harness import launch, toy_digests
 
 pytestmark = pytest.mark.timeout(300)

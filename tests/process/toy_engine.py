@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.files import Create
-from spare_megatron.comm.reports import checksum_of
-from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
-from spare_megatron.training.engine import Outlet
+from spare_megatron.control.reports import checksum_of
+from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
+from spare_megatron.trainer.engine import Outlet
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
 
@@ -48,7 +48,8 @@ class ToyEngine:
         seed: int = 1,
         flips: Callable[[str, int, int], bool] = lambda point, step, n: False,
     ) -> None:
-        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of ``recovery.inject.Injector``."""
+        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of
+        ``trainer.fault_injection.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
         self.piece_s, self.width, self.layer_s = piece_s, width, layer_s

@@ -18,21 +18,21 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import Retention, last_good, step_of
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
+from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.placement import build_placement
-from spare_megatron.recovery.inject import Injector
-from spare_megatron.training.choices import leave_choice, redundancy_of
-from spare_megatron.training.flags.parser import steps_or_auto, whole_number_or_auto
-from spare_megatron.training.rendezvous import group_store
-from spare_megatron.training.save_mail import SaveMail
-from spare_megatron.training.saving import GroupSaver
-from spare_megatron.training.worker import RankJob, train_rank
+from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.save_mail import SaveMail
+from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
+from spare_megatron.trainer.saving import GroupSaver
+from spare_megatron.trainer.worker import RankJob, train_rank
 from tests.process.toy_engine import WIDTH, ToyEngine
 
 

@@ -1,6 +1,6 @@
-"""A ring of members in virtual time: the real :class:`~spare_megatron.comm.hearing.Hearing` of each, a model of the
-rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a starved member
-does nothing for a while, and what came meanwhile waits for it."""
+"""A ring of members in virtual time: the real :class:`~spare_megatron.collectives.hearing.Hearing` of each, a model
+of the rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a starved
+member does nothing for a while, and what came meanwhile waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spare_megatron.comm.hearing import BEATS, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.hearing import BEATS, LEFT, RIGHT, Beat, Hearing, Traffic
 from spare_megatron.controller.messages import Link
 
 TIMEOUT_S = 1.0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spare_megatron.megatron_adapter.arrivals import Arrivals, Span
+from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 
 SPANS = [Span(0, 10, 1), Span(0, 30, 1), Span(0, 40, 1), Span(1, 5, 0), Span(1, 64, 0)]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.comm.buckets import (
+from spare_megatron.collectives.buckets import (
     LEAST_BYTES,
     OVERLAPPED_BUCKETS,
     BufferPool,
@@ -15,7 +15,7 @@ from spare_megatron.comm.buckets import (
     Layout,
     overlapped_bytes,
 )
-from spare_megatron.comm.reduce import PlainReduction
+from spare_megatron.collectives.reduction import PlainReduction
 
 CPU = torch.device("cpu")
 

@@ -11,16 +11,8 @@ import numpy
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.data_files import (
-    HEADER,
-    DataFile,
-    blend_of,
-    blends,
-    check_data,
-    check_file,
-    check_split,
-    split_shares,
-)
+from spare_megatron.data.data_files import HEADER, DataFile, check_data, check_file, check_split
+from spare_megatron.flags.blends import blend_of, blends, split_shares
 
 
 def write_pair(prefix: Path, documents: list[list[int]], dtype: str = "uint16") -> None:

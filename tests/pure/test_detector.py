@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.recovery.detector import Attempt, Beat, Detector, Finding
+from spare_megatron.coordinator.failure_detector import Attempt, Beat, Detector, Finding
 
 TIMES = Timeouts(
     heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, grace_s=1.0, progress_timeout_s=20.0, startup_timeout_s=600.0

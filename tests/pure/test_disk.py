@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.comm.disk import SideFiles, patiently
-from spare_megatron.comm.rundir import RunDirectory, glance, write_json
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control.disk import SideFiles, patiently
+from spare_megatron.control.run_directory import RunDirectory, glance, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Action, Hello, JobSpec, SendCommit, Vote
+from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
+from spare_megatron.coordinator.journal import replay
+from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.failpoints import injected
-from spare_megatron.recovery.appended import AppendedFile
-from spare_megatron.recovery.backlog import Backlog, DiskFailedError
-from spare_megatron.recovery.coordinator import Coordinator, Options
-from spare_megatron.recovery.journal import replay
 
 # ------------------------------------------------------------------------------------------------- appended files
 
@@ -291,7 +291,7 @@ def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
 def test_printing_outlives_a_full_disk() -> None:
     program = "\n".join(
         (
-            "from spare_megatron.comm.output import outlive_the_disk",
+            "from spare_megatron.control.output import outlive_the_disk",
             "import os, sys",
             "outlive_the_disk()",
             "print('lost', flush=True)",

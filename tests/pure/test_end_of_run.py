@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from spare_megatron.controller.member import Orders
-from spare_megatron.training.loop import TrainingLoop
-from spare_megatron.training.step import Committed, StepTimes
+from spare_megatron.trainer.loop import TrainingLoop
+from spare_megatron.trainer.step import Committed, StepTimes
 
 ENDING = Orders(0, 0, 1, epoch=1, live=((0, 0), (1, 0)), committed=(3, 1), step=4, leave=True)
 COMMITTED = Committed(3, 1, (), {}, StepTimes(), (0, 1), leave=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron import failpoints
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm.rundir import read_json, write_json
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.run_directory import read_json, write_json
 from spare_megatron.failpoints import (
     APPENDED,
     OPERATIONS_OF_APPENDED,
@@ -175,7 +175,7 @@ def test_every_operation_is_in_the_code_and_documented() -> None:
 
 def test_every_file_is_in_the_code_and_documented() -> None:
     """The names that the code gives to the files of a run directory and of a checkpoint directory."""
-    modules = ("comm/rundir", "training/rendezvous", "recovery/coordinator", "recovery/terms", "recovery/slurm")
+    modules = ("control/run_directory", "trainer/rendezvous", "coordinator/server", "coordinator/terms", "launch/slurm")
     names = set()
     for module in (*modules, "checkpoint/folder"):
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
@@ -187,7 +187,7 @@ def test_every_file_is_in_the_code_and_documented() -> None:
     made = [
         _text(node.args[1])
         for module in ("journal", "records")
-        for node in ast.walk(ast.parse((PACKAGE / "recovery" / f"{module}.py").read_text()))
+        for node in ast.walk(ast.parse((PACKAGE / "coordinator" / f"{module}.py").read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "AppendedFile"
     ]
     assert made == list(APPENDED)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.arguments import parse_job
-from spare_megatron.training.flags import document, no_effect, parser, refusals
-from spare_megatron.training.flags.specs import SECTIONS, all_specs, docs_of, megatron_table, own_specs
+from spare_megatron.flags import document, no_effect, parser, refusals
+from spare_megatron.flags.specs import SECTIONS, docs_of, megatron_table, own_specs
+from spare_megatron.flags.supported import all_specs
+from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 FROZEN = Path(__file__).parent / "flags.txt"
@@ -122,7 +123,7 @@ READ_ELSEWHERE = {
 def names_read() -> set[str]:
     """Attributes and words of all modules except those that declare, refuse or validate flags."""
     declaring = ("config/sections.py", "config/spare.py", "flags/refusals.py", "flags/validate.py")
-    package = Path(refusals.__file__).parents[2]
+    package = Path(refusals.__file__).parents[1]
     names: set[str] = set()
     for path in [*package.rglob("*.py"), package.parent / "pretrain_gpt.py"]:
         if str(path).endswith(declaring):
@@ -239,7 +240,7 @@ CHECK = """
 import sys, time
 start = time.monotonic()
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 try:
     parse_job(sys.argv[1:])
 except ConfigError as error:

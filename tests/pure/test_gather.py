@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.comm.gather import Ballots, Roll, Tally, merge_reports
-from spare_megatron.comm.reports import Reduced
+from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, merge_reports
+from spare_megatron.control.reports import Reduced
 from spare_megatron.controller.messages import Link
 
 OK = Reduced(step=5, epoch=2, ok=True, pieces=(1, 2), figures=(("reduce_s", 1.0),))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import parse_injection
 from spare_megatron.config.place import Place
-from spare_megatron.recovery.inject import VARIABLE, InjectedError, Injector
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.trainer.fault_injection import VARIABLE, InjectedError, Injector
 
 
 def injector(tmp_path: Path, *texts: str, group: int = 1, position: int = 0) -> Injector:

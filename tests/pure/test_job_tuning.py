@@ -23,7 +23,7 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Tuned,
 )
-from spare_megatron.recovery.tuning import PLANNED, TRIAL_PATIENCE_STEPS, JobTuning, decided_again
+from spare_megatron.coordinator.job_tuning import PLANNED, TRIAL_PATIENCE_STEPS, JobTuning, decided_again
 from spare_megatron.tuner.at_start import Measured, at_start, restart_pays, without_progress
 
 SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")

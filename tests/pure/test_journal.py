@@ -9,8 +9,8 @@ import pytest
 
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import Decision, Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, read, replay, verify
 from spare_megatron.failpoints import injected
-from spare_megatron.recovery.journal import Journal, JournalError, Record, Replayed, read, replay, verify
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
 

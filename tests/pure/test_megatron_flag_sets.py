@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.training.arguments import parse_job
+from spare_megatron.trainer.job_arguments import parse_job
 
 DATA = Path(__file__).parent.parent / "data"
 DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.comm.rundir import RunDirectory
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.coordinator.records import Records, metrics_lines
 from spare_megatron.observe.boards import Boards, scalars
 from spare_megatron.observe.iteration_line import IterationLines
 from spare_megatron.observe.metrics import MetricsBook
-from spare_megatron.recovery.records import Records, metrics_lines
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
 JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from spare_megatron.training import names
+from spare_megatron.training import megatron_exports
 
 
 @pytest.mark.parametrize("module", ["spare_megatron", "spare_megatron.training"])
 def test_exported_names_are_there(module: str) -> None:
-    for name in names.EXPORTS:
+    for name in megatron_exports.EXPORTS:
         assert callable(getattr(importlib.import_module(module), name)), name
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.recovery.office import STAGGER, VACANT_LOOKS, Watch
-from spare_megatron.recovery.terms import Term
+from spare_megatron.coordinator.election import STAGGER, VACANT_LOOKS, Watch
+from spare_megatron.coordinator.terms import Term
 
 LEASE_S, TICK_S = 4.0, 0.2
 

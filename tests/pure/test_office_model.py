@@ -1,8 +1,9 @@
 """Every order of looks, writes, copies and stops among coordinators that follow one another, in ticks of a clock.
 
-The promise of spare_megatron.recovery.office is checked at each state: what a holder has acted on is in every journal
-that a later one goes on with. The real :class:`Tenure` and ``wait_after_claim_s`` decide; the model around them lets
-every step happen at any later tick, so a process may be stopped, or its disk be slow, between any two of them.
+The promise of spare_megatron.coordinator.election is checked at each state: what a holder has acted on is in every
+journal that a later one goes on with. The real :class:`Tenure` and ``wait_after_claim_s`` decide; the model around
+them lets every step happen at any later tick, so a process may be stopped, or its disk be slow, between any two of
+them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from spare_megatron.recovery.office import CERTAIN, SEEN, Tenure, wait_after_claim_s
-from spare_megatron.recovery.terms import Term
+from spare_megatron.coordinator.election import CERTAIN, SEEN, Tenure, wait_after_claim_s
+from spare_megatron.coordinator.terms import Term
 
 Records = frozenset[int]
 """By the number of the term whose holder wrote it: each writes one."""

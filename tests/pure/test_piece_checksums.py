@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spare_megatron.megatron_adapter.piece_checksums import PieceChecksums
+from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 
 
 def test_a_piece_is_what_the_sums_gain_in_its_passes() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.training.data import (
+from spare_megatron.data.piece_loader import (
     PieceLoader,
     ShardNotHostedError,
     check_enough,
@@ -18,7 +18,7 @@ from spare_megatron.training.data import (
     evaluation_source,
     train_consumed,
 )
-from spare_megatron.training.sampling import SampleOrder
+from spare_megatron.data.sampling import SampleOrder
 
 SHAPE = JobShape(num_groups=3, micro_batch_size=2, global_batch_size=24)
 

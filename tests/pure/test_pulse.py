@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from spare_megatron.comm.pulse import NEWS, Pulse
-from spare_megatron.comm.reports import Progress
+from spare_megatron.control.heartbeat_timer import NEWS, Pulse
+from spare_megatron.control.reports import Progress
 
 LONG_S = 300.0
 

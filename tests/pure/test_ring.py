@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spare_megatron.comm.ring import RingStreams
+from spare_megatron.collectives.ring import RingStreams
 
 SEGMENT_BYTES = 64
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.training.data import validation_batch
-from spare_megatron.training.sampling import SampleOrder, permutation
+from spare_megatron.data.piece_loader import validation_batch
+from spare_megatron.data.sampling import SampleOrder, permutation
 
 Rows = list[list[int]]
 

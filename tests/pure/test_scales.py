@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.megatron_adapter.block_scales import GROWTH_BITS as GROWTH_32
-from spare_megatron.megatron_adapter.block_scales import ROOM_BITS, SATURATED_BITS, BlockScales
-from spare_megatron.megatron_adapter.scales import GROWTH_BITS, Scales
+from spare_megatron.exact_sum.block_scales import GROWTH_BITS as GROWTH_32
+from spare_megatron.exact_sum.block_scales import ROOM_BITS, SATURATED_BITS, BlockScales
+from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
 
 
 @given(st.integers(1, 1 << 20))

@@ -12,7 +12,7 @@ from spare_megatron.cli import simulate as simulate_command
 from spare_megatron.cli.simulate import case_of, main, parser
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.recovery.journal import Journal
+from spare_megatron.coordinator.journal import Journal
 from spare_megatron.sim.cluster import Cluster
 from spare_megatron.sim.replay import losses
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron import failpoints
-from spare_megatron.comm.rundir import CoordinatorAddress, RunDirectory
-from spare_megatron.recovery.office import Office, OfficeLostError
-from spare_megatron.recovery.terms import SealedError, Term, Terms, UnseenError
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.coordinator.election import Office, OfficeLostError
+from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenError
 
 LEASE_S = 4.0
 
@@ -217,7 +217,7 @@ def test_a_holder_that_cannot_see_its_own_term_is_not_certain(
         if len(pauses) == 3:
             hidden.rename(path)
 
-    monkeypatch.setattr("spare_megatron.recovery.office.time.sleep", pause)
+    monkeypatch.setattr("spare_megatron.coordinator.election.time.sleep", pause)
     office.confirm()
     assert len(pauses) == 3
     path.rename(hidden)

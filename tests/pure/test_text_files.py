@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.training.text_files import Place, blocks
+from spare_megatron.data.preprocess.text_files import Place, blocks
 
 KEYS = ("text",)
 TEXTS = [["a", "größe\n", "x" * 700, ""], ["b" * n for n in range(40)], ["last, with no line's end"]]

@@ -111,7 +111,8 @@ def test_memory_table() -> None:
 def test_ranks_that_share_parameters_hold_them_whole_and_their_sum(
     inner_data: int, context: int, mode: str, total: float
 ) -> None:
-    """megatron_adapter/group_sum.py: a buffer as wide as the accumulator, of this rank's part; docs/theory.md, 5."""
+    """megatron_adapter/model/group_sum.py: a buffer as wide as the accumulator, of this rank's part; docs/theory.md,
+    5."""
     found = memory(2**30, Shape(8, 2, inner_data, context), mode)
     assert found.parts["weights"] == pytest.approx(2)
     assert found.parts["group_sum"] == pytest.approx(found.parts["accumulator"] / 2)

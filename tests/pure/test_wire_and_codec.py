@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.comm import control_pb2 as pb
-from spare_megatron.comm import wire
-from spare_megatron.comm.generate import GENERATED, generated_text
-from spare_megatron.comm.reports import Reduced
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.generate import GENERATED, generated_text
+from spare_megatron.control.reports import Reduced
 from spare_megatron.controller import codec
 from spare_megatron.controller.messages import (
     AcceptSave,
@@ -85,29 +85,29 @@ actions = st.one_of(
 
 
 def test_the_generated_module_is_current() -> None:
-    assert GENERATED.read_text() == generated_text(), "run python -m spare_megatron.comm.generate"
+    assert GENERATED.read_text() == generated_text(), "run python -m spare_megatron.control.generate"
 
 
 @given(views)
 def test_views_cross_the_wire(view: View) -> None:
-    message = wire.fill(pb.View(), view)
-    assert wire.read(pb.View.FromString(message.SerializeToString()), View) == view
+    message = protobuf_codec.fill(pb.View(), view)
+    assert protobuf_codec.read(pb.View.FromString(message.SerializeToString()), View) == view
 
 
 @given(votes)
 def test_votes_cross_the_wire_without_the_coordinators_figure(vote: Vote) -> None:
-    read = wire.read(wire.fill(pb.Vote(), vote), Vote)
+    read = protobuf_codec.read(protobuf_codec.fill(pb.Vote(), vote), Vote)
     assert read == replace(vote, failing_s=0.0)
 
 
 def test_optional_and_named_figures_cross_the_wire() -> None:
     for held in (None, (3, 4)):
         hello = Hello(1, 2, "f", 3, held, 5, held)
-        assert wire.read(wire.fill(pb.Hello(), hello), Hello) == hello
+        assert protobuf_codec.read(protobuf_codec.fill(pb.Hello(), hello), Hello) == hello
     reduced = Reduced(
         1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", (("patch_s", 0.5),), False, ((3, -4),), ((5, 6),)
     )
-    assert wire.read(wire.fill(pb.Reduced(), reduced), Reduced) == reduced
+    assert protobuf_codec.read(protobuf_codec.fill(pb.Reduced(), reduced), Reduced) == reduced
 
 
 @given(st.lists(actions, max_size=6).map(tuple))

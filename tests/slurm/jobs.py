@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.comm.rundir import RunDirectory
-from spare_megatron.recovery import journal
-from spare_megatron.recovery.terms import Terms
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.coordinator import journal
+from spare_megatron.coordinator.terms import Terms
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -147,7 +147,7 @@ def _load(path: Path) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
-    from spare_megatron.megatron_adapter.pickles import harmless_classes
+    from spare_megatron.megatron_adapter.checkpoint.pickles import harmless_classes
 
     try:
         wanted = [argparse.Namespace, signal.Signals, *harmless_classes()]

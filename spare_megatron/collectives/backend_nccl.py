@@ -1,0 +1,179 @@
+"""A replica communicator on NCCL, for CUDA tensors: raw ``ProcessGroupNCCL``, aborted and built anew at each
+epoch. ``shrink`` is not used: it needs the cooperation of live peers in the old communicator.
+
+NCCL forbids that a thread aborts a communicator while another one is inside a call of the same communicator. So one
+thread, the owner, makes the group, issues sums, polls for their end and aborts; :meth:`NcclBackend.cut` sets a flag
+that the owner polls, and :meth:`NcclBackend.unblock` ends only what happens before NCCL is called. Whatever ends the
+communicator, its owner leaves its wait, aborts, and waits until nothing is on the stream any more.
+
+That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.13 does there (NCCLUtils.cpp):
+
+* The communicator is non-blocking (``config.blocking = 0``). Its initialisation returns at once; the first call that
+  needs it (``NCCLComm::getNcclComm``) polls in ``waitReady`` until it is ready. That holds the communicator's mutex,
+  for which ``NCCLComm::abort`` waits too: no other thread could cut it short anyway.
+* ``waitReady``, and the wait for a collective that is being issued, end after TORCH_NCCL_NONBLOCKING_TIMEOUT seconds,
+  30 minutes if it is not set, read once in a process. It is set here, to the time-out of this backend.
+* Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
+  be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
+* Where an initialisation waits for a peer that is dead, nothing says which. So before NCCL is called, the members sum
+  a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is
+  found there, and named.
+
+What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
+keeps the owner inside torch for the time-out and a second. It keeps its thread and its connections; the communicator
+of the next epoch has its own, and forms meanwhile. A GPU that is gone may keep ``ncclCommAbort``, and with it that
+thread and the buffers of the sum in flight, for ever. And torch's watchdog, a thread of torch's own, asks each
+communicator for errors, under the mutex above; with the environment below it acts on nothing. None of this has run on a
+GPU: the tests have a group that records who calls what.
+
+torch's watchdog must not act on its own, so :data:`ENVIRONMENT` holds while the group is constructed, which
+is when torch reads it (torchrun sets other values for its workers).
+
+May assume: one CUDA device for each rank, current on no particular stream. Promises: what
+:class:`~spare_megatron.collectives.backend.Backend` says; a sum is complete for every stream when :meth:`sum`
+returns. Importing needs neither CUDA nor NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.store import StoreClients
+from spare_megatron.controller.messages import Link
+
+ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # an error or time-out of a collective does not end the process
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does an abort that takes long
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # no flight record when a peer dies: that is ordinary here
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # the control plane tells peers, not the store
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # wait() orders streams; the host polls an event
+}
+POLL_S = 0.0002
+PATIENCE = timedelta(days=1)
+"""For torch's own time-outs: silence is measured here."""
+_environment_lock = threading.Lock()
+
+
+class NcclBackend:
+    """See :class:`~spare_megatron.collectives.backend.Backend`."""
+
+    linger_s = RingBackend.linger_s
+
+    def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float, device: torch.device) -> None:
+        self._seat = seat
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._device = device
+        self._cut = threading.Event()
+        self._reach = RingBackend(replace(seat, prefix=f"{seat.prefix}/reach"), clients, timeout_s)
+        """Finds members that are gone before NCCL is called."""
+        self._client: dist.TCPStore | None = None
+        self._group: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self._issued: torch.cuda.Event | None = None
+        """The end of the sum that was issued last; None while it is not known where on the device that is."""
+        _bound_waits(timeout_s)
+
+    @property
+    def evidence(self) -> frozenset[Link]:
+        """Only what TCP shows: NCCL says that something went wrong, not where."""
+        return self._reach.evidence
+
+    def form(self) -> None:
+        seat = self._seat
+        self._reach.form()
+        self._reach.sum(torch.ones(seat.size), patient=False)
+        self._client = self._clients.take(seat.store_host, seat.store_port)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
+        options.config.blocking = 0
+        self._go_on()
+        with _environment():
+            store = dist.PrefixStore(f"{seat.prefix}/nccl", self._client)
+            self._group = dist.ProcessGroupNCCL(store, seat.rank, seat.size, options)
+        self._go_on()
+        self._group.eager_connect_single_device(self._device)
+        self._stream = torch.cuda.Stream(self._device)
+        self.sum(torch.ones(1, device=self._device), patient=False)
+
+    def sum(self, wire: torch.Tensor, patient: bool) -> None:
+        """``wire`` was settled by its writer (:meth:`~spare_megatron.collectives.buckets.Buffers.settle`)."""
+        self._go_on()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            complete, self._issued = torch.cuda.Event(), None
+            self._group.allreduce([wire], options).wait()
+            complete.record(self._stream)
+            self._issued = complete
+        until_s = None if patient else time.monotonic() + self._timeout_s
+        while not complete.query():
+            self._go_on()
+            if until_s is not None and time.monotonic() > until_s:
+                raise BackendError(f"NCCL did not complete a sum within {self._timeout_s:g} s")
+            time.sleep(POLL_S)
+        self._go_on()  # an aborted kernel ends, too
+
+    def cut(self) -> None:
+        self._cut.set()
+        self._reach.cut()
+
+    def unblock(self) -> None:
+        self._reach.unblock()
+
+    def release(self) -> None:
+        self._reach.release()
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+            self._drain()
+        if self._client is not None:
+            self._clients.give(self._seat.store_host, self._seat.store_port, self._client)
+            self._client = None
+
+    def _go_on(self) -> None:
+        """Before and after each call of NCCL: BackendError when the communicator was given up."""
+        if self._cut.is_set():
+            raise BackendError("given up")
+
+    def _drain(self) -> None:
+        """Until nothing touches the buffer of the last sum: an abort ends its kernel, and this sees it end."""
+        with contextlib.suppress(RuntimeError):  # the device has failed: nothing runs on it any more
+            if self._issued is None:
+                torch.cuda.synchronize(self._device)
+            while self._issued is not None and not self._issued.query():
+                time.sleep(POLL_S)
+
+
+def _bound_waits(timeout_s: float) -> None:
+    """For the rest of the process, as torch and NCCL read these once: what a user has set stays."""
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, math.ceil(timeout_s))))
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

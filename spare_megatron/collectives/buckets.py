@@ -1,0 +1,213 @@
+"""Cutting flat tensors into buckets, and the buffers a reduction writes into.
+
+A reduction sends a small header (the layout's digest and the scalars) and then the tensors bucket by bucket.
+Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a
+*result*. Where wire and result have the same dtype and device they are one memory, so fp32 on CPU costs one
+copy and one buffer.
+
+Promise: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
+collective may write into its buffers until its connections are dead, so buffers belong to a communicator
+until it is quiet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from spare_megatron.collectives.reduction import GradientReduction
+
+BUCKET_BYTES = 16 << 20
+"""Above some MiB the ring's start and end do not show any more; a bucket is what a failure can interrupt."""
+OVERLAPPED_BUCKETS = 8
+"""Into so many at least an overlapped reduction is cut, while that leaves them LEAST_BYTES: what is one bucket is
+whole only when everything is computed."""
+LEAST_BYTES = 16 << 10
+ALIGNMENT = 64
+"""Buckets start at multiples of this many elements."""
+HEADER_STEP = 128
+"""Header sizes are multiples of this: groups that disagree on a few scalars still exchange headers of one
+size, so that the digest can tell at once."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Elements ``start:stop`` of flat tensor number ``tensor``."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything two groups must agree on before they add their buckets."""
+
+    method: str
+    shapes: tuple[tuple[int, torch.dtype, torch.dtype, torch.dtype], ...]
+    """For each tensor: elements, and the dtypes of accumulator, wire and result."""
+    scalars: tuple[str, ...]
+    bucket_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        scalars: Mapping[str, float],
+        method: GradientReduction,
+        bucket_bytes: int,
+    ) -> Layout:
+        """The layout of a request. AssertionError for a tensor that is not flat and contiguous."""
+        for number, tensor in enumerate(tensors):
+            assert tensor.dim() == 1, f"tensor {number} to reduce has shape {tuple(tensor.shape)}, not one dimension"
+            assert tensor.is_contiguous(), f"tensor {number} to reduce is not contiguous"
+        shapes = tuple(
+            (tensor.numel(), tensor.dtype, method.wire_dtype(tensor.dtype), method.result_dtype(tensor.dtype))
+            for tensor in tensors
+        )
+        return cls(method.name, shapes, tuple(sorted(scalars)), bucket_bytes)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """At least two whenever there are two elements, so that there is always a moment after one bucket was
+        sent and before the last one ends."""
+        buckets = self._cut(self.bucket_bytes)
+        if len(buckets) == 1 and buckets[0].stop > 1:
+            only = buckets[0]
+            middle = max(1, only.stop // 2 // ALIGNMENT * ALIGNMENT)
+            return (Bucket(only.tensor, 0, middle), Bucket(only.tensor, middle, only.stop))
+        return buckets
+
+    @cached_property
+    def digest(self) -> int:
+        """Equal where two layouts are."""
+        return _digest(repr(self))
+
+    def _cut(self, bucket_bytes: int) -> tuple[Bucket, ...]:
+        buckets: list[Bucket] = []
+        for number, (size, _, wire, _) in enumerate(self.shapes):
+            most = max(ALIGNMENT, bucket_bytes // wire.itemsize)
+            parts = -(-size // most)
+            step = -(-size // parts) if parts else 0
+            step = -(-step // ALIGNMENT) * ALIGNMENT
+            buckets += [Bucket(number, start, min(start + step, size)) for start in range(0, size, step or 1)]
+        return tuple(buckets)
+
+
+def _digest(text: str) -> int:
+    """40 bits of a hash: n of them sum exactly in float64 for any number of groups below 8192."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big")
+
+
+class Header:
+    """A digest and scalars, summed like a bucket: members that agree on what the digest is of have n times the digest
+    in their sum."""
+
+    def __init__(self, digest: int, names: tuple[str, ...], device: torch.device) -> None:
+        pin = device.type == "cpu" and torch.cuda.is_available()
+        size = -(-(1 + len(names)) // HEADER_STEP) * HEADER_STEP
+        self.values = torch.zeros(size, dtype=torch.float64, device=device, pin_memory=pin)
+        self._sent, self._names = digest, names
+
+    @classmethod
+    def of(cls, scalars: Mapping[str, float], like: torch.Tensor) -> Header:
+        """One of its own for ``scalars``, where ``like`` is."""
+        names = tuple(sorted(scalars))
+        header = cls(_digest(repr(names)), names, like.device)
+        header.write(scalars)
+        return header
+
+    def write(self, scalars: Mapping[str, float]) -> None:
+        """Digest and this group's scalars."""
+        values = [float(self._sent), *(float(scalars[name]) for name in self._names)]
+        self.values.zero_()
+        self.values[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
+
+    def read(self, groups: int) -> dict[str, float] | None:
+        """The summed scalars, or None when the groups do not agree on the digest."""
+        values = self.values.tolist()
+        if values[0] != float(groups * self._sent):
+            return None
+        return dict(zip(self._names, values[1:], strict=False))
+
+
+def overlapped_bytes(tensors: Sequence[torch.Tensor], bucket_bytes: int) -> int:
+    """Size of the buckets of an overlapped reduction; the same on every member, whose tensors have the same sizes."""
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return min(bucket_bytes, max(LEAST_BYTES, total // OVERLAPPED_BUCKETS))
+
+
+class User(Protocol):
+    """Who may still write into a buffer."""
+
+    @property
+    def busy(self) -> bool:
+        """Some operation that was started may still touch its buffer."""
+
+
+class Buffers:
+    """The memory of one reduction."""
+
+    def __init__(self, layout: Layout, wire_device: torch.device, result_device: torch.device, staged: bool) -> None:
+        """``staged``: wires and results are never one memory (what a device on its own makes so otherwise)."""
+        self.layout = layout
+        self.user: User | None = None
+        self.tail: Header | None = None
+        """What travels last, where scalars do: kept as long as these buffers."""
+        pin = wire_device.type == "cpu" and torch.cuda.is_available()
+        self.header = Header(layout.digest, layout.scalars, wire_device)
+        self._wires = [
+            torch.empty(size, dtype=wire, device=wire_device, pin_memory=pin) for size, _, wire, _ in layout.shapes
+        ]
+        self.results = tuple(
+            wire if wire.dtype == dtype and not staged else torch.empty(size, dtype=dtype, device=result_device)
+            for wire, (size, _, _, dtype) in zip(self._wires, layout.shapes, strict=True)
+        )
+
+    def wire(self, bucket: Bucket) -> torch.Tensor:
+        """What travels for ``bucket``."""
+        return self._wires[bucket.tensor][bucket.start : bucket.stop]
+
+    def result(self, bucket: Bucket) -> torch.Tensor:
+        """Where the sum of ``bucket`` is decoded to."""
+        return self.results[bucket.tensor][bucket.start : bucket.stop]
+
+    def settled(self) -> Callable[[], None] | None:
+        """What waits until everything written so far is there for other threads; None where it is (a device runs
+        behind its host, and the thread that writes must not wait for it)."""
+        if not any(wire.is_cuda for wire in (*self._wires, *self.results)):
+            return None
+        written = torch.cuda.Event()
+        written.record()
+        return written.synchronize
+
+
+class BufferPool:
+    """Hands out buffers of one layout at a time. Used by one thread, the one that reduces."""
+
+    def __init__(self, wire_device: torch.device, result_device: torch.device, staged: bool) -> None:
+        self._places = (wire_device, result_device, staged)
+        self._sets: list[Buffers] = []
+
+    def free(self, layout: Layout) -> bool:
+        """Whether :meth:`take` would need no new memory."""
+        return all(kept.layout != layout for kept in self._sets) or self._idle(layout) is not None
+
+    def take(self, layout: Layout, user: User) -> Buffers:
+        """Buffers that nobody but ``user`` writes to. The results of the last reduction are given up."""
+        chosen = self._idle(layout) or Buffers(layout, *self._places)
+        chosen.user = user
+        busy = [kept for kept in self._sets if kept is not chosen and kept.user is not None and kept.user.busy]
+        self._sets = [*busy, chosen]
+        return chosen
+
+    def _idle(self, layout: Layout) -> Buffers | None:
+        for kept in self._sets:
+            if kept.layout == layout and (kept.user is None or not kept.user.busy):
+                return kept
+        return None

@@ -1,0 +1,161 @@
+"""One epoch of one rank position: a thread that owns a backend, so that nobody else can ever be blocked by it.
+
+The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting
+a flag and cutting the backend's connections. Only the owner thread calls what can block. It ends when the
+communicator was given up or broke; after that, nothing touches a buffer any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from spare_megatron.collectives.backend import Backend, BackendError
+from spare_megatron.controller.messages import Link
+
+
+class Communicator:
+    """States: forming -> ready -> given up or broken -> dead. All fields are guarded by ``changed``."""
+
+    def __init__(
+        self, epoch: int, groups: tuple[int, ...], backend: Backend | None, changed: threading.Condition
+    ) -> None:
+        """``backend`` None: the only member; what it submits is its own sum."""
+        self.epoch = epoch
+        self.groups = groups
+        self.ready = backend is None
+        self.given_up = False
+        self.error = ""
+        self.submitted = self.done = 0
+        """Operations, over the communicator's life."""
+        self.dead = backend is None
+        """The owner has ended and freed everything."""
+        self.formation_s = 0.0
+        self._born_s = time.monotonic()
+        self._backend = backend
+        self._unmet: tuple[Link, ...] = ()
+        """In ranks: what the error itself says."""
+        self._changed = changed
+        self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None]] = deque()
+        self._threads: list[threading.Thread] = []
+        if backend is not None:
+            self._start(self._own, backend, f"replicas-e{epoch}")
+
+    @property
+    def busy(self) -> bool:
+        """Some operation may still write into its buffer."""
+        return not self.dead and self.done != self.submitted
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """What did not arrive, between which groups, as far as this member knows by now."""
+        known = {(link.sender, link.receiver): link for link in self._unmet}
+        if self._backend is not None:
+            known |= {(link.sender, link.receiver): link for link in self._backend.evidence}
+        return tuple(
+            replace(link, sender=self.groups[link.sender], receiver=self.groups[link.receiver])
+            for _, link in sorted(known.items())
+        )
+
+    @property
+    def gone(self) -> bool:
+        """No thread, connection or buffer of it is left."""
+        return self.dead and not any(thread.is_alive() for thread in self._threads)
+
+    def submit(self, wire: torch.Tensor, patient: bool = False, settled: Callable[[], None] | None = None) -> int:
+        """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
+        ``done`` reaches the number returned. ``settled`` waits until ``wire`` is written."""
+        with self._changed:
+            self.submitted += 1
+            if self._backend is None:
+                self.done += 1
+            else:
+                self._queue.append((wire, patient, settled))
+                self._changed.notify_all()
+            return self.submitted
+
+    def spoil(self, reason: str) -> None:
+        """This rank broke off in the middle: it is out of step with the other members for the rest of the epoch, and
+        they need not wait for it. Any thread; never blocks."""
+        with self._changed:
+            self.error = self.error or reason
+            backend = self._backend
+        if backend is not None and not self.dead:
+            backend.cut()
+
+    def give_up(self) -> None:
+        """From now on nobody waits for it. Any thread; never blocks."""
+        with self._changed:
+            self.given_up = True
+            self._changed.notify_all()
+            backend = self._backend
+            if backend is None or self.dead:
+                return
+        backend.cut()
+        self._start(self._help, backend, f"replicas-e{self.epoch}-end")
+
+    def join(self, until_s: float) -> None:
+        """Wait for its threads after :meth:`give_up`, to the end of their last destructors, but no longer than until
+        ``until_s`` (monotonic)."""
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _start(self, work: Callable[[Backend], None], backend: Backend, name: str) -> None:
+        thread = threading.Thread(target=work, args=(backend,), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _own(self, backend: Backend) -> None:
+        """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
+        too. What the peers know about the cause still comes in."""
+        try:
+            backend.form()
+            self._note_ready()
+            self._serve(backend)
+        except Exception as error:
+            self._note_error(error)
+        backend.cut()
+        with self._changed:
+            self._changed.wait_for(lambda: self.given_up, backend.linger_s)
+        with contextlib.suppress(Exception):
+            backend.release()
+        with self._changed:
+            self.dead = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _help(self, backend: Backend) -> None:
+        with contextlib.suppress(Exception):
+            backend.unblock()
+
+    def _serve(self, backend: Backend) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.given_up or self._queue)
+                if self.given_up:
+                    return
+                wire, patient, settled = self._queue.popleft()
+            if settled is not None:
+                settled()
+            backend.sum(wire, patient)
+            with self._changed:
+                self.done += 1
+                self._changed.notify_all()
+
+    def _note_ready(self) -> None:
+        with self._changed:
+            self.ready = True
+            self.formation_s = time.monotonic() - self._born_s
+            self._changed.notify_all()
+
+    def _note_error(self, error: Exception) -> None:
+        with self._changed:
+            self.error = self.error or f"{error}" or type(error).__name__
+            self._unmet = error.links if isinstance(error, BackendError) else ()
+            self._changed.notify_all()

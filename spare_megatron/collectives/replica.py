@@ -1,0 +1,258 @@
+"""Replica communicators: the sums over the groups, for one rank, through deaths and stops of other groups.
+
+The ranks at one position of all live groups form a communicator for each epoch. The control thread calls
+:meth:`ReplicaCommunicators.adopt` for a newer view; it first gives up what belongs to older epochs (protocol
+rule 5: notify and drop first), so every peer that waits for this rank wakes within milliseconds, then forms
+the new communicator in the background while the training thread may still compute. The training thread calls
+:meth:`ReplicaCommunicators.reduce`, or :meth:`ReplicaCommunicators.begin` while its tensors are still being computed
+(:mod:`spare_megatron.collectives.reduction_attempt`).
+
+Promises:
+- ``adopt`` and ``abandon`` never block; ``reduce`` ends when it is done, failed or its epoch is over,
+  whichever is first;
+- accumulators are never written, a given-up operation never writes into a buffer that is in use again;
+- errors of communication are values: only what ``on_bucket`` itself raises leaves ``reduce``;
+- every group that completes a reduction of an epoch has the same sums. That all of them complete it is for
+  the vote to find out: after a death some may, some may not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.collectives.backend import Backend, Seat
+from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.buckets import BUCKET_BYTES, BufferPool
+from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction, StaleError
+from spare_megatron.collectives.store import StoreClients
+from spare_megatron.config.errors import ConfigError
+
+BACKENDS = ("gloo", "gloo-staged", "nccl")
+"""The transports, by the names of ``--spare-comm``. 'gloo' stands for sums on the CPU over TCP, as in torch. Inside
+the groups that is gloo itself, between them it is :mod:`spare_megatron.collectives.backend_ring`, which says why."""
+CLOSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who reduces together in one epoch."""
+
+    epoch: int
+    groups: tuple[int, ...]
+    """Live groups, sorted; a group's rank in the communicator is its index here."""
+    position: int
+    """Rank position m in the group."""
+    store_host: str
+    store_port: int
+    prefix: str
+    """Unique for the job and the coordinator's fencing number."""
+
+
+class ReplicaCommunicators:
+    """One rank's communicators, at most one of them current. Thread-safe; ``reduce`` is for one thread at a time."""
+
+    def __init__(
+        self,
+        group: int,
+        backend: str,
+        device: torch.device | str = "cpu",
+        timeout_s: float = 15.0,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """
+        Args:
+            group: this rank's group.
+            backend: 'gloo' (CPU tensors), 'nccl' (CUDA tensors) or 'gloo-staged' (tensors of any device, summed in
+                pinned host memory).
+            device: where accumulators are and results shall be.
+            timeout_s: for meeting the members of an epoch, and for silence once all of them are there. Waiting for
+                members that still compute has no limit here: who is late is for the control plane to say.
+            bucket_bytes: largest piece of a tensor that is summed at once.
+        """
+        if backend not in BACKENDS:
+            raise ConfigError(
+                f"the replica communicators know no backend {backend!r}; use one of {', '.join(BACKENDS)}"
+            )
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise ConfigError("this torch has no NCCL; use --spare-comm gloo, or a torch that is built for CUDA")
+        self._group = group
+        self._kind = backend
+        self._device = torch.device(device)
+        self._timeout_s = timeout_s
+        self._bucket_bytes = bucket_bytes
+        self._clients = StoreClients(timeout_s)
+        self._changed = threading.Condition()
+        self._epoch = 0
+        """Newest epoch adopted."""
+        self._over = 0
+        """Epochs up to this one are over for this rank."""
+        self._adopting = threading.Lock()
+        """Held for the moment that an adoption takes: what it starts is known to whoever closes."""
+        self._closed = False
+        self._stocked: tuple[str, int] | None = None
+        self._stocking: threading.Thread | None = None
+        self._current: Communicator | None = None
+        self._given_up: list[Communicator] = []
+        self._suspects: frozenset[int] = frozenset()
+        """Groups whose link to this one was mute in the epoch before."""
+        wire_device = self._device if backend == "nccl" else torch.device("cpu")
+        self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
+        _close_at_exit(self)
+
+    @property
+    def lingering(self) -> int:
+        """Communicators that were given up and still hold threads, connections or buffers."""
+        with self._changed:
+            return sum(not communicator.gone for communicator in self._given_up)
+
+    @property
+    def failure(self) -> str:
+        """What broke the present epoch's communicator, empty while it is whole."""
+        with self._changed:
+            return self._current.error if self._current is not None else ""
+
+    def adopt(self, membership: Membership) -> None:
+        """Move to a newer epoch; one that is not newer changes nothing. Control thread. Never blocks."""
+        with self._adopting:
+            if not self._closed:
+                self._adopt(membership)
+
+    def _adopt(self, membership: Membership) -> None:
+        member = self._group in membership.groups
+        with self._changed:
+            if membership.epoch <= self._epoch:
+                return
+            self._epoch = membership.epoch
+            self._over = membership.epoch - member
+        self._drop()
+        if not member:
+            return
+        self._stock(membership.store_host, membership.store_port)
+        backend = self._backend(membership)
+        new = Communicator(membership.epoch, membership.groups, backend, self._changed)
+        with self._changed:
+            wanted = self._over < new.epoch
+            if wanted:
+                self._current = new
+            else:
+                self._given_up.append(new)
+            self._changed.notify_all()
+        if not wanted:
+            new.give_up()
+
+    def abandon(self) -> None:
+        """The present epoch is over: its operations end, here and on its peers. Any thread. Never blocks."""
+        with self._changed:
+            self._over = self._epoch
+        self._drop()
+
+    def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Sum ``request`` over the groups of ``epoch``. Training thread.
+
+        Waits for the epoch to be adopted and for its communicator to form. Returns as soon as the sums are
+        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and VIEW_GRACE_S after a
+        failure. After an outcome that is not ok the epoch cannot be reduced in again.
+        """
+        return self._open(epoch, request, stale).finish(request.tensors, request.scalars)
+
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        """As :meth:`reduce`, for tensors that are not final yet: the caller says what is, and finishes. Never waits.
+
+        ``request`` is an overlapped one; its scalars are not used. One reduction at a time: the results of the one
+        before are given up.
+        """
+        assert request.overlapped, "only an overlapped reduction can begin before everything is at hand"
+        reduction = self._open(epoch, request, stale)
+        reduction.advance()
+        return reduction
+
+    def _open(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        return OpenReduction(
+            epoch, request, stale, lambda: self._find(epoch), self._pool, self._changed, self._bucket_bytes
+        )
+
+    def close(self) -> None:
+        """Give everything up, adopt nothing more, and wait a moment for it to be freed. What still hangs in a
+        library then is left to a daemon thread: it holds the process up no longer than this."""
+        with self._adopting:
+            self._closed = True
+        self.abandon()
+        until_s = time.monotonic() + CLOSE_S
+        with self._changed:
+            given_up = list(self._given_up)
+        for communicator in given_up:
+            communicator.join(until_s)
+        if self._stocking is not None:
+            self._stocking.join(max(0.0, until_s - time.monotonic()))
+
+    def _backend(self, membership: Membership) -> Backend | None:
+        if len(membership.groups) == 1:
+            return None
+        seat = Seat(
+            store_host=membership.store_host,
+            store_port=membership.store_port,
+            prefix=f"{membership.prefix}/e{membership.epoch}/m{membership.position}",
+            rank=membership.groups.index(self._group),
+            size=len(membership.groups),
+            epoch=membership.epoch,
+        )
+        if self._kind == "nccl":
+            from spare_megatron.collectives.backend_nccl import NcclBackend
+
+            return NcclBackend(seat, self._clients, self._timeout_s, self._device)
+        suspects = frozenset(membership.groups.index(g) for g in self._suspects.intersection(membership.groups))
+        return RingBackend(seat, self._clients, self._timeout_s, suspects)
+
+    def _find(self, epoch: int) -> Communicator | None:
+        """The communicator of ``epoch``; None before it is adopted."""
+        with self._changed:
+            if epoch <= self._over:
+                raise StaleError
+            return self._current if self._current is not None and self._current.epoch == epoch else None
+
+    def _stock(self, host: str, port: int) -> None:
+        """Fill the reserve of connections to a store that is new to us, in the background."""
+        if self._stocked == (host, port):
+            return
+        self._stocked = (host, port)
+
+        def stock() -> None:
+            with contextlib.suppress(ConnectionError, dist.DistError):
+                self._clients.stock(host, port)
+
+        self._stocking = threading.Thread(target=stock, name="replicas-stock", daemon=True)
+        self._stocking.start()
+
+    def _drop(self) -> None:
+        with self._changed:
+            old, self._current = self._current, None
+            if old is not None:
+                self._given_up = [given_up for given_up in self._given_up if not given_up.gone]
+                self._given_up.append(old)
+            self._changed.notify_all()
+        if old is not None:
+            old.give_up()
+            self._suspects = frozenset(link.sender for link in old.links if link.mute and link.receiver == self._group)
+
+
+def _close_at_exit(replicas: ReplicaCommunicators) -> None:
+    """A thread that comes back from C++ while the interpreter is going down can abort the process."""
+    weak = weakref.ref(replicas)
+
+    def close() -> None:
+        alive = weak()
+        if alive is not None:
+            alive.close()
+
+    atexit.register(close)

@@ -1,0 +1,212 @@
+"""gRPC as this project uses it: keepalive on, no proxies, the job token on every call, mutual TLS on wish.
+
+The services of control.proto are served by generic handlers, so no generated stubs are needed. With a TLS directory
+(``ca.pem``, ``cert.pem``, ``key.pem``; one for all processes of the job) both sides prove who they are; the
+certificate's name is ``spare-megatron`` on every host, because hosts come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# gRPC's core writes to stderr whenever a peer dies or a port is taken; both are reported here, in words.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import grpc.aio
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
+
+TOKEN_KEY = "spare-token"
+COORDINATOR = "spare_megatron.control.Coordinator"
+LEADER = "spare_megatron.control.Leader"
+TLS_NAME = "spare-megatron"
+TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
+
+_OPTIONS = (
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+)
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a call must carry."""
+
+    token: str
+    tls_dir: str = ""
+    """Directory of ca.pem, cert.pem and key.pem; empty: no TLS."""
+
+    def __post_init__(self) -> None:
+        if self.tls_dir:
+            for name in TLS_FILES:
+                if not (Path(self.tls_dir) / name).is_file():
+                    raise ConfigError(
+                        f"{name} is not in the TLS directory {self.tls_dir}; it needs {', '.join(TLS_FILES)}"
+                    )
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Goes with every call."""
+        return ((TOKEN_KEY, self.token),)
+
+    def files(self) -> tuple[bytes, bytes, bytes]:
+        """(ca, cert, key)."""
+        ca, cert, key = ((Path(self.tls_dir) / name).read_bytes() for name in TLS_FILES)
+        return ca, cert, key
+
+
+def open_channel(address: str, security: Security, patience_s: float) -> grpc.aio.Channel:
+    """A channel of its own: a failed attempt leaves no back-off behind for the next. It breaks when the other side,
+    or the network, has not answered for about ``patience_s``."""
+    options = [
+        *_OPTIONS,
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.keepalive_time_ms", max(100, round(500 * patience_s))),
+        ("grpc.keepalive_timeout_ms", max(100, round(1000 * patience_s))),
+    ]
+    if not security.tls_dir:
+        return grpc.aio.insecure_channel(address, options=options)
+    ca, cert, key = security.files()
+    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    return grpc.aio.secure_channel(
+        address, credentials, options=[*options, ("grpc.ssl_target_name_override", TLS_NAME)]
+    )
+
+
+def call_stream(channel: grpc.aio.Channel, service: str, security: Security, report: Any) -> Any:
+    """The bidirectional stream ``Join`` of a service; sends ``report`` messages, yields orders."""
+    method = channel.stream_stream(
+        f"/{service}/Join",
+        request_serializer=report.SerializeToString,
+        response_deserializer=pb.Order.FromString,
+    )
+    return method(metadata=security.metadata)
+
+
+async def call_once(
+    channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float
+) -> pb.Done:
+    """One call of the coordinator and its answer."""
+    call = channel.unary_unary(
+        f"/{COORDINATOR}/{method}",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=pb.Done.FromString,
+    )
+    done: pb.Done = await call(request, metadata=security.metadata, timeout=timeout_s)
+    return done
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call without the job token before it reaches a handler."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        given = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        if hmac.compare_digest(str(given).encode(), self._token.encode()):
+            return await continuation(details)
+        handler = await continuation(details)
+
+        async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job token is wrong or missing")
+
+        if handler is not None and handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+StreamHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
+UnaryHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[pb.Done]]
+
+
+async def serve(
+    listen: str,
+    service: str,
+    security: Security,
+    join: StreamHandler,
+    report: Any,
+    unary: dict[str, tuple[Any, UnaryHandler]] | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """Start a server of one service on ``host:port`` (port 0: any). Returns it with its port.
+
+    Raises:
+        ConfigError: the port is in use, or the address is not one of this host.
+    """
+    server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS])
+    handlers = {
+        "Join": grpc.stream_stream_rpc_method_handler(
+            join, request_deserializer=report.FromString, response_serializer=pb.Order.SerializeToString
+        )
+    }
+    for name, (request, handler) in (unary or {}).items():
+        handlers[name] = grpc.unary_unary_rpc_method_handler(
+            handler, request_deserializer=request.FromString, response_serializer=pb.Done.SerializeToString
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    try:
+        if security.tls_dir:
+            ca, cert, key = security.files()
+            credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+            port = server.add_secure_port(listen, credentials)
+        else:
+            port = server.add_insecure_port(listen)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ConfigError(
+            f"cannot listen on {listen}: the port is in use or the address is not this host's; use port 0"
+        )
+    await server.start()
+    return server, port
+
+
+def advertised(listen: str) -> str:
+    """The host that others are told: the one listened on, or this host's name where that is every address."""
+    host = listen.rpartition(":")[0]
+    return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
+
+
+class Backoff:
+    """Waits between attempts to connect: short at first, because a restarted coordinator is back within a second."""
+
+    def __init__(self, first_s: float = 0.02, most_s: float = 0.5) -> None:
+        self._first_s, self._most_s = first_s, most_s
+        self.reset()
+
+    def reset(self) -> None:
+        """The connection stands: the next failure starts anew."""
+        self._next_s = self._first_s
+        self.since_s = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        """Time without a connection."""
+        return time.monotonic() - self.since_s
+
+    async def wait(self) -> None:
+        """Until the next attempt."""
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(self._most_s, 2 * self._next_s)

@@ -1,0 +1,361 @@
+"""The control thread of one rank: an asyncio loop that carries orders down and reports up.
+
+Position 0 runs the group's :class:`~spare_megatron.control.leader.Leader`; every other position a :class:`Follower`,
+which talks to it. Both hand orders to the :class:`Agent`, which keeps the rank's snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import JobDescription
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import LEADER, Security
+from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.reconnecting_stream import Uplink
+from spare_megatron.control.reports import Applied, Holds, Progress, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
+from spare_megatron.controller.messages import JobSpec, View
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What the control thread of a rank must know."""
+
+    group: int
+    incarnation: int
+    position: int
+    group_size: int
+    run_dir: RunDirectory
+    spec: JobSpec
+    job: JobDescription
+    last_applied: int
+    coordinator: str = ""
+    """host:port where the user gave one; else it is read from the run directory."""
+    tls_dir: str = ""
+    launcher_pid: int = 0
+    """The process that must stay this rank's parent; 0: none."""
+
+    @property
+    def security(self) -> Security:
+        """Token and certificates for this rank's calls."""
+        return Security(self.run_dir.token(), self.tls_dir)
+
+
+class SessionSide(Protocol):
+    """What the control thread calls of a session."""
+
+    def publish(self, orders: Orders, newer_epoch: bool) -> None:
+        """Show new orders to the training thread."""
+
+    def answer_save(self, step: int, directory: str) -> None:
+        """A checkpoint was accepted."""
+
+    @property
+    def progress_now(self) -> Progress:
+        """For the heartbeat."""
+
+
+class Agent:
+    """Keeps one rank's orders: applies each order by the member's rules and publishes what changed."""
+
+    def __init__(self, setup: RankSetup, session: SessionSide, opened: asyncio.Future[None]) -> None:
+        self.setup, self._session, self._opened = setup, session, opened
+        self.orders = Orders(group=setup.group, incarnation=setup.incarnation)
+
+    def take(self, order: pb.Order) -> Change:
+        """One order, from the coordinator or passed on by the leader: known, and shown to the training thread."""
+        change = self.learn(order)
+        self.show(change)
+        return change
+
+    def learn(self, order: pb.Order) -> Change:
+        """One order: known from now on, whoever asks. Its owner then calls :meth:`show`."""
+        kind = order.WhichOneof("kind")
+        if kind == "welcome":
+            self._settle(None)
+        elif kind == "refused":
+            self._settle(ConfigError(order.refused.reason))
+            return self._end(fenced=order.refused.reason)
+        elif kind == "view":
+            view = protobuf_codec.read(order.view.view, View)
+            return self._adopt(*take_view(self.orders, view, order.view.store, order.view.store_prefix))
+        elif kind == "commit":
+            commit = order.commit
+            audits = tuple(commit.audits)
+            told = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
+            return self._adopt(*told)
+        elif kind == "fenced" and order.fenced.fencing >= self.orders.fencing:
+            return self._end(fenced=order.fenced.reason)
+        elif kind == "stop":
+            return self._end(stop=(order.stop.outcome, order.stop.reason))
+        elif kind == "save_accepted":
+            self._session.answer_save(order.save_accepted.step, order.save_accepted.directory)
+        return Change.NONE
+
+    def show(self, change: Change) -> None:
+        """Let the training thread see what is known."""
+        if change is not Change.NONE:
+            self._session.publish(self.orders, change is Change.EPOCH)
+
+    def end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> None:
+        """The job is over for this rank."""
+        self.show(self._end(stop=stop, fenced=fenced))
+
+    def fail(self, error: ConfigError) -> None:
+        """The session cannot be opened, or cannot go on."""
+        self._settle(error)
+        self.end(fenced=str(error))
+
+    @property
+    def progress(self) -> Progress:
+        """What the training thread is at."""
+        return self._session.progress_now
+
+    def beat(self) -> pb.Beat:
+        """:attr:`progress` as a message."""
+        return protobuf_codec.fill(pb.Beat(position=self.setup.position), self.progress)
+
+    def _settle(self, error: ConfigError | None) -> None:
+        if not self._opened.done():
+            if error is None:
+                self._opened.set_result(None)
+            else:
+                self._opened.set_exception(error)
+
+    def _end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> Change:
+        self._settle(None)
+        return self._adopt(*take_end(self.orders, stop=stop, fenced=fenced))
+
+    def _adopt(self, orders: Orders, change: Change) -> Change:
+        self.orders = orders
+        return change
+
+
+def rank_report(report: RankReport) -> pb.RankReport:
+    """A report of the training thread as the message that a follower sends."""
+    if isinstance(report, Reduced):
+        return pb.RankReport(reduced=protobuf_codec.fill(pb.Reduced(), report))
+    if isinstance(report, Applied):
+        return pb.RankReport(applied=pb.RankApplied(step=report.step, report_json=json.dumps(report.report)))
+    if isinstance(report, Holds):
+        return pb.RankReport(holds=pb.Holds(step=report.step, epoch=report.epoch))
+    if isinstance(report, SaveRequest):
+        return pb.RankReport(save_request=protobuf_codec.fill(pb.SaveRequest(), report))
+    return pb.RankReport(stop_request=pb.StopRequest(reason=report.reason))
+
+
+def report_of(message: pb.RankReport) -> RankReport | None:
+    """The inverse of :func:`rank_report`; None for messages of the control threads themselves."""
+    kind = message.WhichOneof("kind")
+    if kind == "reduced":
+        return protobuf_codec.read(message.reduced, Reduced)
+    if kind == "applied":
+        report: Mapping[str, Any] = json.loads(message.applied.report_json)
+        return Applied(message.applied.step, dict(report))
+    if kind == "holds":
+        return Holds(message.holds.step, message.holds.epoch)
+    if kind == "save_request":
+        return protobuf_codec.read(message.save_request, SaveRequest)
+    if kind == "stop_request":
+        return StopRequest(message.stop_request.reason)
+    return None
+
+
+class Follower:
+    """A rank at position 1 or above: one stream to its group's leader."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._setup = agent, agent.setup
+        self._closing = asyncio.Event()
+        self._kept: dict[str, pb.RankReport] = {}
+        self._last_applied = agent.setup.last_applied
+        self._pulse = Pulse(agent.setup.job.timeouts.heartbeat_interval_s)
+        self._uplink = Uplink(
+            service=LEADER,
+            report=pb.RankReport,
+            security=agent.setup.security,
+            find=lambda: self._setup.run_dir.leader(self._setup.group, self._setup.incarnation),
+            greet=self._greet,
+            take=self._take,
+            done=lambda: self._agent.orders.over,
+            patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
+        )
+
+    async def run(self) -> None:
+        """Until the session closes, or the leader is gone."""
+        times = self._setup.job.timeouts
+        beats = asyncio.create_task(self._beats())
+        try:
+            await self._uplink.run(first_s=times.startup_timeout_s, again_s=2 * times.grace_s)
+        finally:
+            beats.cancel()
+        if not self._agent.orders.over and not self._closing.is_set():
+            group = self._setup.group
+            why = self._uplink.refused or self._uplink.error or "it never came"
+            self._agent.fail(ConfigError(f"the leader of group {group} is gone: {why}"))
+        await self._closing.wait()  # the guard watches over a training thread that does not leave
+
+    def post(self, report: RankReport) -> None:
+        """From the training thread."""
+        message = rank_report(report)
+        if isinstance(report, Applied):
+            self._last_applied = report.step
+        # The newest of each kind is said again after a reconnect: the leader may have missed it.
+        self._kept[type(report).__name__] = message
+        self._uplink.send(message)
+
+    def close(self) -> None:
+        """The session ends."""
+        self._closing.set()
+        self._uplink.close()
+
+    async def _take(self, order: pb.Order) -> None:
+        if self._agent.take(order) is Change.EPOCH:
+            self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch)))
+
+    def _greet(self) -> list[pb.RankReport]:
+        setup = self._setup
+        arrival = pb.RankArrival(
+            group=setup.group,
+            incarnation=setup.incarnation,
+            position=setup.position,
+            fingerprint=setup.spec.fingerprint,
+            last_applied=self._last_applied,
+        )
+        seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch))
+        return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]
+
+    def nudge(self) -> None:
+        """The training thread has done a piece."""
+        self._pulse.news(self._agent.progress.complete)
+
+    async def _beats(self) -> None:
+        while True:
+            await self._pulse.due()
+            self._uplink.send(pb.RankReport(beat=self._agent.beat()))
+
+
+class ControlSide(Protocol):
+    """A follower or a leader."""
+
+    async def run(self) -> None:
+        """Until closed."""
+
+    def post(self, report: RankReport) -> None:
+        """A report of this rank's own training thread."""
+
+    def nudge(self) -> None:
+        """This rank's training thread has done a piece."""
+
+    def close(self) -> None:
+        """End :meth:`run`."""
+
+
+class ControlThread:
+    """Owns the thread and its loop; the only place where the two threads meet, beside the session's condition."""
+
+    def __init__(self, setup: RankSetup, session: SessionSide, make: Callable[[Agent], ControlSide]) -> None:
+        self._setup, self._session, self._make = setup, session, make
+        self._thread = threading.Thread(target=self._run, name="spare-control", daemon=True)
+        self._started = threading.Event()
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._side: ControlSide | None = None
+        self._over = False
+
+    def start(self) -> None:
+        """Start, and wait until the session is open or has failed to open."""
+        self._thread.start()
+        self._opened.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    def post(self, report: RankReport) -> None:
+        """From the training thread; dropped when the control thread has ended."""
+        if self._side is not None:
+            self._call(self._side.post, report)
+
+    def nudge(self) -> None:
+        """From the training thread, at each piece; dropped likewise."""
+        if self._side is not None:
+            self._call(self._side.nudge)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Say goodbye and end the thread; it is left behind, as a daemon, if the other side does not answer."""
+        self._over = True
+        if self._side is not None:
+            self._call(self._side.close)
+        self._thread.join(timeout_s)
+
+    def _call(self, method: Callable[..., None], *args: RankReport) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(method, *args)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._opened.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[None] = self._loop.create_future()
+        agent = Agent(self._setup, self._session, opened)
+        self._side = self._make(agent)
+        guard = asyncio.create_task(self._guard(agent))
+        serving = asyncio.create_task(self._side.run())
+        try:
+            await asyncio.wait({opened, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                await serving  # raises what ended it
+            opened.result()
+            self._opened.set()
+            await serving
+        except ConfigError:
+            serving.cancel()
+            raise
+        except Exception as error:
+            agent.end(fenced=f"the control thread failed: {error!r}")
+            raise
+        finally:
+            guard.cancel()
+
+    async def _guard(self, agent: Agent) -> None:
+        """Ends a process that nobody needs: its launcher is gone, or it is out and its training thread hangs."""
+        times = agent.setup.job.timeouts
+        over_at: float | None = None
+        while True:
+            await asyncio.sleep(times.heartbeat_interval_s)
+            if self._setup.launcher_pid and os.getppid() != self._setup.launcher_pid:
+                _leave_at_once("the launcher is gone")
+            if agent.orders.over and not self._over:
+                over_at = over_at or time.monotonic()
+                patience_s = times.grace_s if agent.orders.fenced else times.heartbeat_timeout_s
+                finished = agent.orders.stop is not None and agent.orders.stop[0] in ("finished", "left")
+                if not finished and time.monotonic() - over_at > max(1.0, 2 * patience_s):
+                    _leave_at_once(f"the training thread does not leave: {agent.orders.fenced or agent.orders.stop}")
+
+
+def _leave_at_once(why: str) -> None:
+    """End the process whatever its training thread does."""
+    sys.stderr.write(f"spare: {why}; this process leaves\n")
+    sys.stderr.flush()
+    os._exit(1)

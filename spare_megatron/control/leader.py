@@ -1,0 +1,395 @@
+"""Position 0 of a group: speaks with the coordinator for all ranks of the group.
+
+It serves the other ranks of its group, passes orders on to them as they are, and makes one word of theirs
+(:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have come. The coordinator
+thus has as many clients as there are groups, not as many as there are GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import COORDINATOR, LEADER, serve
+from spare_megatron.control.control_thread import Agent, report_of
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.group_aggregation import Ballots, Figures, Roll, Tally, merge_reports
+from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.reconnecting_stream import Uplink
+from spare_megatron.control.reports import COMPLETE, Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.controller.codec import job_to_json, spec_to_json
+from spare_megatron.controller.member import Change
+from spare_megatron.controller.messages import Hello, Vote
+
+PASS_ON_S = 0.01
+REPORTS_KEPT = 2
+"""Step reports that are said again after a reconnect: the coordinator may have died between commit and record."""
+
+
+class Leader:
+    """One group's voice."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._setup = agent, agent.setup
+        size = self._setup.group_size
+        self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
+        self._arrived = asyncio.Event()
+        self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
+        self._beats: dict[int, pb.Beat] = {}
+        self._tally, self._pulse = Tally(size), Pulse(self._setup.job.timeouts.heartbeat_interval_s)
+        self._applied = Roll(size, -1)
+        self._holds = Roll(size, (-1, -1))
+        self._seen = Roll(size, 0)
+        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
+        self._asked: list[pb.GroupReport] = []
+        self._welcome: pb.Order | None = None
+        self._applied.add(0, self._setup.last_applied)
+        self._security = self._setup.security
+        self._closing = asyncio.Event()
+        self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
+        self._uplink = Uplink(
+            service=COORDINATOR,
+            report=pb.GroupReport,
+            security=self._security,
+            find=self._find,
+            greet=self._greet,
+            take=self._take,
+            done=lambda: self._agent.orders.over,
+            patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
+            look_s=self._setup.job.timeouts.heartbeat_interval_s,
+        )
+
+    async def run(self) -> None:
+        """Until the session closes, or no coordinator is there any more."""
+        setup, times = self._setup, self._setup.job.timeouts
+        server = await self._serve() if setup.group_size > 1 else None
+        if server is None:
+            self._arrived.set()
+        beats = asyncio.create_task(self._send_beats())
+        try:
+            try:
+                await asyncio.wait_for(self._arrived.wait(), times.startup_timeout_s)
+            except asyncio.TimeoutError:
+                here = len(self._ranks) + 1
+                raise ConfigError(
+                    f"{here} of {setup.group_size} ranks of group {setup.group} came within "
+                    f"{times.startup_timeout_s:g} s; see their logs"
+                ) from None
+            await self._uplink.run(first_s=2 * times.heartbeat_timeout_s, again_s=times.coordinator_timeout_s)
+            if not self._agent.orders.over and not self._closing.is_set():
+                self._lost_coordinator()
+            await self._closing.wait()  # the other ranks may still ask what the last order was
+        finally:
+            beats.cancel()
+            if server is not None:
+                await self._dismiss(server)
+
+    def post(self, report: RankReport) -> None:
+        """From this rank's own training thread."""
+        self._hear(0, report)
+
+    def nudge(self) -> None:
+        """This rank's own training thread has done a piece."""
+        mine = self._agent.progress
+        self._count(0, mine.step, mine.pieces_done, mine.complete)
+
+    def close(self) -> None:
+        """The session of position 0 ends, and with it the group's voice."""
+        self._closing.set()
+        self._arrived.set()
+        self._uplink.close()
+
+    # ------------------------------------------------------------------------------------------- towards the ranks
+
+    async def _serve(self) -> grpc.aio.Server:
+        host = socket.gethostname() if _is_remote(self._setup.coordinator or self._find() or "") else "127.0.0.1"
+        server, port = await serve(f"{host}:0", LEADER, self._security, self._join, pb.RankReport)
+        setup, address = self._setup, f"{host}:{port}"
+        publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
+        self._side.write(f"the address of group {setup.group}'s leader", publish)
+        return server
+
+    async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
+        """One rank's stream, from arrival to end."""
+        first = await context.read()
+        if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
+            return
+        refusal = self._refusal(first.arrival)
+        if refusal:
+            await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
+            return
+        position = first.arrival.position
+        orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
+        self._admit(position, orders, first.arrival.last_applied)
+        listener = asyncio.create_task(self._listen(position, context, orders))
+        try:
+            while (order := await orders.get()) is not None:
+                await context.write(order)
+                orders.task_done()
+        finally:
+            listener.cancel()
+            self._closed(position, orders)
+
+    def _refusal(self, arrival: pb.RankArrival) -> str:
+        setup = self._setup
+        if (arrival.group, arrival.incarnation) != (setup.group, setup.incarnation):
+            return f"group {arrival.group} incarnation {arrival.incarnation} is not led here"
+        if not 0 < arrival.position < setup.group_size:
+            return f"rank position {arrival.position} is not one of 1..{setup.group_size - 1}"
+        if arrival.fingerprint != setup.spec.fingerprint:
+            return (
+                f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
+                f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
+            )
+        return ""
+
+    def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], last_applied: int) -> None:
+        """A rank is here, for the first time or again: it gets all that the group was told last."""
+        back = self._arrived.is_set()
+        if position in self._ranks:
+            self._ranks[position].put_nowait(None)
+        self._ranks[position] = orders
+        self._applied.add(position, last_applied)
+        if self._welcome is not None:
+            orders.put_nowait(self._welcome)
+        if self._agent.orders.version:
+            orders.put_nowait(self._present())
+        if back:
+            self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=False)))
+        elif len(self._ranks) == self._setup.group_size - 1:
+            self._arrived.set()
+
+    async def _listen(
+        self, position: int, context: grpc.aio.ServicerContext, orders: asyncio.Queue[pb.Order | None]
+    ) -> None:
+        """A rank's reports; when its connection closes before the job is over, the coordinator is told."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("kind")
+            if kind == "beat":
+                self._hear_beat(position, message.beat)
+            elif kind == "seen":
+                self._saw(position, message.seen.epoch)
+            else:
+                report = report_of(message)
+                if report is not None:
+                    self._hear(position, report)
+        orders.put_nowait(None)
+
+    def _closed(self, position: int, orders: asyncio.Queue[pb.Order | None]) -> None:
+        if self._ranks.get(position) is not orders:
+            return
+        del self._ranks[position]
+        if not self._agent.orders.over:
+            self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=True)))
+
+    async def _dismiss(self, server: grpc.aio.Server) -> None:
+        """Let the ranks have the last order, then close."""
+        for orders in self._ranks.values():
+            orders.put_nowait(None)
+        await server.stop(grace=self._setup.job.timeouts.grace_s)
+
+    def _pass_on(self, order: pb.Order) -> None:
+        for orders in self._ranks.values():
+            orders.put_nowait(order)
+
+    async def _passed_on(self) -> None:
+        """Until every rank's orders are written, but not long: one of them may be stopped."""
+
+        async def written() -> None:
+            for orders in list(self._ranks.values()):
+                await orders.join()
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(written(), PASS_ON_S)
+
+    # -------------------------------------------------------------------------------------- what the ranks have said
+
+    def _hear(self, position: int, report: RankReport) -> None:
+        """One rank's word; the group's goes up when it is the last."""
+        if isinstance(report, Reduced):
+            ballot = self._ballots.add(position, report)
+            if ballot is not None:
+                self._uplink.send(_ballot(*ballot))
+        elif isinstance(report, Applied):
+            self._hear_applied(position, report)
+        elif isinstance(report, Holds):
+            if self._holds.add(position, (report.step, report.epoch)):
+                self._uplink.send(self._applied_message())
+        elif isinstance(report, SaveRequest):
+            self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
+        elif isinstance(report, StopRequest):
+            self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+
+    def _hear_beat(self, position: int, beat: pb.Beat) -> None:
+        self._beats[position] = beat
+        self._count(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
+
+    def _count(self, position: int, step: int, pieces_done: int, complete: bool) -> None:
+        """A heartbeat goes up at once when the group as a whole is further than the coordinator knows."""
+        news, complete = self._tally.add(position, step, pieces_done, complete)
+        if news:
+            self._pulse.news(complete)
+
+    def _hear_applied(self, position: int, report: Applied) -> None:
+        self._reports.setdefault(report.step, {})[position] = report.report
+        if self._applied.add(position, report.step):
+            self._uplink.send(self._step_report(self._applied.reached))
+            for step in [s for s in self._reports if s <= self._applied.reached - REPORTS_KEPT]:
+                del self._reports[step]
+
+    def _ask(self, message: pb.GroupReport) -> None:
+        """A request that is said again after a reconnect: nothing else would bring it back."""
+        self._asked.append(message)
+        self._uplink.send(message)
+
+    def _saw(self, position: int, epoch: int) -> None:
+        if self._seen.add(position, epoch) and self._seen.reached > 0:
+            self._uplink.send(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
+
+    def _step_report(self, step: int) -> pb.GroupReport:
+        merged = merge_reports(self._reports.get(step, {}))
+        return pb.GroupReport(report=pb.StepReport(step=step, report_json=json.dumps(merged)))
+
+    def _applied_message(self) -> pb.GroupReport:
+        step, epoch = self._holds.reached
+        return pb.GroupReport(applied=self._own(pb.Applied(step=step, epoch=epoch)))
+
+    def _own(self, message: Any) -> Any:
+        message.group, message.incarnation = self._setup.group, self._setup.incarnation
+        return message
+
+    # ------------------------------------------------------------------------------------- towards the coordinator
+
+    def _find(self) -> str | None:
+        """The coordinator's address; one with a lower fencing number than is known is not listened to."""
+        if self._setup.coordinator:
+            return self._setup.coordinator
+        known = self._setup.run_dir.coordinator()
+        return None if known is None or known.fencing < self._agent.orders.fencing else known.address
+
+    def _greet(self) -> Sequence[pb.GroupReport]:
+        setup, orders = self._setup, self._agent.orders
+        hello = Hello(
+            group=setup.group,
+            incarnation=setup.incarnation,
+            fingerprint=setup.spec.fingerprint,
+            last_applied=self._applied.reached,
+            held=self._ballots.held,
+            fencing=orders.fencing,
+            committed=orders.committed if orders.epoch else None,
+        )
+        arrival = pb.Arrival(
+            ranks=setup.group_size,
+            spec_json=spec_to_json(setup.spec),
+            job_json=job_to_json(setup.job),
+        )
+        protobuf_codec.fill(arrival.hello, hello)
+        greeting = [pb.GroupReport(arrival=arrival)]
+        greeting += [
+            pb.GroupReport(rank_closed=pb.RankClosed(position=p, closed=True))
+            for p in range(1, setup.group_size)
+            if p not in self._ranks
+        ]
+        done = [s for s in sorted(self._reports) if s <= self._applied.reached]
+        greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
+        if self._seen.reached > 0:
+            greeting.append(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
+        if self._holds.reached >= (0, 0):
+            greeting.append(self._applied_message())
+        return [*greeting, *self._asked]
+
+    async def _take(self, order: pb.Order) -> None:
+        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others.
+
+        A commit drops nothing: there the others are told before this rank's training thread wants the interpreter.
+        The leader knows it before it waits for them: a rank that connects meanwhile is told of it, and it is neither
+        lost nor forgotten in the next Hello when the connection to the coordinator is given up meanwhile.
+        """
+        kind = order.WhichOneof("kind")
+        if kind == "commit":
+            change = self._agent.learn(order)
+            self._pass_on(order)
+            try:
+                await self._passed_on()
+            finally:
+                self._agent.show(change)
+            return
+        change = self._agent.take(order)
+        self._pass_on(order)
+        if kind == "welcome":
+            self._welcome = order
+        elif kind == "view":
+            self._adopt_view(change)
+        elif kind == "save_accepted":
+            self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
+
+    def _adopt_view(self, change: Change) -> None:
+        orders = self._agent.orders
+        if change is Change.EPOCH:
+            self._ballots.forget_older(orders.epoch, orders.committed)
+            self._saw(0, orders.epoch)
+        ballot = self._ballots.last
+        if (
+            change is Change.SAME
+            and ballot is not None
+            and (ballot[0].step, ballot[0].epoch) == (orders.step, orders.epoch)
+        ):
+            self._uplink.send(_ballot(*ballot))
+
+    async def _send_beats(self) -> None:
+        """The heartbeat of every rank that was heard since the last one."""
+        await self._arrived.wait()
+        while True:
+            await self._pulse.due()
+            beats, self._beats = [self._agent.beat(), *self._beats.values()], {}
+            self._uplink.send(pb.GroupReport(heartbeat=pb.Heartbeat(beats=beats)))
+
+    def _lost_coordinator(self) -> None:
+        setup = self._setup
+        if self._uplink.refused:
+            self._agent.fail(
+                ConfigError(f"{self._uplink.refused}; the token file of {setup.run_dir.path} is another's")
+            )
+        elif self._welcome is None:
+            where = self._find() or f"{setup.run_dir.path} (no coordinator.json)"
+            detail = f": {self._uplink.error}" if self._uplink.error else ""
+            self._agent.fail(
+                ConfigError(f"no coordinator is reachable at {where}{detail}; start spare-coordinator first")
+            )
+        else:
+            self._agent.end(stop=("failed", f"no coordinator came back: {self._uplink.error}"))
+        self._pass_on(self._present())
+
+    def _present(self) -> pb.Order:
+        """All that this rank knows, as one order for a rank that may have missed some."""
+        orders = self._agent.orders
+        if orders.stop is not None:
+            return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))
+        if orders.fenced is not None:
+            return pb.Order(refused=pb.Refused(reason=orders.fenced))
+        view = pb.ViewOrder(store=orders.store, store_prefix=orders.store_prefix)
+        protobuf_codec.fill(view.view, orders)
+        return pb.Order(view=view)
+
+
+def _ballot(vote: Vote, figures: Figures) -> pb.GroupReport:
+    message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
+    protobuf_codec.fill(message.vote, vote)
+    return pb.GroupReport(ballot=message)
+
+
+def _is_remote(coordinator: str) -> bool:
+    """True where the job spans hosts: its coordinator is not on the loopback device."""
+    host = coordinator.rpartition(":")[0]
+    return bool(host) and host not in ("127.0.0.1", "localhost", "[::1]")

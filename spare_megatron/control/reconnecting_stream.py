@@ -1,0 +1,148 @@
+"""A stream to whoever stands above (rank -> leader, leader -> coordinator) that survives its loss.
+
+After each connect the owner greets anew; everything that must not be lost is part of the greeting or is asked for by
+the answer (protocol rule 9), so a message that was under way when a connection broke may simply be dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from spare_megatron import failpoints
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Backoff, Security, call_stream, open_channel
+
+
+class Uplink:
+    """One stream at a time, opened again until :meth:`close`, a refusal, or too long a time without one."""
+
+    def __init__(
+        self,
+        *,
+        service: str,
+        report: Any,
+        security: Security,
+        find: Callable[[], str | None],
+        greet: Callable[[], Sequence[Any]],
+        take: Callable[[pb.Order], Awaitable[None]],
+        done: Callable[[], bool],
+        patience_s: float,
+        look_s: float = 0.0,
+    ) -> None:
+        """``find`` tells the address to try now; ``greet`` the first messages; ``take`` gets each order; ``done`` says
+        that a stream which ended is not needed again; ``patience_s`` is how long the other side may be silent;
+        ``look_s``: how often to ask whether another address is the right one by now, 0: only without a stream."""
+        self._service, self._report, self._security = service, report, security
+        self._find, self._greet, self._take, self._done = find, greet, take, done
+        self._patience_s, self._look_s = patience_s, look_s
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._closing = asyncio.Event()
+        self._connected_once = False
+        self.error = ""
+        """What the last attempt failed of."""
+        self.refused = ""
+        """Why no further attempt makes sense."""
+
+    def send(self, report: Any) -> None:
+        """Queue a message; dropped when the connection breaks before it is out."""
+        self._queue.put_nowait(report)
+
+    async def run(self, first_s: float, again_s: float) -> None:
+        """Returns after :meth:`close`, after a refusal, or when no connection stood for ``first_s`` (before the first
+        one) or ``again_s``."""
+        backoff = Backoff()
+        while not (self._closing.is_set() or self.refused or self._done()):
+            address = self._find()
+            if address is not None and await self._attempt_or_move(address):
+                backoff.reset()
+                continue
+            if backoff.waited_s > (again_s if self._connected_once else first_s):
+                return
+            await _first_of(backoff.wait(), self._closing.wait())
+
+    def close(self) -> None:
+        """Send what is queued, then end the stream; :meth:`run` returns when the other side did too."""
+        self._closing.set()
+        self.send(None)
+
+    async def _attempt_or_move(self, address: str) -> bool:
+        """One connection, given up as soon as another address is the right one. True if there is more to try at once:
+        it answered, or has moved."""
+        if not self._look_s:
+            return await self._attempt(address)
+        attempt, moved = asyncio.ensure_future(self._attempt(address)), asyncio.ensure_future(self._moved(address))
+        try:
+            await asyncio.wait({attempt, moved}, return_when=asyncio.FIRST_COMPLETED)
+            return await attempt if attempt.done() else True
+        finally:
+            for task in (attempt, moved):
+                task.cancel()
+            await asyncio.gather(attempt, moved, return_exceptions=True)
+
+    async def _moved(self, address: str) -> None:
+        while self._find() in (address, None):
+            await asyncio.sleep(self._look_s)
+
+    async def _attempt(self, address: str) -> bool:
+        """One connection, from greeting to end. True if it ever answered."""
+        channel = open_channel(address, self._security, self._patience_s)
+        try:
+            return await self._converse(channel, address)
+        finally:
+            await channel.close()
+
+    async def _converse(self, channel: grpc.aio.Channel, address: str) -> bool:
+        try:
+            # A stopped process accepts connections, in its kernel, and never answers on them.
+            await asyncio.wait_for(channel.channel_ready(), self._patience_s)
+        except asyncio.TimeoutError:
+            self.error = f"no answer within {self._patience_s:g} s ({address})"
+            return False
+        call = call_stream(channel, self._service, self._security, self._report)
+        self._queue = asyncio.Queue()
+        for message in self._greet():
+            self.send(message)
+        writer = asyncio.create_task(self._write(call))
+        answered = False
+        try:
+            while (order := await call.read()) is not grpc.aio.EOF:
+                answered = self._connected_once = True
+                await self._take(order)
+        except grpc.aio.AioRpcError as error:
+            self.error = f"{error.details() or error.code().name} ({address})"
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self.refused = f"{address} refused the job token"
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            call.cancel()
+        return answered
+
+    async def _write(self, call: Any) -> None:
+        """Messages in order; None ends the stream."""
+        try:
+            while (message := await self._queue.get()) is not None:
+                failpoints.hit_message("report", message)
+                await call.write(message)
+                failpoints.hit("report.sent")
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reading side sees the same end and says why
+        except OSError as error:
+            self.error = str(error)
+            await call.done_writing()  # the other side ends the stream, and the reading side here sees that
+
+
+async def _first_of(*waits: Any) -> None:
+    """Until the first of some waits is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,264 @@
+"""The run directory: what the processes of a job must know of one another, as files.
+
+Every file is replaced atomically, so that a reader sees the old one or the new one. Who writes what: the
+coordinator its address, token, journal, metrics and status; a group's leader the address for its ranks; spare-launch
+the process list; a rank the sentence of a user's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spare_megatron import failpoints
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control.disk import patiently, words
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """coordinator.json."""
+
+    address: str
+    """host:port."""
+    fencing: int
+    """Grows with each coordinator of a run directory: a lower one is not listened to any more."""
+    life: int
+    """Number of the job's life in the journal."""
+    highest_incarnation: int
+    """Highest that any group ever had, -1 at first: whoever starts groups begins above it."""
+    pid: int
+    host: str
+
+
+class RunDirectory:
+    """Paths and files of one run directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.journal = self.path / "journal.jsonl"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.status = self.path / "status.json"
+        self.processes = self.path / "processes.json"
+        self.logs = self.path / "logs"
+        self.errors = self.path / "errors"
+        self.injected = self.path / "injected"
+        self.notices = self.logs / "notices.log"
+        self.coordinator_log = self.logs / "coordinator.log"
+        self.coordinator_errors = self.logs / "coordinator.err"
+        self._coordinator = self.path / "coordinator.json"
+        self._latest: CoordinatorAddress | None = None
+        self._accepted = self.path / "accepted.json"
+        self._token = self.path / "token"
+
+    def create(self) -> None:
+        """Make the directory; raises ConfigError where that is impossible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
+
+    def choice(self, life: int) -> Path:
+        """What the job decided about itself in one life (coordinator.job_tuning)."""
+        return self.path / f"choice-life-{life}.json"
+
+    def log_of(self, group: int, position: int) -> Path:
+        """Where a rank's output goes."""
+        return self.logs / f"group-{group}" / f"rank-{position}.log"
+
+    def lock(self, name: str, owner: str) -> Lock:
+        """Hold ``name`` until the process ends; raises ConfigError where another process holds it."""
+        return Lock(self.path / f"{name}.lock", self.path, owner)
+
+    def token(self, create: bool = False) -> str:
+        """The secret that every call carries; readable by its owner alone. Waits for a disk that fails for a while."""
+        try:
+            if create:
+                patiently(self._make_token)
+            return patiently(self._read_token)
+        except OSError as error:
+            raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
+
+    def _make_token(self) -> None:
+        """Whole or not at all: a name for a file that is written already."""
+        if self._token.exists():
+            return
+        failpoints.hit("token.write")
+        scratch = self._token.with_name(f".token.{os.getpid()}-{socket.gethostname()}")
+        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(16))
+            with contextlib.suppress(FileExistsError):
+                os.link(scratch, self._token)
+        finally:
+            scratch.unlink()
+
+    def _read_token(self) -> str:
+        failpoints.hit("token.read")
+        return self._token.read_text().strip()
+
+    def publish_coordinator(self, address: CoordinatorAddress) -> None:
+        """Let coordinator.json name a coordinator, unless it names a later one, with a higher fencing number."""
+        there = _address(glance(self._coordinator))
+        if there is None or (there.fencing <= address.fencing and there != address):
+            write_json(self._coordinator, asdict(address))
+
+    def coordinator(self) -> CoordinatorAddress | None:
+        """Where the coordinator is; None before the first one is seen.
+
+        The latest that this object ever read: a name with a lower fencing number (see coordinator.terms) or a file that
+        cannot be read just now says nothing new.
+        """
+        there, latest = _address(glance(self._coordinator)), self._latest
+        if there is not None and (latest is None or there.fencing >= latest.fencing):
+            self._latest = there
+        return self._latest
+
+    def coordinator_for_sure(self) -> CoordinatorAddress | None:
+        """What the file says now, for whoever begins with a number above it; OSError or ValueError where that is not
+        known."""
+        return _address(read_json(self._coordinator))
+
+    def publish_accepted(self, checkpoint: str) -> None:
+        """Note which checkpoint was accepted last: its writer may die before it gets its name."""
+        write_json(self._accepted, {"directory": checkpoint}, durable=True)
+
+    def accepted(self) -> str:
+        """The directory of the checkpoint that was accepted last, as it was when its writer asked; empty for none."""
+        plain = read_json(self._accepted)
+        return "" if plain is None else str(plain["directory"])
+
+    def publish_leader(self, group: int, incarnation: int, address: str) -> None:
+        """Say where the leader of a group listens for its ranks."""
+        directory = self.path / "leaders"
+        directory.mkdir(exist_ok=True)
+        write_json(directory / f"group-{group}.json", {"incarnation": incarnation, "address": address})
+
+    def leader(self, group: int, incarnation: int) -> str | None:
+        """Where the leader of this incarnation listens; None before it does, and where that is not known now."""
+        plain = glance(self.path / "leaders" / f"group-{group}.json")
+        return None if plain is None or plain["incarnation"] != incarnation else str(plain["address"])
+
+    def notice(self, text: str) -> None:
+        """One line from a rank for the user, shown by spare-launch as it comes; else it is in the rank's log."""
+        line = " ".join(text.split())
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("notices.write")
+            with self.notices.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            sys.stderr.write(f"spare: {line} (not shown: {self.notices} cannot be written: {words(error)})\n")
+
+    def report_error(self, who: str, sentence: str) -> None:
+        """Leave a user's error, which stands in the rank's log already, for spare-launch to show; the name keeps two
+        ranks apart."""
+        with contextlib.suppress(OSError):
+            self.errors.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("errors.write")
+            (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
+
+    def told_errors(self) -> list[Path]:
+        """What :meth:`report_error` left; none where that is not known now."""
+        try:
+            return sorted(self.errors.glob("*.txt")) if self.errors.is_dir() else []
+        except OSError:
+            return []
+
+
+def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:
+    return None if plain is None else CoordinatorAddress(**plain)
+
+
+class Lock:
+    """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
+
+    def __init__(self, path: Path, run_dir: Path, owner: str) -> None:
+        try:
+            self._file = path.open("a+")
+        except OSError as error:
+            raise ConfigError(f"cannot write in the run directory {run_dir}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise ConfigError(
+                f"the run directory {run_dir} is in use by {holder}; end that job or give another directory"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        self._file.close()
+
+
+def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
+    """Replace a JSON file atomically; ``durable``: it must survive the machine's death too."""
+    scratch = scratch_of(path)
+    try:
+        failpoints.hit_file(path, "write")
+        with scratch.open("w") as file:
+            json.dump(value, file)
+            file.write("\n")
+            if durable:
+                file.flush()
+                failpoints.hit_file(path, "sync")
+                os.fsync(file.fileno())
+        failpoints.hit_file(path, "rename")
+        scratch.replace(path)
+        failpoints.hit_file(path, "renamed")
+        if durable:
+            sync_directory(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_directory(directory: Path) -> None:
+    """The names of its files are on the disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def glance(path: Path) -> dict[str, Any] | None:
+    """A JSON file's object; None where it is not known now: the file is not there, the disk fails, or the text is not
+    whole (on a file system whose renames are not atomic for readers)."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def scratch_of(path: Path) -> Path:
+    """Where to make what is to become ``path``: a name of this thread of this process on this host alone."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON file's object, None if it is not there. OSError and ValueError as from any file."""
+    try:
+        failpoints.hit_file(path, "read")
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    plain: dict[str, Any] = json.loads(text)
+    return plain

@@ -1,0 +1,210 @@
+"""A rank's session with the control plane: what the training thread sees of the coordinator.
+
+One control thread per rank runs an asyncio loop (:mod:`spare_megatron.control.control_thread`); it alone does I/O.
+The training thread reads immutable snapshots (:class:`~spare_megatron.controller.member.Orders`) and leaves messages.
+No method but :meth:`Session.open`, :meth:`Session.wait`, :meth:`Session.saved` and :meth:`Session.close` ever blocks.
+
+On a view of a newer epoch the ``on_view`` callbacks run in the control thread *before* the training thread can see
+the new orders: that is where replica communicators of the old epoch are abandoned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spare_megatron import failpoints
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import JobDescription
+from spare_megatron.config.place import Place
+from spare_megatron.control.control_thread import ControlThread, Follower, RankSetup
+from spare_megatron.control.leader import Leader
+from spare_megatron.control.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.member import Orders
+from spare_megatron.controller.messages import JobSpec, Link, Part
+
+OnView = Callable[[Orders], None]
+
+
+class Session:
+    """Thread-safe. One for each rank process; the methods are for its training thread."""
+
+    def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
+        self.spec, self.position = setup.spec, setup.position
+        self._changed = threading.Condition()
+        self._orders = Orders(group=setup.group, incarnation=setup.incarnation)
+        self._on_view = tuple(on_view)
+        self._progress = Progress()
+        self._answers: dict[tuple[int, str], bool] = {}
+        self._control = ControlThread(setup, self, Leader if setup.position == 0 else Follower)
+
+    @classmethod
+    def open(
+        cls,
+        place: Place,
+        spec: JobSpec,
+        job: JobDescription,
+        *,
+        last_applied: int,
+        coordinator: str = "",
+        on_view: Sequence[OnView] = (),
+    ) -> Session:
+        """Connect: position 0 to the coordinator, the others to position 0. Returns once the connection stands.
+
+        Args:
+            last_applied: step whose state this rank holds (``spec.first_step`` for a member, anything below the last
+                commit for a group that comes back).
+            coordinator: host:port; empty: read from the run directory.
+            on_view: called in the control thread with the orders of each newer epoch, before they are visible.
+
+        Raises:
+            ConfigError: no coordinator is reachable, it refused the token, or the job differs from the others'.
+        """
+        if place.run_dir is None:
+            raise ConfigError("the run directory is not known; give --spare-run-dir DIR or set SPARE_RUN_DIR")
+        failpoints.act_as(f"rank-{place.group}-{place.position}")
+        setup = RankSetup(
+            group=place.group,
+            incarnation=place.incarnation,
+            position=place.position,
+            group_size=place.group_size,
+            run_dir=RunDirectory(place.run_dir),
+            spec=spec,
+            job=job,
+            last_applied=last_applied,
+            coordinator=coordinator,
+            tls_dir=place.tls_dir,
+            launcher_pid=place.launcher_pid,
+        )
+        session = cls(setup, on_view)
+        session._control.start()
+        return session
+
+    @property
+    def orders(self) -> Orders:
+        """The present snapshot."""
+        return self._orders
+
+    def wait(self, version: int, timeout_s: float | None = None) -> Orders:
+        """The first snapshot newer than ``version``, or the present one when the time is over. Wakes at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders.version > version, timeout_s)
+            return self._orders
+
+    def progress(self, phase: str, step: int, pieces_done: int) -> None:
+        """Say what the training thread does; call it at each piece and each bucket. A few stores; the control thread
+        does the I/O, at once where a piece is done.
+
+        ``phase`` is one of ``reports.PHASES``. A rank that makes no call for the progress time-out while others wait
+        is taken for hung.
+        """
+        if self._progress.tick(phase, step, pieces_done):
+            self._control.nudge()
+
+    def reduced(
+        self,
+        step: int,
+        epoch: int,
+        ok: bool,
+        pieces: Sequence[int] = (),
+        *,
+        result_digest: str = "",
+        weights_digest: str = "",
+        links: Sequence[Link] = (),
+        corrupt: bool = False,
+        detail: str = "",
+        figures: Mapping[str, float] | None = None,
+        checksums: Sequence[tuple[int, int]] = (),
+        audits: Sequence[tuple[int, int]] = (),
+        parts: Sequence[Part] = (),
+    ) -> None:
+        """The reduction of (step, epoch) ended on this rank: goes to the leader, which votes for the group.
+
+        Args:
+            pieces: what went into this reduction, in execution order; equal on all ranks of the group.
+            links: what did not arrive, between which groups.
+            corrupt: this rank's accumulators are damaged: its group must be fenced.
+            detail: what went wrong, for the reason.
+            figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
+                ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded``
+                (the greatest over ranks, summed over groups).
+            checksums, audits: (piece, checksum of this rank's gradient of it) of the selected pieces inside, and of
+                those that were audited, in order.
+            parts: of disputed pieces.
+        """
+        self._control.post(
+            Reduced(
+                step=step,
+                epoch=epoch,
+                ok=ok,
+                pieces=tuple(pieces),
+                result_digest=result_digest,
+                weights_digest=weights_digest,
+                links=tuple(links),
+                corrupt=corrupt,
+                detail=detail,
+                figures=tuple(sorted((figures or {}).items())),
+                checksums=tuple(checksums),
+                audits=tuple(audits),
+                parts=tuple(parts),
+            )
+        )
+
+    def applied(self, step: int, report: Mapping[str, Any]) -> None:
+        """This rank has applied the committed ``step``.
+
+        ``report`` has what this rank knows of it, plain JSON values: the loss names of the job description, and
+        ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged;
+        the first group's report is the one that is logged. The last rank of a group to say it means: the group has
+        applied the step.
+        """
+        self._control.post(Applied(step, dict(report)))
+
+    def holds(self, step: int, epoch: int) -> None:
+        """This rank holds verified state ``step``: said by a joiner that took it from its donors, and by every rank
+        when the run ends (``orders.leave``) and the state is saved. The group's Applied goes out with the last."""
+        self._control.post(Holds(step, epoch))
+
+    def saved(self, step: int, directory: str) -> bool:
+        """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final
+        name only after True, which comes when the groups' votes have agreed on its weights: with the next commit, or at
+        the end of the run. False: this group is no member any more, or the job is over."""
+        key = (step, directory)
+        with self._changed:
+            self._answers[key] = False
+            self._control.post(SaveRequest(step, directory))
+            self._changed.wait_for(lambda: self._answers[key] or self._orders.over)
+            return self._answers.pop(key)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask that the job saves and leaves at the next step boundary (exit duration, exit signal)."""
+        self._control.post(StopRequest(reason))
+
+    def close(self) -> None:
+        """Say goodbye and end the control thread. Idempotent."""
+        self._control.stop()
+
+    # What the control thread calls.
+
+    def publish(self, orders: Orders, newer_epoch: bool) -> None:
+        """Control thread: run the callbacks of a newer epoch, then show the orders to the training thread."""
+        if newer_epoch:
+            for callback in self._on_view:
+                callback(orders)
+        with self._changed:
+            self._orders = orders
+            self._changed.notify_all()
+
+    def answer_save(self, step: int, directory: str) -> None:
+        """Control thread: the coordinator accepted a checkpoint."""
+        with self._changed:
+            if (step, directory) in self._answers:
+                self._answers[(step, directory)] = True
+                self._changed.notify_all()
+
+    @property
+    def progress_now(self) -> Progress:
+        """Control thread: what the heartbeat says."""
+        return self._progress

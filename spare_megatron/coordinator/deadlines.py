@@ -1,0 +1,58 @@
+"""What ends a job, or its wait for its groups, because of the time; and what the coordinator's process returns then.
+
+The decision is the machine's, and in the journal like any other: here timers become events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Event, StartupOver, StopRequested
+from spare_megatron.coordinator.job_tuning import PLANNED
+
+SIGNAL_REASON = "signal"
+"""Start of the reason of a stop that a signal asked for: the job is to be queued again."""
+
+
+class Deadlines:
+    """The timers of one life of the job."""
+
+    def __init__(self, state: Callable[[], State], decide: Callable[[Event], None]) -> None:
+        self._state, self._decide = state, decide
+
+    def expect_all(self, waited_s: float) -> None:
+        """A job that forms waits for its groups only so long."""
+        life = self._state().life
+
+        def over() -> None:
+            if self._state().phase == "forming" and self._state().life == life:
+                self._decide(StartupOver(waited_s))
+
+        if self._state().phase == "forming":
+            asyncio.get_running_loop().call_later(waited_s, over)
+
+    def limit_duration(self, duration_s: float, began_unix_s: float) -> None:
+        """``--exit-duration-in-mins``; 0: as long as it takes."""
+        life = self._state().life
+
+        def over() -> None:
+            if self._state().life == life and self._state().phase in ("forming", "running"):
+                self._decide(StopRequested(f"the job has run for {duration_s / 60:g} minutes"))
+
+        if duration_s:
+            asyncio.get_running_loop().call_later(max(0.0, began_unix_s + duration_s - time.time()), over)
+
+
+def exit_code_of(outcome: str, reason: str) -> ExitCode:
+    """What the coordinator's process returns for a job that ended so."""
+    if outcome == "finished":
+        return ExitCode.FINISHED
+    if outcome == "left":
+        if reason.startswith(PLANNED):
+            return ExitCode.RESTART
+        return ExitCode.REQUEUE if reason.startswith(SIGNAL_REASON) else ExitCode.FINISHED
+    return ExitCode.WIPE_OUT if outcome == "wipe-out" else ExitCode.FAILED

@@ -1,0 +1,251 @@
+"""What a running job decides about itself: save interval, redundancy of its next start, planned restart.
+
+The decisions are the tuner's (:mod:`spare_megatron.tuner.at_start`), pure; here their figures are gathered from what
+the coordinator sees anyway, and a decision becomes an event of the machine with its figures beside it. The
+coordinator asks for the next event after each one, and applies it. In a replay the same object sees the same
+records; figures that only the ranks' messages had are then measured anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.run_directory import RunDirectory, write_json
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
+from spare_megatron.coordinator.records import say
+from spare_megatron.tuner.at_start import (
+    Choice,
+    Measured,
+    at_start,
+    restart_pays,
+    updated_interval,
+    without_progress,
+)
+
+PLANNED = "planned restart"
+"""Start of the reason with which a life ends to be followed by one with all groups."""
+WARM_UP_STEPS = 2
+MEASURED_STEPS = 3
+TRIAL_PATIENCE_STEPS = 20
+"""Steps after which a trial save of which nothing was heard is ordered again."""
+
+
+class JobTuning:
+    """Gathers figures; says what is to be decided next."""
+
+    def __init__(self, started_s: float) -> None:
+        """``started_s``: when this coordinator started, seconds since 1970."""
+        self._started_s = started_s
+        self._wishes = Tuning()
+        self._losses, self._elapsed_s, self._last_s = 0, 0.0, 0.0
+        self._life(0.0)
+
+    def _life(self, opened_s: float) -> None:
+        """Forget what belongs to one life."""
+        self._opened_s, self._restart_s = opened_s, 0.0
+        self._commits = 0
+        self._calm_since = 0
+        self._votes: dict[str, float] = {}
+        self._votes_of = (0, 0)
+        self._samples: list[tuple[float, float]] = []
+        self._trial_at: int | None = None
+        self._saving, self._ordered_s = 0, 0.0
+        self._save_s: float | None = None
+        self._write_s: float | None = None
+        self._measured: Measured | None = None
+        self._first: Choice | None = None
+        self._changed = False
+
+    def begin(self, wishes: Tuning) -> None:
+        """The job is known."""
+        self._wishes = wishes
+
+    # ------------------------------------------------------------------------------------------------- what is seen
+
+    def observe(self, time_s: float, before: State, event: Event, after: State) -> None:
+        """One record, live or in a replay."""
+        if before.phase == "running":
+            self._elapsed_s += max(0.0, time_s - self._last_s)
+        self._last_s = time_s
+        if isinstance(event, Opened):
+            if after.life != before.life:
+                self._life(time_s)
+            return
+        if before.phase == "forming" and after.phase == "running":
+            self._restart_s = max(0.001, time_s - min(self._started_s, self._opened_s))
+        if isinstance(event, Lost) and before.phase == "running":
+            self._losses += len(before.live.keys() - after.live.keys())
+            self._changed = True
+        if isinstance(event, Tuned):
+            self._tuned(event)
+        if isinstance(event, Saved) and event.step == self._saving and after.live.get(event.group) == event.incarnation:
+            self._write_s = time_s - self._ordered_s
+        if after.committed[0] > before.committed[0]:
+            self._committed(time_s, before, after)
+
+    def _committed(self, time_s: float, before: State, after: State) -> None:
+        self._commits += 1
+        if before.epoch != self._calm_since:
+            # The step in which the epoch changed was disturbed.
+            self._calm_since = before.epoch
+        elif self._votes_of == (after.committed[0], before.epoch) and self._commits > WARM_UP_STEPS:
+            largest = int(before.plan.loads().max())
+            shard = self._votes.get("compute_s", 0.0) * before.job.pieces_per_shard / max(1, largest)
+            self._samples.append((shard, self._votes.get("reduce_s", 0.0)))
+        step, every = after.committed[0], self._wishes.save_every
+        if after.save_step != before.save_step or (every is not None and step % every == 0):
+            self._saving, self._ordered_s = step, time_s
+            self._changed = True
+
+    def _tuned(self, event: Tuned) -> None:
+        if not event.choice:
+            self._trial_at = self._commits
+        elif self._first is None:
+            self._measured = Measured(**event.figures)  # type: ignore[arg-type]
+            self._first = Choice(**event.choice)  # type: ignore[arg-type]
+
+    def figures(self, step: int, epoch: int, figures: Sequence[tuple[str, float]]) -> None:
+        """The numbers that came with a vote; the greatest over groups counts. Call it before the vote is applied."""
+        if (step, epoch) != self._votes_of:
+            self._votes_of, self._votes = (step, epoch), {}
+        for name, value in figures:
+            self._votes[name] = max(value, self._votes.get(name, 0.0))
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """A group's report on a step: ``save_s`` is how long its last save kept it from training."""
+        if "save_s" in report:
+            self._save_s = float(report["save_s"])
+
+    # ------------------------------------------------------------------------------------------------ what is decided
+
+    def next(self, state: State) -> Event | None:
+        """What is to be decided now, if anything; ask again after it is applied."""
+        if state.phase != "running" or state.leave:
+            return None
+        changed, self._changed = self._changed, False
+        restart = self._planned_restart(state) if changed else None
+        if restart is not None or not (self._wishes.save_interval or self._redundancy_is_open(state)):
+            return restart
+        if self._first is None:
+            return self._start(state)
+        return self._update(state) if changed and self._wishes.save_interval else None
+
+    def _redundancy_is_open(self, state: State) -> bool:
+        """Where every group reads all data, or there is one, it follows."""
+        return self._wishes.redundancy and not self._wishes.shared_data and state.job.num_groups > 1
+
+    def _start(self, state: State) -> Tuned | None:
+        """Orders a save to measure only where it chooses the interval; else the first save of the given one is
+        waited for."""
+        if len(self._samples) < MEASURED_STEPS:
+            return None
+        tried = self._trial_at is not None and self._commits - self._trial_at <= TRIAL_PATIENCE_STEPS
+        if self._wishes.save_interval and not tried:
+            return Tuned("the next step is saved, to see what a save costs", save_now=True)
+        return None if self._save_s is None or self._write_s is None else self._first_choice(state)
+
+    def _first_choice(self, state: State) -> Tuned:
+        measured = self._figures(state)
+        try:
+            choice = at_start(measured)
+        except ConfigError as error:
+            choice = without_progress(measured, str(error))
+        return Tuned(
+            choice.reason,
+            save_interval=choice.save_interval_steps if self._wishes.save_interval else 0,
+            figures=asdict(measured),
+            choice=choice.as_json(),
+        )
+
+    def _figures(self, state: State) -> Measured:
+        wishes, spec = self._wishes, state.job
+        return Measured(
+            num_groups=spec.num_groups,
+            group_size=wishes.group_size,
+            restart_s=round(self._restart_s, 3),
+            save_s=round(self._save_s or 0.0, 6),
+            compute_s=round(max(1e-6, median(compute for compute, _ in self._samples)), 6),
+            reduce_s=round(median(reduce for _, reduce in self._samples), 6),
+            pieces_per_shard=spec.pieces_per_shard,
+            steps=max(1, spec.last_step - state.committed[0]),
+            mtbf_gpu_hours=wishes.mtbf_gpu_hours,
+            granularity="shard" if spec.granularity == "shard" else "microbatch",
+            data="shared" if wishes.shared_data else "staged",
+            rejoin_s=round(self._restart_s, 3) if wishes.groups_return else None,
+            standby_groups=wishes.standby_groups,
+            redundancy=len(spec.offsets),
+            redundancy_is_free=wishes.redundancy,
+            write_s=round(self._write_s or 0.0, 6),
+            planned_restarts=self._may_plan_restarts,
+            save_interval_steps=wishes.save_every,
+        )
+
+    def _update(self, state: State) -> Tuned | None:
+        assert self._measured is not None, "nothing is updated before the first choice"
+        assert self._first is not None
+        elapsed_s = round(self._elapsed_s, 3)
+        found = updated_interval(self._measured, self._first, self._losses, elapsed_s, state.save_interval)
+        if found is None:
+            return None
+        seen = {"losses": self._losses, "elapsed_s": elapsed_s, "present_steps": state.save_interval}
+        return Tuned(found.reason, save_interval=found.save_interval_steps, figures=seen, choice=found.as_json())
+
+    @property
+    def _may_plan_restarts(self) -> bool:
+        """``--spare-restart-after auto`` plans them with ``--save-interval auto`` only."""
+        wishes = self._wishes
+        planned = wishes.save_interval if wishes.restart_after is None else wishes.restart_after > 0
+        return wishes.can_restart and planned
+
+    def _planned_restart(self, state: State) -> StopRequested | None:
+        """Not when groups come back by themselves, nor for the last step of the run."""
+        wishes, live = self._wishes, len(state.live)
+        lost, left = state.job.num_groups - live, state.job.last_step - state.step_in_flight
+        if not wishes.can_restart or left < 1 or not lost:
+            return None
+        if wishes.restart_after is not None:
+            if not 0 < wishes.restart_after <= lost:
+                return None
+            why = f"--spare-restart-after is {wishes.restart_after}"
+        else:
+            after = self._first.restart_after_failures if self._first is not None else None
+            if after is None or lost < after or self._measured is None or not restart_pays(self._measured, live, left):
+                return None
+            why = f"the choice at the start was after {after}"
+        of = state.job.num_groups
+        return StopRequested(f"{PLANNED}: {lost} of {of} groups are lost, {why}, {left} steps are left")
+
+
+def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFiles) -> None:
+    """For people, as a small table (an update's reason says it all); for checkpoints and for the next life's ranks."""
+    if not event.choice:
+        return
+    if "num_groups" in event.figures:
+        rows = Choice(**event.choice).rows()  # type: ignore[arg-type]
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            say(f"  {name.ljust(width)}  {value}")
+    plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
+    path = run_dir.choice(life)
+    side.write(path.name, lambda: write_json(path, plain, durable=True))
+
+
+def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:
+    """The choice made once more from the figures of a record: equal to the record's. ``start`` is the record of the
+    choice at the life's start; None for that record itself."""
+    if start is None:
+        measured = Measured(**event.figures)  # type: ignore[arg-type]
+        try:
+            return at_start(measured).as_json()
+        except ConfigError as error:
+            return without_progress(measured, str(error)).as_json()
+    measured, first = Measured(**start.figures), Choice(**start.choice)  # type: ignore[arg-type]
+    found = updated_interval(measured, first, **event.figures)  # type: ignore[arg-type]
+    return {} if found is None else found.as_json()

@@ -1,0 +1,100 @@
+"""A coordinator process from its start to its exit code: alone on its run directory, or one of several candidates."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.disk import patiently
+from spare_megatron.coordinator.backlog import DiskFailedError
+from spare_megatron.coordinator.election import Office, OfficeLostError, wait_for_office
+from spare_megatron.coordinator.journal import JournalError
+from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.server import Coordinator, Options
+
+TURNS_STOOD_BACK = 10
+"""A candidate whose disk failed lets so many others go first: theirs may be better."""
+
+
+def serve_alone(options: Options) -> ExitCode:
+    """Run the only coordinator of a run directory to its end.
+
+    Raises:
+        ConfigError: a user's error: the address, the run directory, another coordinator on it.
+        JournalError: the run directory's journal is not this machine's.
+    """
+    _check(options)
+    lock = options.run_dir.lock("coordinator", "spare-coordinator")
+    try:
+        code = _run(options)
+    finally:
+        lock.release()
+    say(f"the coordinator leaves with exit code {int(code)}")
+    return code
+
+
+def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
+    """Candidate ``index`` of several: wait for the office, hold it, wait again when it is lost; the job's exit code.
+
+    Raises as :func:`serve_alone`; the other candidates then leave as well.
+    """
+    _check(options)
+    if options.life < 1 or not lease_s > 0:
+        raise ConfigError(
+            f"--candidate with --life {options.life} and --lease-s {lease_s:g}: both must be above 0, and the life "
+            "the same for all candidates"
+        )
+    turn = index
+    while True:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)  # whoever holds office is sent them too, and saves
+        office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
+        if not isinstance(office, Office):
+            return ExitCode(office)
+        say(f"candidate {index} is coordinator {office.number}")
+        code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
+        if code is None:
+            turn = index if office.is_lost() else index + TURNS_STOOD_BACK
+            say("this one is a candidate again")
+            continue
+        say(f"the coordinator leaves with exit code {int(code)}")
+        return code
+
+
+def _serve_term(options: Options, office: Office) -> ExitCode | None:
+    """Serve until the job is over, whose exit code the others are told; None when the office is lost before, or is left
+    to one that has a better disk."""
+    code: ExitCode | None = ExitCode.FAILED
+    try:
+        code = _run(options)
+    except Exception as error:
+        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # then no other error counts
+            say(f"{error}")
+            code = None
+            return None
+        code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
+        raise
+    finally:
+        office.close(code)
+    return code
+
+
+def _check(options: Options) -> None:
+    host, _, port = options.listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
+    options.run_dir.create()
+
+
+def _run(options: Options) -> ExitCode:
+    async def run() -> ExitCode:
+        coordinator = patiently(lambda: Coordinator(options))  # nothing else runs in this loop yet
+        return await coordinator.run()
+
+    try:
+        return asyncio.run(run())
+    except PermissionError as error:
+        raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from None

@@ -1,0 +1,235 @@
+"""The coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
+
+Nothing here decides anything, so a disk that fails ends nothing: what cannot be written now is kept and written
+later. Lines of metrics.jsonl are written once each, also across restarts of the coordinator: the file itself says what
+is written. A step is printed before it is written there: a coordinator killed in between prints it again when it is
+back, so no iteration line is ever missing. Boards are slow to start (W&B) and run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.run_directory import RunDirectory, write_json
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tuned
+from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.observe.boards import Boards
+from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
+from spare_megatron.observe.metrics import MetricsBook, RealPieces
+
+LOSSES_SHOWN = 5
+BOARDS_PAUSE_S = 10.0
+"""After a failure of the boards."""
+END_PATIENCE_S = 30.0
+"""How long the end of a job waits for a disk that does not take its last records."""
+
+
+class Records:
+    """Everything the coordinator writes beside its journal."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir, self.side = run_dir, SideFiles(say)
+        self._metrics: AppendedFile | None = None
+        self._unwritten: list[bytes] = []
+        """Lines of metrics.jsonl that are not in the file yet."""
+        newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
+        self._last_line: Mapping[str, Any] = newest[0] if newest else {}
+        self.book = MetricsBook(written=(newest[0]["life"], newest[0]["step"]) if newest else (0, -1))
+        self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
+        self._job = JobDescription()
+        self._lines: IterationLines | None = None
+        self._boards: Boards | None = None
+        self._boards_again_s = 0.0
+        """When boards that failed are opened again; 0: they do not fail."""
+        self._worker = ThreadPoolExecutor(1, "spare-boards")
+        self._shown_status: dict[str, Any] = {}
+        self.life_began_unix_s = time.time()
+
+    def begin(self, job: JobDescription, state: State) -> None:
+        """The job is known: a new life, or the same one after a restart of the coordinator."""
+        self._job = job
+        self.book.loss_name = job.loss_names[0]
+        first_step = state.job.first_step
+        self._lines = IterationLines(job, first_step)
+        if job.batch_phases:
+            self.book.real_pieces = RealPieces(job.batch_schedule(first_step), job.pieces_per_shard)
+        for line in self._lines_of(state.life):
+            self._lines.add(line)
+        self._worker.submit(self._open_boards)
+
+    def observe(
+        self, record: Record, before: State, decision: Decision, after: State, detect_s: float, live: bool
+    ) -> None:
+        """One transition; ``live``: it has just happened, as opposed to a replay."""
+        self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
+        if after.life != before.life:
+            self.life_began_unix_s = record.time_unix_s
+        told = isinstance(record.event, Tuned | StopRequested)
+        changed = after.epoch != before.epoch or after.phase != before.phase
+        if isinstance(record.event, Lost) and changed:
+            self._losses.append(decision.reason)
+        if live and (changed or told):
+            say(decision.reason)
+
+    def report(self, step: int, report: Mapping[str, Any]) -> None:
+        """A group's report on a step that it applied."""
+        self.book.report(step, report)
+        self.write_ready()
+
+    def write_ready(self, all_of_them: bool = False) -> None:
+        """Write the lines that are complete."""
+        ready = self.book.ready(all_of_them)
+        for line in ready:
+            self._show(line)
+        lines = [line for line in ready if not self._closes(line["step"])]
+        if lines:
+            self._unwritten += [json.dumps(line).encode() + b"\n" for line in lines]
+            self._last_line = lines[-1]
+            self.side.write(self._run_dir.metrics.name, self._append)
+
+    def _append(self) -> None:
+        if self._metrics is None:
+            self._metrics = AppendedFile(self._run_dir.metrics, "metrics")
+        self._metrics.append(b"".join(self._unwritten))
+        self._unwritten = []
+
+    def _lines_of(self, life: int) -> list[dict[str, Any]]:
+        """What the file has of one life; nothing where it cannot be read now: an iteration line is then an average of
+        fewer steps."""
+        try:
+            return [line for line in metrics_lines(self._run_dir.metrics) if line.get("life") == life]
+        except (OSError, ValueError):
+            return []
+
+    def _closes(self, step: int) -> bool:
+        """True for the round after the last step, which evaluates and trains nothing."""
+        return step > self._job.train_iters > 0
+
+    def write_status(self, state: State, force: bool = False) -> None:
+        """Replace status.json if anything in it has changed."""
+        status = {
+            "phase": state.phase,
+            "life": state.life,
+            "epoch": state.epoch,
+            "step": state.committed[0],
+            "last_step": state.spec.last_step if state.spec else None,
+            "num_groups": state.spec.num_groups if state.spec else None,
+            "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
+            "waiting": {str(group): incarnation for group, incarnation in sorted(state.waiting.items())},
+            "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
+            "failures_masked": self.book.totals.failures_masked,
+            "last_losses": list(self._losses),
+            "saved_step": state.saved_step - self._closes(state.saved_step),
+            "loss": self._last_line.get("loss"),
+            "outcome": state.outcome,
+            "reason": state.outcome_reason,
+        }
+        if force or status != self._shown_status:
+            self._shown_status = status
+            path = self._run_dir.status
+            self.side.write(path.name, lambda: write_json(path, {**status, "time_unix_s": round(time.time(), 3)}))
+
+    def finish(self, state: State) -> None:
+        """The job is over: what is still open, and the summary."""
+        self.write_ready(all_of_them=True)
+        self.write_status(state, force=True)
+        totals, last = self.book.totals, self._last_line
+        closing = self._closes(state.committed[0])
+        summary = {
+            "outcome": state.outcome,
+            "reason": state.outcome_reason,
+            "steps": state.committed[0] - closing,
+            "first_step": state.spec.first_step if state.spec else 0,
+            "steps_committed": totals.steps_committed - closing,
+            "failures_masked": totals.failures_masked,
+            "steps_lost": totals.steps_lost,
+            "wipe_outs": totals.wipe_outs,
+            "joins": totals.joins,
+            "lives": state.life,
+            "stall_s": round(self.book.stall_s, 3),
+            "loss": last.get("loss"),
+            "weights_digest": state.last_weights,
+            "live_groups": sorted(state.live),
+            "saved_step": state.saved_step - self._closes(state.saved_step),
+        }
+        self.side.write(self._run_dir.summary.name, lambda: write_json(self._run_dir.summary, summary))
+        self._worker.submit(self._close_boards)
+        self._worker.shutdown(wait=True)
+        self.side.settle(END_PATIENCE_S)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _show(self, line: Mapping[str, Any]) -> None:
+        if self._lines is None:
+            return
+        for text in evaluation_lines(line):
+            sys.stdout.write(text + "\n")
+        closes = self._closes(line["step"])
+        text = None if closes else self._lines.add(line)
+        if text is not None:
+            sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        if closes:
+            return
+        step = int(line["step"])
+        self._worker.submit(self._write_boards, line, self._lines.consumed_samples(step), self._lines.batch_size(step))
+
+    def _open_boards(self) -> None:
+        try:
+            self._boards = Boards(self._job, self._run_dir.path)
+        except Exception as error:
+            self._boards_fail(error)
+
+    def _write_boards(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int) -> None:
+        if self._boards is None and time.monotonic() >= self._boards_again_s:
+            self._open_boards()
+        if self._boards is None:
+            return
+        try:
+            self._boards.write(line, consumed_samples, batch_size)
+            if self._boards_again_s:
+                say("the boards are written again")
+            self._boards_again_s = 0.0
+        except Exception as error:
+            self._close_boards()
+            self._boards_fail(error)
+
+    def _boards_fail(self, error: Exception) -> None:
+        """They are other people's code, with files and connections of their own: said once, and tried again."""
+        if not self._boards_again_s:
+            say(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
+        self._boards_again_s = time.monotonic() + BOARDS_PAUSE_S
+
+    def _close_boards(self) -> None:
+        boards, self._boards = self._boards, None
+        if boards is not None:
+            with contextlib.suppress(Exception):
+                boards.close()
+
+
+def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a metrics file."""
+    if not path.exists():
+        return
+    with path.open() as file:
+        for text in file:
+            if text.endswith("\n"):
+                yield json.loads(text)
+
+
+def say(text: str) -> None:
+    """One notice on the coordinator's standard output, which spare-launch shows."""
+    sys.stdout.write(f"spare: {text}\n")
+    sys.stdout.flush()

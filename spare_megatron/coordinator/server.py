@@ -1,0 +1,405 @@
+"""The coordinator: the controller's machine behind a gRPC server, with a journal before it and a detector beside it.
+
+One event loop, one event at a time: an event goes through the machine, its record is in the journal, then its
+actions are sent. While the journal cannot be written, events wait in a backlog and nothing is decided. What reaches it
+as a message becomes an event; what it must conclude itself (silence, a closed connection) the detector finds.
+Restarted on the same run directory it replays the journal, waits for the live groups up to the heartbeat time-out, and
+goes on; no training process notices more than a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from spare_megatron.config.exits import ExitCode, status_words
+from spare_megatron.config.job import JobDescription, difference
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
+from spare_megatron.controller.machine import State, step
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Action,
+    Applied,
+    Decision,
+    Event,
+    Hello,
+    JobSpec,
+    Loss,
+    Opened,
+    Saved,
+    SendFenced,
+    StopRequested,
+    Tuned,
+    Vote,
+)
+from spare_megatron.coordinator.action_dispatcher import Speaker
+from spare_megatron.coordinator.backlog import Backlog
+from spare_megatron.coordinator.deadlines import SIGNAL_REASON, Deadlines, exit_code_of
+from spare_megatron.coordinator.election import Office
+from spare_megatron.coordinator.failure_detector import Beat, Detector, Finding
+from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
+from spare_megatron.coordinator.journal import Journal, Record, replay
+from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.streams import Stream, Streams
+from spare_megatron.coordinator.suspicion import Suspicion
+
+STATUS_INTERVAL_S = 0.5
+PUBLISHED_INTERVAL_S = 1.0
+"""Between two looks whether coordinator.json still names this coordinator."""
+DISK_PATIENCE = 0.75
+"""Of the coordinator time-out of the groups: how long the job waits for a disk before another process is to go on."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of the command line."""
+
+    listen: str
+    run_dir: RunDirectory
+    life: int = 0
+    """Number of the job's life: one above the journal's begins with the first Hello. 0: go on with the journal's life,
+    or begin the next one where that has ended."""
+    tls_dir: str = ""
+    office: Office | None = None
+    """Where several coordinators may serve the run directory: this one's term."""
+    with_store: bool = True
+    """False for control planes without communicators (simulated clients): torch is not loaded."""
+
+
+class Coordinator:
+    """One coordinator process. Whoever makes it holds the run directory's lock."""
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._dir = options, options.run_dir
+        self._security = Security(self._dir.token(create=True), options.tls_dir)
+        self._streams = Streams()
+        self._records = Records(self._dir)
+        self._tuning = JobTuning(time.time())
+        self._accepted = ""
+        found = replay(self._dir.journal, self._replayed)
+        self._state = found.state
+        office, published = options.office, self._dir.coordinator_for_sure()
+        confirm = office.confirm if office else _nobody_else
+        self._journal = Journal(
+            self._dir.journal, found.records, self._state.epoch, time.time, confirm, found.settled_bytes
+        )
+        self._backlog = Backlog(say, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
+        self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
+        over = self._state.phase in ("closed", "stopped")
+        self._life = options.life or self._state.life + over
+        self._unopened = self._life > self._state.life
+        self._fingerprint = "" if self._unopened else self._state.job.fingerprint
+        self._job = JobDescription()
+        self._detector = Detector(self._job.timeouts, time.monotonic())
+        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
+        self._suspicion = Suspicion(
+            self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
+        )
+        self._deadlines = Deadlines(lambda: self._state, self._apply)
+        self._over = asyncio.Event()
+        self._exit_code = ExitCode.FAILED
+        self._error: Exception | None = None
+        self._resumed = False
+
+    def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
+        for action in decision.actions:
+            if isinstance(action, AcceptSave):
+                self._accepted = action.directory
+        self._records.observe(record, before, decision, after, 0.0, False)
+        self._tuning.observe(record.time_unix_s, before, record.event, after)
+
+    # --------------------------------------------------------------------------------------------------------- life
+
+    async def run(self) -> ExitCode:
+        """Serve until the job is over; the exit code says how it ended."""
+        try:
+            await self._serve()
+        finally:
+            self._journal.close()
+        return self._exit_code
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
+        server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            if not self._unopened:
+                self._resume()
+            host = advertised(self._options.listen)
+            tasks = self._start_tasks(host, self._address(f"{host}:{port}"))
+            await self._until_over(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await server.stop(grace=0.2)
+
+    def _start_tasks(self, host: str, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
+        office, work = self._options.office, [self._watch(), self._write_status()]
+        publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
+        self._backlog.do(publish)
+        work.append(self._keep_published(publish) if office is None else office.until_lost())
+        if self._options.with_store:
+            work.append(self._speaker.start_store(host))
+        return [asyncio.create_task(one) for one in work]
+
+    async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Until the machine has stopped and the groups have left; a failed task is the end too."""
+        over = asyncio.create_task(self._over.wait())
+        done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        for task in done - {over}:
+            task.result()
+        if self._error is not None:
+            raise self._error
+        if self._state.stopped:
+            if self._resumed:
+                await asyncio.sleep(self._job.timeouts.grace_s)  # groups may come back to hear of the end
+            await self._streams.wait_empty(self._job.timeouts.heartbeat_timeout_s)
+            self._records.finish(self._state)
+
+    def _resume(self) -> None:
+        """The same life after a restart: members must be heard again within the heartbeat time-out."""
+
+        def expect() -> None:
+            now_s = time.monotonic()
+            for group, incarnation in {**self._state.live, **self._state.waiting}.items():
+                self._detector.expect(group, incarnation, now_s)
+            self._deadlines.expect_all(self._job.timeouts.startup_timeout_s)
+            if self._state.stopped:
+                self._end()
+
+        self._resumed = True
+        self._backlog.do(self._read_job)
+        self._apply(Opened(self._state.job, self._state.life, self._fencing))
+        if self._accepted:  # the one before may have died between the record and the file
+            self._backlog.do(partial(self._dir.publish_accepted, self._accepted))
+        self._backlog.do(expect)
+
+    def _read_job(self) -> None:
+        kept = read_json(self._dir.path / "job.json")
+        if kept is not None:
+            self._adopt_job(decode(kept))
+
+    def _open(self, spec: JobSpec, job: JobDescription) -> None:
+        """The first Hello of a new life."""
+
+        def begin() -> None:
+            self._adopt_job(job)
+            self._deadlines.expect_all(job.timeouts.startup_timeout_s)
+            self._suspicion.flush()
+
+        self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
+        self._backlog.do(partial(write_json, self._dir.path / "job.json", encode(job), durable=True))
+        self._apply(Opened(spec, self._life, self._fencing))
+        self._backlog.do(begin)
+
+    def _adopt_job(self, job: JobDescription) -> None:
+        self._job = job
+        self._detector.adopt(job.timeouts)
+        self._records.begin(job, self._state)
+        self._deadlines.limit_duration(job.exit_duration_s, self._records.life_began_unix_s)
+        self._tuning.begin(job.tuning)
+
+    def _address(self, address: str) -> CoordinatorAddress:
+        return CoordinatorAddress(
+            address=address,
+            fencing=self._fencing,
+            life=self._life,
+            highest_incarnation=max(self._state.highest.values(), default=-1),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+
+    async def _keep_published(self, publish: Callable[[], None]) -> None:
+        """Without an office: the run directory's lock keeps others out, but not a rename that an earlier coordinator's
+        host had still to carry out."""
+        while True:
+            await asyncio.sleep(PUBLISHED_INTERVAL_S)
+            if not self._backlog.waiting:
+                with contextlib.suppress(OSError):  # a disk that fails for a while
+                    publish()
+
+    def _signal(self, name: str) -> None:
+        if self._state.phase in ("closed", "stopped") or self._unopened:
+            self._exit_code = ExitCode.REQUEUE
+            self._over.set()
+        else:
+            self._apply(StopRequested(f"{SIGNAL_REASON} {name}"))
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _apply(self, event: Event, detect_s: float = 0.0) -> None:
+        """One event, now or when the disk allows: decide, write it down, then act."""
+        self._backlog.do(partial(self._decide, event, detect_s))
+
+    def _decide(self, event: Event, detect_s: float = 0.0) -> None:
+        """The state goes on only with a record that is in the journal; OSError: nothing has changed."""
+        before = self._state
+        after, decision = step(before, event)
+        record = self._journal.append(event, decision)
+        self._state = after
+        self._records.observe(record, before, decision, after, detect_s, live=True)
+        acts = [partial(self._act, action) for action in decision.actions]
+        self._backlog.do_next([*acts, partial(self._follow, record, before)])
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, AcceptSave):
+            self._dir.publish_accepted(action.directory)
+        self._speaker.say(action)
+        if isinstance(action, SendFenced):
+            self._detector.lost(action.group, action.incarnation)
+
+    def _follow(self, record: Record, before: State) -> None:
+        """What an event leads to, once its actions are sent."""
+        if self._state.stopped and not before.stopped:
+            self._end()
+        if isinstance(record.event, Tuned):
+            publish_choice(record.event, self._state.life, self._dir, self._records.side)
+        self._tuning.observe(record.time_unix_s, before, record.event, self._state)
+        following = self._tuning.next(self._state)
+        if following is not None:
+            self._backlog.do_next([partial(self._decide, following)])
+
+    def _fail(self, error: Exception) -> None:
+        """A bug, another coordinator, or a disk that does not come back: this process decides nothing any more."""
+        self._error = error
+        self._over.set()
+
+    @property
+    def _nothing_is_decided(self) -> bool:
+        return self._unopened or self._backlog.waiting
+
+    def _disk_patience_s(self) -> float:
+        return DISK_PATIENCE * self._job.timeouts.coordinator_timeout_s
+
+    def _end(self) -> None:
+        self._exit_code = exit_code_of(self._state.outcome, self._state.outcome_reason)
+        self._over.set()
+
+    # ------------------------------------------------------------------------------------------------------- groups
+
+    async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
+        """One leader's stream, from arrival to end."""
+        first = await context.read()
+        if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
+            return
+        hello = protobuf_codec.read(first.arrival.hello, Hello)
+        spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
+        refusal = self._refusal(hello, job)
+        if refusal:
+            await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
+            return
+        stream = Stream(hello.group, hello.incarnation, context)
+        self._streams.add(stream)
+        stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
+        if self._unopened:
+            self._open(spec, job)
+        self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
+        self._apply(hello)
+        listener = asyncio.create_task(self._listen(stream, context))
+        try:
+            await stream.write()
+        finally:
+            listener.cancel()
+            if self._streams.remove(stream):
+                self._detector.closed(stream.group, stream.incarnation, time.monotonic())
+
+    def _refusal(self, hello: Hello, job: JobDescription) -> str:
+        """Why a group runs another job than the first one, empty if it does not: a user's error."""
+        if self._unopened or hello.fingerprint == self._fingerprint:
+            return ""
+        differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
+        return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
+
+    async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        while (report := await context.read()) is not grpc.aio.EOF:
+            self._hear(stream, report)
+        stream.end()
+
+    def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
+        kind, group, now_s = report.WhichOneof("kind"), stream.group, time.monotonic()
+        if kind == "heartbeat":
+            beats = [protobuf_codec.read(beat, Beat) for beat in report.heartbeat.beats]
+            self._detector.heartbeat(group, stream.incarnation, beats, now_s)
+        elif kind == "ballot":
+            vote = protobuf_codec.read(report.ballot.vote, Vote)
+            if (vote.step, vote.epoch) == (self._state.step_in_flight, self._state.epoch):
+                figures = [(figure.name, figure.value) for figure in report.ballot.figures]
+                self._records.book.figures(vote.step, vote.epoch, group, figures)
+                self._tuning.figures(vote.step, vote.epoch, figures)
+            self._apply(vote if vote.ok else replace(vote, failing_s=self._suspicion.failing_s()))
+        elif kind == "applied":
+            self._apply(protobuf_codec.read(report.applied, Applied))
+        elif kind == "saved":
+            self._apply(protobuf_codec.read(report.saved, Saved))
+        elif kind == "report":
+            told = json.loads(report.report.report_json)
+            self._records.report(report.report.step, told)
+            self._tuning.report(told)
+        elif kind == "seen" and report.seen.epoch == self._state.epoch:
+            self._records.book.seen(group, time.time())
+        elif kind == "stop_request":
+            self._apply(StopRequested(report.stop_request.reason))
+        elif kind == "rank_closed":
+            position = report.rank_closed.position
+            if report.rank_closed.closed:
+                self._detector.closed(group, stream.incarnation, now_s, position)
+            else:
+                self._detector.opened(group, stream.incarnation, position, now_s)
+
+    # ------------------------------------------------------------------------------------------------------- losses
+
+    async def _report_exit(self, request: pb.Exited, _: grpc.aio.ServicerContext) -> pb.Done:
+        """The launcher saw a rank end: a fact, unless it left in order at the end of the job."""
+        group, incarnation = request.group, request.incarnation
+        ended = self._state.phase == "ending" and group in self._state.applied_last
+        orderly = request.status == 0 and (self._state.stopped or ended)
+        if not orderly and self._detector.lost(group, incarnation):
+            loss = Loss(group, incarnation, "exited", request.position, status_words(request.status))
+            since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
+            self._suspicion.lose(Finding(loss, since_s))
+        return pb.Done(opened=not self._unopened)
+
+    async def _request_stop(self, request: pb.StopRequest, _: grpc.aio.ServicerContext) -> pb.Done:
+        if self._unopened or self._state.phase == "closed":
+            self._signal(request.reason)
+        else:
+            self._apply(StopRequested(request.reason))
+        return pb.Done()
+
+    async def _watch(self) -> None:
+        """Ask the detector, again and again."""
+        while True:
+            await asyncio.sleep(self._detector.tick_s)
+            if not self._state.stopped and not self._unopened:
+                self._suspicion.look()
+
+    async def _write_status(self) -> None:
+        while True:
+            if self._options.office is not None:
+                self._options.office.confirm()
+            self._records.write_status(self._state)
+            await asyncio.sleep(STATUS_INTERVAL_S)
+
+
+def _nobody_else() -> None:
+    """The run directory's lock lets no other coordinator in."""

@@ -1,0 +1,101 @@
+"""The coordinator's open streams: one for each group incarnation, orders queued and written in turn.
+
+A stream outlives neither its connection nor its fencing. What is sent to a group without a stream is dropped: its
+next Hello asks for all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import grpc.aio
+
+from spare_megatron import failpoints
+from spare_megatron.control import control_pb2 as pb
+
+
+class Stream:
+    """One leader's connection."""
+
+    def __init__(self, group: int, incarnation: int, context: grpc.aio.ServicerContext) -> None:
+        self.group, self.incarnation = group, incarnation
+        self._context = context
+        self._orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
+
+    def send(self, order: pb.Order) -> None:
+        """Queue one order."""
+        self._orders.put_nowait(order)
+
+    def end(self) -> None:
+        """Close after what is queued."""
+        self._orders.put_nowait(None)
+
+    async def write(self) -> None:
+        """Write orders until :meth:`end`."""
+        while (order := await self._orders.get()) is not None:
+            failpoints.hit_message("order", order)
+            await self._context.write(order)
+            failpoints.hit("order.sent")
+
+
+class Streams:
+    """All streams, by (group, incarnation); a newer connection of the same incarnation replaces the older one."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def add(self, stream: Stream) -> None:
+        """A leader connected."""
+        key = (stream.group, stream.incarnation)
+        older = self._streams.get(key)
+        if older is not None:
+            older.end()
+        self._streams[key] = stream
+        self._empty.clear()
+
+    def remove(self, stream: Stream) -> bool:
+        """A connection closed; true if it was the present one of its incarnation."""
+        key = (stream.group, stream.incarnation)
+        if self._streams.get(key) is not stream:
+            return False
+        del self._streams[key]
+        if not self._streams:
+            self._empty.set()
+        return True
+
+    def send(self, group: int, incarnation: int, order: pb.Order) -> None:
+        """To one incarnation, if it is connected."""
+        stream = self._streams.get((group, incarnation))
+        if stream is not None:
+            stream.send(order)
+
+    def send_all(self, groups: Iterable[int], order: pb.Order) -> None:
+        """To every connected incarnation of some groups."""
+        self.send_each(dict.fromkeys(groups, order))
+
+    def send_each(self, orders: Mapping[int, pb.Order]) -> None:
+        """To every connected incarnation of some groups, each its own."""
+        for (group, _), stream in self._streams.items():
+            if group in orders:
+                stream.send(orders[group])
+
+    def end(self, group: int, incarnation: int) -> None:
+        """Close one stream after what is queued."""
+        stream = self._streams.get((group, incarnation))
+        if stream is not None:
+            stream.end()
+
+    def end_all(self) -> None:
+        """Close every stream after what is queued."""
+        for stream in self._streams.values():
+            stream.end()
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """Until nobody is connected any more, or the time is over."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            self.end_all()

@@ -1,0 +1,108 @@
+"""From what the detector finds to the events that the machine decides by: losses, standstills, joiners that are late.
+
+Findings that become known together make one event. Durations in events are measured here, on this process's own clock.
+While the machine decides nothing (the job is not open, or its disk fails) findings wait, and nobody is judged for
+waiting: they wait for this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Event, JoinersLate, Loss, Lost, Standstill
+from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
+
+TOGETHER_S = 0.003
+"""Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
+
+
+class Decide(Protocol):
+    """Where events go."""
+
+    def __call__(self, event: Event, detect_s: float = 0.0) -> None:
+        """``detect_s``: time since the first evidence."""
+
+
+class Suspicion:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        detector: Detector,
+        state: Callable[[], State],
+        decide: Decide,
+        then: Callable[[Callable[[], None]], None],
+        waits: Callable[[], bool],
+    ) -> None:
+        """``then`` calls a function when what was given to ``decide`` before is decided; ``waits`` is true while
+        nothing is."""
+        self._detector, self._state, self._decide, self._then, self._waits = detector, state, decide, then, waits
+        self._findings: list[Finding] = []
+        self._failing: tuple[tuple[int, Mapping[int, int]], float] | None = None
+        """Which step of which members fails, and since when."""
+        self._joiners: tuple[int, float] | None = None
+        """The epoch whose holders wait for joiners, and since when."""
+
+    def lose(self, finding: Finding) -> None:
+        """Collect what becomes known together, then make it one event."""
+        if not self._findings:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
+        self._findings.append(finding)
+
+    def flush(self) -> None:
+        """Tell the machine what was collected. A group that is lost while nothing is decided is lost after it."""
+        if self._waits() or not self._findings:
+            return
+        findings, self._findings = self._findings, []
+        state = self._state()
+        progress = self._detector.progress(state.live, state.step_in_flight)
+        losses = tuple(sorted((one.loss for one in findings), key=lambda loss: loss.group))
+        detect_s = max(0.0, time.monotonic() - min(one.since_s for one in findings))
+        stalled = any(loss.cause == "stalled" for loss in losses)
+        self._decide(Lost(losses, progress, self.failing_s() if stalled else 0.0), detect_s)
+        self._then(partial(self._spare, losses))
+
+    def failing_s(self) -> float:
+        """How long the step in flight has failed for its present members, as far as this process knows."""
+        state, now_s = self._state(), time.monotonic()
+        what = (state.step_in_flight, state.live)
+        if self._failing is None or self._failing[0] != what:
+            self._failing = what, now_s
+        return round(now_s - self._failing[1], 3)
+
+    def look(self) -> None:
+        """Who is due, now."""
+        state, now_s = self._state(), time.monotonic()
+        running = state.phase == "running" and not self._waits()
+        attempt = Attempt(state.epoch, state.live, state.votes.keys()) if running else None
+        for finding in self._detector.tick(now_s, attempt):
+            self.lose(finding)
+        stuck = self._detector.standstill(now_s, attempt) if attempt is not None else ""
+        if stuck:
+            self._decide(Standstill(state.epoch, stuck, self.failing_s()))
+        self._look_at_joiners(running)
+
+    def _look_at_joiners(self, running: bool) -> None:
+        """The holders of the last state wait for those who join: but only for a heartbeat time-out."""
+        state, now_s = self._state(), time.monotonic()
+        joiners = state.live.keys() - state.holders
+        if not running or not joiners or not self._detector.all_wait(state.holders):
+            self._joiners = None
+            return
+        if self._joiners is None or self._joiners[0] != state.epoch:
+            self._joiners = state.epoch, now_s
+        waited_s = now_s - self._joiners[1]
+        if waited_s > self._detector.heartbeat_timeout_s:
+            self._joiners = None
+            self._decide(JoinersLate(state.epoch, round(waited_s, 3)))
+
+    def _spare(self, losses: Sequence[Loss]) -> None:
+        """Whom the machine kept in spite of a finding is watched again."""
+        for loss in losses:
+            if self._state().live.get(loss.group) == loss.incarnation:
+                self._detector.spare(loss.group, time.monotonic())

@@ -1,0 +1,200 @@
+"""The terms of office in a run directory, as files: which coordinator is the latest, and what is its own.
+
+* ``terms/N.json`` begins term N; N is the fencing number. It is made by a hard link, which fails where the name is
+  taken, on network file systems too: one claim succeeds. Its holder rewrites it, nobody else does.
+* ``terms/N/`` has the files that its holder alone appends to, journal and metrics, each a copy of what the term before
+  it left. The folder appears as a whole, or never: whoever takes over from a term without one puts a file in its place
+  (it *seals* the term), and a candidate that was stopped before it opened its term finds that it cannot any more.
+* ``coordinator.json``, ``journal.jsonl`` and ``metrics.jsonl`` in the run directory show the newest term that serves:
+  the address that its file holds, and hard links to its own files. No coordinator reads the last two.
+
+A name in the run directory can be given to an older term, by one that was stopped after it had looked for later terms
+and before its rename: that cannot be prevented, only repaired, and so it is. Whoever has renamed looks again, and shows
+the newer term if there is one by then; the present holder looks at the names ten times in a lease. So they are right as
+soon as the last of these renames is done and either its author or the holder has gone on.
+
+A look that cannot see what must be there (a listing that fails or is behind, a file that is gone between listing and
+reading, half a file) raises :class:`UnseenError`: it is no look, and says nothing of who holds office.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spare_megatron import failpoints
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
+
+
+class UnseenError(OSError):
+    """The terms could not be seen just now."""
+
+
+class SealedError(Exception):
+    """A later term has begun before this one was opened."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """What the file of one term says."""
+
+    number: int
+    life: int
+    """Of the job: a term of an earlier life ended with it, however it ended."""
+    beat: int = 0
+    """Grows while the holder lives."""
+    over: int | None = None
+    """The job's exit code, once this life is over."""
+    address: CoordinatorAddress | None = None
+    """Where the holder serves, once it does."""
+
+
+class Terms:
+    """The terms of one run directory, as one process sees them."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir, self._folder = run_dir, run_dir.path / "terms"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._highest = 0
+        """Term numbers never fall: a listing that ends below this one is behind."""
+
+    def newest(self) -> Term | None:
+        """The present term; None before the first. Raises UnseenError."""
+        return next(self._downwards(), None)
+
+    def claim(self, before: Term | None, life: int) -> Term | None:
+        """Begin the term after ``before``, the newest one seen; None where another candidate was faster."""
+        published = self._run_dir.coordinator()
+        number = 1 + max(before.number if before else 0, published.fencing if published else 0)
+        term, scratch = Term(number, life), scratch_of(self._folder / f"claim-{number}")
+        write_json(scratch, asdict(term))
+        try:
+            failpoints.hit("term.claim")
+            os.link(scratch, self._path(number))
+            failpoints.hit("term.claimed")
+        except FileExistsError:
+            return None
+        finally:
+            scratch.unlink()
+        self._highest = max(self._highest, number)
+        return term
+
+    def write(self, term: Term) -> None:
+        """What its holder says of its own term."""
+        write_json(self._path(term.number), asdict(term))
+
+    def open(self, number: int) -> RunDirectory:
+        """Take over what the terms before ``number`` have left: the run directory, with this term's own journal and
+        metrics. Raises SealedError when a later term has done so first."""
+        own = self._own(number)
+        if not own.is_dir():
+            source = self._left_before(number)
+            failpoints.hit("term.copy")
+            self._fill(own, source)
+            self._remove_before(source)
+        mine = RunDirectory(self._run_dir.path)
+        mine.journal, mine.metrics = (own / name for name in self._appended)
+        return mine
+
+    def show(self) -> None:
+        """Let the names in the run directory be those of the newest term that serves. Any process, any time; looks
+        again after what it has renamed."""
+        shown = 0
+        while (serving := next((term for term in self._downwards() if term.address is not None), None)) is not None:
+            if serving.number == shown:
+                return
+            shown = serving.number
+            assert serving.address is not None
+            self._run_dir.publish_coordinator(serving.address)
+            for name in self._appended:
+                self._link(self._own(shown) / name, self._run_dir.path / name)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _appended(self) -> tuple[str, str]:
+        return self._run_dir.journal.name, self._run_dir.metrics.name
+
+    def _downwards(self) -> Iterator[Term]:
+        """The terms, the newest first."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError as error:
+            raise UnseenError(f"cannot list {self._folder}: {error.strerror}") from error
+        numbers = [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
+        highest = max(numbers, default=0)
+        if highest < self._highest:
+            raise UnseenError(f"{self._folder} lists no term above {highest}, but there is {self._highest}")
+        self._highest = highest
+        for number in sorted(numbers, reverse=True):
+            yield self._read(number)
+
+    def _read(self, number: int) -> Term:
+        path = self._path(number)
+        try:
+            failpoints.hit_file(path, "read")
+            plain: dict[str, Any] = json.loads(path.read_text())
+            address = plain.pop("address")
+            return Term(**plain, address=None if address is None else CoordinatorAddress(**address))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UnseenError(f"cannot read {path}: {error}") from error
+
+    def _left_before(self, number: int) -> Path:
+        """The folder of the last term before ``number`` that was opened; terms that were not are sealed. The run
+        directory itself where a coordinator of its own, without a term, came last, or nobody."""
+        for earlier in range(number - 1, 0, -1):
+            if not self._path(earlier).exists():
+                break
+            own = self._own(earlier)
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            if own.is_dir():
+                return own
+        return self._run_dir.path
+
+    def _fill(self, own: Path, source: Path) -> None:
+        """Make the folder ``own`` with durable copies of what is in ``source``."""
+        scratch = scratch_of(own)
+        scratch.mkdir()
+        try:
+            for name in self._appended:
+                if source == self._run_dir.path and not (source / name).exists():
+                    (scratch / name).touch()  # nobody was before this one
+                else:
+                    shutil.copyfile(source / name, scratch / name)
+                with (scratch / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            failpoints.hit("term.open")
+            os.rename(scratch, own)
+        except (NotADirectoryError, FileExistsError):
+            raise SealedError(f"coordinator {own.name} cannot begin any more: a later one has") from None
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _remove_before(self, source: Path) -> None:
+        """The folders of the terms before the one that was copied: nobody copies them any more."""
+        older = [p for p in self._folder.iterdir() if p.name.isdigit() and source.name.isdigit()]
+        for path in older:
+            if int(path.name) < int(source.name) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _link(self, own: Path, name: Path) -> None:
+        if name.exists() and name.samefile(own):
+            return
+        scratch = scratch_of(name)
+        scratch.unlink(missing_ok=True)
+        os.link(own, scratch)
+        failpoints.hit("term.show")
+        scratch.replace(name)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.json"
+
+    def _own(self, number: int) -> Path:
+        return self._folder / str(number)

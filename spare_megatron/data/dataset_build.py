@@ -1,0 +1,180 @@
+"""Building the data sets of a rank, when the ranks of N groups do it at the same moment on the same files.
+
+The user's provider builds inside the group's world, as under Megatron: rank 0 writes cached indices, the others of
+the group wait and read. Between groups two things hold. Index files appear complete
+(:func:`~spare_megatron.megatron_adapter.data.datasets.whole_files_only`), so a race costs work and never a wrong
+read. And one group builds first: leaders take a lock in the cache directory until a marker says that the indices of
+these arguments are there. A file system without locks, or a holder that does not come to an end, costs only the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import json
+import logging
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.data.data_files import DataFile
+from spare_megatron.flags.blends import blends
+
+log = logging.getLogger(__name__)
+
+DatasetsProvider = Callable[..., Any]
+"""Megatron's provider: (numbers of samples of training, validation and test[, vp_stage]) -> three data sets."""
+
+POLL_S = 0.05
+WAIT_MAX_S = 600.0
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What this rank reads from; None where it needs none."""
+
+    train: Any = None
+    valid: Any = None
+    test: Any = None
+
+
+def sample_counts(train_iters: int, args: Namespace) -> tuple[int, int, int]:
+    """Samples that a job draws for training, validation and test, as Megatron counts them."""
+    batch, rounds = args.global_batch_size, 1
+    if args.eval_interval is not None:
+        rounds += train_iters // args.eval_interval
+    train = args.train_samples or train_iters * batch
+    return train, rounds * args.eval_iters * batch, args.eval_iters * batch
+
+
+def build_datasets(
+    provider: DatasetsProvider,
+    counts: tuple[int, int, int],
+    args: Namespace,
+    files: Sequence[DataFile] = (),
+    *,
+    leads: bool,
+    chunks: int | None = None,
+    tensor_rank: int = 0,
+) -> Datasets:
+    """The data sets of this rank by the user's provider; collective in the group.
+
+    ``leads`` is true on the rank of the group that writes indices (rank 0 of its world). With virtual stages the
+    provider is called once for each of ``chunks`` model chunks, in order; a rank needs data for at most one of them.
+    A provider without ``is_distributed`` is called on tensor-parallel rank 0 only, as under Megatron.
+    """
+    if not getattr(provider, "is_distributed", False) and tensor_rank != 0:
+        return Datasets()
+    built = Datasets()
+    with built_by_one(cache_directory(args), fingerprint(args, counts, files)) if leads else contextlib.nullcontext():
+        for stage in [None] if chunks is None else range(chunks):
+            given = call_provider(provider, counts, stage, args)
+            if len(given) != 3:
+                raise ConfigError(f"the data set provider returned {len(given)} data sets, but must return three")
+            if built == Datasets():
+                built = Datasets(*given)
+    return built
+
+
+def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stage: int | None, args: Namespace) -> Any:
+    """The provider's three data sets; errors of the cache's file system in one sentence."""
+    from spare_megatron.megatron_adapter.data.datasets import whole_files_only
+
+    parameters = inspect.signature(provider).parameters
+    takes = "vp_stage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    options = {"vp_stage": stage} if takes and stage is not None else {}
+    try:
+        with whole_files_only():
+            return provider(list(counts), **options)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        if isinstance(cause, OSError) and cause.errno is not None and cache_directory(args) is not None:
+            raise ConfigError(
+                f"the sample indices cannot be written to {cause.filename or cache_directory(args)}: {cause.strerror}; "
+                "give a directory that can be written, with --data-cache-path"
+            ) from error
+        raise
+
+
+def cache_directory(args: Namespace) -> Path | None:
+    """Where megatron-core keeps the indices: the flag's directory, or beside the first data file."""
+    if args.data_cache_path is not None:
+        return Path(args.data_cache_path)
+    blend, per_split = blends(args)
+    parts = [blend, *(per_split or [])]
+    first = next((part[0][0] for part in parts if part), None)
+    return None if first is None else Path(first) / "cache"
+
+
+def fingerprint(args: Namespace, counts: tuple[int, int, int], files: Sequence[DataFile]) -> str:
+    """Digest of what the indices depend on, as far as it is known here: only work depends on it, never results."""
+    names = (
+        "seq_length",
+        "seed",
+        "split",
+        "tokenizer_type",
+        "tokenizer_model",
+        "vocab_size",
+        "mid_level_dataset_surplus",
+    )
+    facts = {name: getattr(args, name) for name in names}
+    facts |= {"blends": blends(args), "counts": counts}
+    facts |= {"files": [(file.prefix, file.sequences, file.tokens) for file in files]}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def built_by_one(directory: Path | None, name: str) -> Iterator[None]:
+    """Inside, indices may be built: by one leader at a time until they are there, then by all without waiting."""
+    if directory is None:
+        yield
+        return
+    marker = directory / f"spare-indices-{name}"
+    if marker.exists():
+        yield
+        return
+    with locked(directory / "spare-indices.lock", marker):
+        yield
+    with contextlib.suppress(OSError):
+        marker.touch()
+
+
+@contextlib.contextmanager
+def locked(path: Path, marker: Path) -> Iterator[None]:
+    """Hold the file lock ``path``, or not: when ``marker`` appears, after WAIT_MAX_S, where there are no locks."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield  # megatron-core says what cannot be written, if it has to write at all
+        return
+    try:
+        wait_for_lock(handle, path, marker)
+        yield
+    finally:
+        os.close(handle)
+
+
+def wait_for_lock(handle: int, path: Path, marker: Path) -> None:
+    deadline = time.monotonic() + WAIT_MAX_S
+    while not marker.exists():
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                log.warning("%s has been held for %.0f s; this group builds its indices as well", path, WAIT_MAX_S)
+                return
+            time.sleep(POLL_S)
+        except OSError as error:
+            log.info("%s cannot be locked (%s); each group builds its indices", path, error.strerror)
+            return

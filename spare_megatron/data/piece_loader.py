@@ -1,0 +1,174 @@
+"""The microbatches of pieces: read ahead by threads, collated, and only of shards that the group hosts.
+
+A :class:`PieceLoader` is the engine's piece source: called with a step and a list of pieces it gives an iterator over
+this rank's microbatch of each of them, in order. What it reads ahead is a guess (the same pieces in the next step);
+what it gives follows from (step, piece) alone. Evaluation uses the same loader with another data set and another
+count of consumed samples.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.data.data_files import too_large
+from spare_megatron.data.sampling import SampleOrder
+
+Microbatch = Any
+"""Collated samples: for a GPT data set a dict of tensors [micro batch size, sequence length]."""
+
+
+class ShardNotHostedError(RuntimeError):
+    """A piece was asked for whose shard this group does not host: the plan or the placement is wrong."""
+
+
+class PieceLoader:
+    """Microbatches of one data set on one rank. Thread-safe; close it when the job ends."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: SampleOrder,
+        *,
+        inner: int,
+        hosted: frozenset[int] | None,
+        consumed: Callable[[int], int],
+        vocab_size: int | None = None,
+        threads: int = 2,
+        ahead: int = 4,
+    ) -> None:
+        """
+        Args:
+            dataset: indexable, ``len()`` samples; None on a rank that needs no data.
+            order: of the data set's samples.
+            inner: this rank's inner data rank.
+            hosted: shards that the group hosts; None: all.
+            consumed: samples consumed before a step (or before an evaluation's iteration).
+            vocab_size: token ids must be below it; None: not checked.
+            threads: that read ahead; 0: read when needed.
+            ahead: microbatches to read ahead at most.
+        """
+        self._dataset, self._order, self._inner, self._hosted = dataset, order, inner, hosted
+        self._consumed, self._vocab_size, self._ahead = consumed, vocab_size, ahead
+        self._pool = ThreadPoolExecutor(threads, "data") if dataset is not None and threads > 0 else None
+        self._reading: dict[tuple[int, int], Future[Microbatch]] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Stop the threads; what they read is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def host(self, hosted: frozenset[int] | None) -> None:
+        """Change the hosted shards (a new placement)."""
+        self._hosted = hosted
+
+    def __call__(self, step: int, pieces: Sequence[int]) -> Iterator[Microbatch]:
+        """The microbatches of ``pieces`` in ``step``. Nothing is read before the first is asked for."""
+        return self._iterate(step, tuple(pieces))
+
+    def _iterate(self, step: int, pieces: tuple[int, ...]) -> Iterator[Microbatch]:
+        if self._dataset is None:
+            raise RuntimeError("this rank has no data: only the first and the last pipeline stage read samples")
+        for piece in pieces:
+            self._check_hosted(piece)
+        wanted = [(step, piece) for piece in pieces] + [(step + 1, piece) for piece in pieces]
+        self._forget_before(step)
+        for index, piece in enumerate(pieces):
+            self._read_ahead(wanted[index : index + 1 + self._ahead])
+            yield self._take(step, piece)
+            self._read_ahead(wanted[index + 1 : index + 1 + self._ahead])
+
+    def _check_hosted(self, piece: int) -> None:
+        shard = piece // self._order.shape.pieces_per_shard
+        if self._hosted is not None and shard not in self._hosted:
+            raise ShardNotHostedError(f"piece {piece} is of shard {shard}, but this group hosts {sorted(self._hosted)}")
+
+    def _read_ahead(self, wanted: Sequence[tuple[int, int]]) -> None:
+        if self._pool is None:
+            return
+        with self._lock:
+            for key in wanted:
+                if key not in self._reading and self._exists(*key):
+                    self._reading[key] = self._pool.submit(self._read, *key)
+
+    def _exists(self, step: int, piece: int) -> bool:
+        """Whether the order has samples there: the step after the last one may have none."""
+        try:
+            self._order.microbatch(self._consumed(step), piece, self._inner)
+        except IndexError:
+            return False
+        return True
+
+    def _take(self, step: int, piece: int) -> Microbatch:
+        with self._lock:
+            reading = self._reading.pop((step, piece), None)
+        return self._read(step, piece) if reading is None else reading.result()
+
+    def _forget_before(self, step: int) -> None:
+        """Drop what was read ahead for earlier steps and never asked for."""
+        with self._lock:
+            for key in [key for key in self._reading if key[0] < step]:
+                self._reading.pop(key).cancel()
+
+    def _read(self, step: int, piece: int) -> Microbatch:
+        try:
+            numbers = self._order.microbatch(self._consumed(step), piece, self._inner)
+        except IndexError as error:
+            raise ConfigError(
+                f"step {step} needs {error}; use more data, fewer --train-iters or --dataloader-type cyclic"
+            ) from None
+        samples = [self._dataset[number] for number in numbers]
+        self._check_tokens(samples, numbers)
+        return default_collate(samples)
+
+    def _check_tokens(self, samples: Sequence[Any], numbers: Sequence[int]) -> None:
+        if self._vocab_size is None:
+            return
+        for number, sample in zip(numbers, samples, strict=True):
+            for name in ("tokens", "labels"):
+                tokens = sample.get(name) if isinstance(sample, dict) else None
+                if isinstance(tokens, torch.Tensor) and tokens.numel():
+                    largest = int(tokens.max())
+                    if largest >= self._vocab_size:
+                        raise ConfigError(too_large(largest, self._vocab_size, f"sample {number} of the data"))
+
+
+def check_enough(name: str, dataset: Any, needed: int, kind: str) -> None:
+    """ConfigError when a data set has too few samples for a job that takes each of them once."""
+    if dataset is not None and kind == "single" and len(dataset) < needed:
+        raise ConfigError(
+            f"the {name} data has {len(dataset)} samples, but the job needs {needed}; use more data, fewer "
+            "--train-iters or --eval-iters, or --dataloader-type cyclic"
+        )
+
+
+def train_consumed(first: int, global_batch_size: int) -> Callable[[int], int]:
+    """Samples consumed before step t, when ``first`` were consumed before step 1 of this schedule."""
+    return lambda step: first + (step - 1) * global_batch_size
+
+
+def evaluation_consumed(global_batch_size: int) -> Callable[[int], int]:
+    """Samples consumed before an evaluation batch, counted from 0 over all evaluations of the job."""
+    return lambda batch: batch * global_batch_size
+
+
+def validation_batch(state: int, iteration: int, eval_iters: int, eval_interval: int | None, *, final: bool) -> int:
+    """Number of the validation batch of ``iteration`` 0, 1, ... in the evaluation of ``state``.
+
+    Megatron goes on in the validation set from one evaluation to the next: those at multiples of --eval-interval,
+    then the ``final`` one, after training. (The test set is used once: its batches are its iterations.)
+    """
+    rounds = 0 if eval_interval is None else state // eval_interval
+    return (rounds if final else rounds - 1) * eval_iters + iteration
+
+
+def evaluation_source(loader: PieceLoader, batch: int) -> Callable[[int, Sequence[int]], Iterator[Microbatch]]:
+    """A piece source that gives the pieces of evaluation ``batch``, whatever the step is in which they are read."""
+    return lambda _step, pieces: loader(batch, pieces)

@@ -1,0 +1,1 @@
+"""Makes data files from text: the command line and the bytes of Megatron-LM's preprocess_data.py."""

@@ -1,0 +1,201 @@
+"""Blocks of JSON lines to blocks of tokens, in as many processes as are asked for.
+
+What travels between processes is bytes and arrays: a block of the input as it was read, its tokens as they are written.
+Workers are forked from one process that has imported megatron-core and does nothing else, so the import is paid once
+and no process with threads is ever forked. A worker whose parent is gone, however it went, ends itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.data.preprocess.text_files import Block, Place
+
+BLOCKS_AHEAD = 4
+"""Blocks in flight for each worker: a slow one does not let the others run dry."""
+UNTOKENIZABLE = (ValueError, OverflowError, TypeError, RuntimeError)
+"""What the tokenizers' libraries raise on a text that they cannot take."""
+Counts = npt.NDArray[np.int32]
+Tokens = npt.NDArray[Any]
+"""(tokens,), in whatever integers the tokenizer gives."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The documents of one block under one key, ready to be written."""
+
+    tokens: bytes
+    """Token ids one behind the other, in the width of the data file."""
+    lengths: Counts
+    """(parts of all documents,): tokens of each part that has any."""
+    parts: Counts
+    """(documents,): number of such parts of each."""
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """What became of one block."""
+
+    bytes_in: int
+    """Of the input, for the rate."""
+    end: Place
+    dtype: str
+    """Of the tokens: uint16 or int32, which the vocabulary decides."""
+    keys: dict[str, Encoded]
+
+
+class WorkerLostError(Exception):
+    """A process that tokenizes ended without a word."""
+
+
+class Encoder:
+    """Tokenizes documents; one in each worker. Making it imports megatron-core."""
+
+    def __init__(self, args: Namespace) -> None:
+        from spare_megatron.megatron_adapter.data.batch_tokenizers import encode_many
+        from spare_megatron.megatron_adapter.data.datasets import DType
+        from spare_megatron.megatron_adapter.data.tokenizers import build_tokenizer
+
+        # the workers are what runs side by side
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self.keys = tuple(args.json_keys)
+        tokenizer = build_tokenizer(args)
+        eod = tokenizer.eod if args.append_eod else None
+        if args.append_eod and eod is None:
+            raise ConfigError(
+                f"--append-eod needs an end-of-document token, which the tokenizer of {args.tokenizer_model} has not; "
+                "give it an eos_token or leave the flag out"
+            )
+        self.end = None if eod is None else np.array([eod])
+        self.encode_many = encode_many(tokenizer)
+        self.dtype = np.dtype(DType.optimal_dtype(int(tokenizer.vocab_size)))
+
+    def encode(self, block: Block) -> EncodedBlock:
+        """The tokens under each key; ConfigError names the line that is no document."""
+        lines = ((at, line) for at, line in enumerate(block.data.splitlines()) if line.strip())
+        documents = [(at, self._document(block.where(at), line)) for at, line in lines]
+        keys = {key: self._encoded(block, [(at, texts[key]) for at, texts in documents]) for key in self.keys}
+        return EncodedBlock(len(block.data), block.end, self.dtype.name, keys)
+
+    def _document(self, where: str, line: bytes) -> dict[str, list[str]]:
+        try:
+            document = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{where} is no UTF-8: {error.reason} at byte {error.start}; convert the file") from None
+        except ValueError as error:
+            raise ConfigError(f"{where} is no JSON: {error}; give one object a line") from None
+        found: dict[str, list[str]] = {}
+        for key in self.keys:
+            text = document.get(key) if isinstance(document, dict) else None
+            found[key] = text if isinstance(text, list) else [text]
+            if not all(isinstance(part, str) for part in found[key]):
+                raise ConfigError(f"{where} has no text under {key!r}; name the right key with --json-keys")
+        return found
+
+    def _encoded(self, block: Block, documents: list[tuple[int, list[str]]]) -> Encoded:
+        try:
+            encoded = iter(self.encode_many([part for _, texts in documents for part in texts]))
+        except UNTOKENIZABLE:
+            encoded = self._one_by_one(block, documents)
+        tokens: list[Tokens] = []
+        lengths: list[int] = []
+        parts: list[int] = []
+        for _, texts in documents:
+            before = len(lengths)
+            for ids in itertools.islice(encoded, len(texts)):
+                if len(ids):
+                    tokens.append(np.asarray(ids))
+                    lengths.append(len(ids))
+            if len(lengths) > before and self.end is not None:
+                tokens.append(self.end)
+                lengths[-1] += 1
+            parts.append(len(lengths) - before)
+        return Encoded(self._bytes(block, tokens), np.array(lengths, np.int32), np.array(parts, np.int32))
+
+    def _bytes(self, block: Block, tokens: list[Tokens]) -> bytes:
+        if not tokens:
+            return b""
+        together, fits = np.concatenate(tokens), np.iinfo(self.dtype)
+        least, greatest = int(together.min()), int(together.max())
+        if least < fits.min or greatest > fits.max:
+            raise ConfigError(
+                f"{block.where(0)} and what follows has the token {max(least, greatest, key=abs)}, which {self.dtype} "
+                "cannot hold; give a --vocab-size above the largest token"
+            )
+        return together.astype(self.dtype).tobytes()
+
+    def _one_by_one(self, block: Block, documents: list[tuple[int, list[str]]]) -> Iterator[Any]:
+        """The texts again, to say which of them has no tokens."""
+        for at, texts in documents:
+            for text in texts:
+                try:
+                    yield self.encode_many([text])[0]
+                except UNTOKENIZABLE as error:
+                    raise ConfigError(
+                        f"{block.where(at)} cannot be tokenized: {error}; mend the text or use another tokenizer"
+                    ) from None
+
+
+_encoder: Encoder | None = None
+
+
+def end_with_parent() -> None:
+    """First thing in a worker: a thread ends it when the process that started it is gone. Ctrl-C is for that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int = parent.sentinel) -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def encode_in_worker(args: Namespace, block: Block) -> EncodedBlock:
+    """In a worker; its first block makes its encoder: what is wrong with the tokenizer comes back as an error."""
+    global _encoder
+    if _encoder is None:
+        _encoder = Encoder(args)
+    return _encoder.encode(block)
+
+
+def encoded(args: Namespace, blocks: Iterator[Block]) -> Iterator[EncodedBlock]:
+    """The blocks in order, encoded by as many processes as --workers says (1: this one); few are held at a time.
+    WorkerLostError when one of them is killed."""
+    if args.workers == 1:
+        encoder = Encoder(args)
+        yield from map(encoder.encode, blocks)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "spare_megatron.megatron_adapter.data.tokenizer_imports"])
+    pool = ProcessPoolExecutor(args.workers, context, end_with_parent)
+    flying: deque[Future[EncodedBlock]] = deque()
+    try:
+        for block in blocks:
+            flying.append(pool.submit(encode_in_worker, args, block))
+            while len(flying) >= BLOCKS_AHEAD * args.workers or (flying and flying[0].done()):
+                yield flying.popleft().result()
+        while flying:
+            yield flying.popleft().result()
+    except BrokenProcessPool:
+        raise WorkerLostError("a process that tokenizes was killed, which happens where memory runs out") from None
+    finally:
+        pool.shutdown(cancel_futures=True)

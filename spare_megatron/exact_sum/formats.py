@@ -1,0 +1,176 @@
+"""The integer formats of exact sums, behind one interface.
+
+A format knows how a gradient becomes integers and how sums of integers become a gradient, and keeps the scales, which
+follow from committed sums alone. It holds no accumulators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron import kernels
+from spare_megatron.exact_sum import block_scales
+from spare_megatron.exact_sum.block_scales import BlockScales
+from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
+
+FLOAT_MAX = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter's gradient lies."""
+
+    name: str
+    buffer: int
+    start: int
+    stop: int
+    index: int
+    """First index of its elements in the index space of checksums and blocks: a multiple of 1024, its own."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+
+class Format(Protocol):
+    """How gradients are integers. The methods are called in the order of a step."""
+
+    dtype: torch.dtype
+    """Of accumulators and sums."""
+    growth_bits: int
+    """A piece is flagged when it is 2^growth_bits times as large as the last sum."""
+
+    @property
+    def measuring(self) -> bool:
+        """The step in flight is for finding the scales: its sums are too coarse to be applied."""
+
+    @property
+    def state(self) -> Any:
+        """What the next step's scales depend on; pickles."""
+
+    def restore(self, state: Any) -> None:
+        """Take :attr:`state`."""
+
+    def begin_step(self, loss_scale_bits: int) -> None:
+        """The scales of a step whose loss is multiplied by 2^loss_scale_bits, from committed sums."""
+
+    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
+        """accumulator += the rounded gradient of slot ``number``; checksum and flags into ``report``."""
+
+    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
+        """gradient = total / divisor of slot ``number``; its size is noted."""
+
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        """The sizes noted of ``slots`` are the greatest over ``group``, each of whose ranks finalized parts of them."""
+
+    def infinite(self, divisor: float) -> bool:
+        """Whether a sum finalized in this step, divided, is beyond fp32. Waits for the device."""
+
+    def commit(self, overflows: bool) -> None:
+        """All slots are finalized: the next scales. ``overflows``: a piece of the step exceeded the bound."""
+
+
+class Int64:
+    """int64, a scale for each tensor: 8 bytes an element, never worse than fp32 addition."""
+
+    dtype = torch.int64
+    growth_bits = GROWTH_BITS
+    measuring = False
+
+    def __init__(self, slots: Sequence[Slot], terms: int, unit_bits: int, device: torch.device) -> None:
+        """See :class:`Scales`."""
+        self._slots = slots
+        self.scales = Scales(len(slots), terms, unit_bits)
+        self._exponents: list[int] = []
+        self._loss_scale_bits = 0
+        self._peaks = torch.zeros(len(slots), dtype=torch.int64, device=device)
+
+    @property
+    def state(self) -> list[int | None]:
+        return list(self.scales.magnitudes)
+
+    def restore(self, state: Any) -> None:
+        self.scales.magnitudes = list(state)
+
+    def begin_step(self, loss_scale_bits: int) -> None:
+        self._loss_scale_bits = loss_scale_bits
+        self._exponents = self.scales.exponents(loss_scale_bits)
+        self._peaks.zero_()
+
+    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
+        index, exponent = self._slots[number].index, self._exponents[number]
+        kernels.accumulate(gradient, accumulator, exponent, index, self.scales.bound_bits, report)
+
+    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
+        peak = self._peaks[number : number + 1]
+        kernels.finalize(total, gradient, self._exponents[number], divisor, None, peak)
+
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
+
+    def infinite(self, divisor: float) -> bool:
+        sizes = (math.ldexp(peak, -e) for peak, e in zip(self._peaks.tolist(), self._exponents, strict=True))
+        return any(size > FLOAT_MAX * abs(divisor) for size in sizes)
+
+    def commit(self, overflows: bool) -> None:
+        self.scales.update(self._peaks.tolist(), self._exponents, self._loss_scale_bits)
+
+
+class Int32:
+    """int32, a scale for each block of 1024 elements: the memory and the bytes on the wire of fp32."""
+
+    dtype = torch.int32
+    growth_bits = block_scales.GROWTH_BITS
+
+    def __init__(self, slots: Sequence[Slot], terms: int, unit_bits: int, device: torch.device) -> None:
+        """See :class:`BlockScales`."""
+        blocks = [-(-slot.size // kernels.BLOCK) for slot in slots]
+        self.scales = BlockScales(blocks, terms, unit_bits, device)
+        firsts = [slot.index // kernels.BLOCK for slot in slots]
+        self._slots = slots
+        self._blocks = [slice(first, first + number) for first, number in zip(firsts, blocks, strict=True)]
+        self._loss_scale_bits = 0
+        self._exponents = self.scales.exponents(0)
+        self._peaks = torch.zeros(sum(blocks), dtype=torch.int32, device=device)
+
+    @property
+    def measuring(self) -> bool:
+        return self.scales.measuring
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.scales.steps, "blocks": self.scales.magnitudes.cpu()}
+
+    def restore(self, state: Any) -> None:
+        self.scales.steps = state["steps"]
+        self.scales.magnitudes = state["blocks"].to(self._peaks.device)
+
+    def begin_step(self, loss_scale_bits: int) -> None:
+        self._loss_scale_bits = loss_scale_bits
+        self._exponents = self.scales.exponents(loss_scale_bits)
+        self._peaks.zero_()
+
+    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
+        index, exponents = self._slots[number].index, self._exponents[self._blocks[number]]
+        kernels.accumulate32(gradient, accumulator, exponents, index, self.scales.bound_bits, report)
+
+    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
+        blocks, index = self._blocks[number], self._slots[number].index
+        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, None, self._peaks[blocks], index)
+
+    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
+        raise AssertionError("blocks of int32 sums are not cut: settings refuse a distributed optimizer with them")
+
+    def infinite(self, divisor: float) -> bool:
+        sizes = torch.ldexp(self._peaks.double(), -self._exponents)
+        return bool((sizes > FLOAT_MAX * abs(divisor)).any())
+
+    def commit(self, overflows: bool) -> None:
+        self.scales.update(self._peaks, self._exponents, self._loss_scale_bits, overflows)

@@ -1,0 +1,162 @@
+"""What a job needs of a machine, and the report of ``--spare-check``.
+
+A run refuses to start where something is missing; the check only lists it, because it may run on a laptop for a job
+that is meant for a cluster. Imports torch only where the answer is whether there is CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
+from spare_megatron.flags.supported import all_specs
+from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
+
+ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
+"""Modules whose selective recomputation refers to transformer-engine without asking whether it is there."""
+
+DATA_FLAGS = (
+    *("mock_data", "data_path", "data_args_path", "per_split_data_args_path"),
+    *("train_data_path", "valid_data_path", "test_data_path"),
+)
+"""Flags that name data, or ask for made-up ones."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that must be there when the job runs."""
+
+    what: str
+    why: str
+    there: Callable[[], bool]
+    fix: str
+
+
+def has_package(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def needs(ns: Namespace) -> Iterable[Need]:
+    """Hardware and packages that follow from the flags."""
+    engine = "transformer-engine"
+    install = "pip install 'spare_megatron[transformer-engine]'"
+    if ns.transformer_impl == "transformer_engine":
+        yield Need(engine, "--transformer-impl transformer_engine", has_package("transformer_engine"), install)
+        yield Need("CUDA", "--transformer-impl transformer_engine", has_cuda, "use --transformer-impl local")
+    if ns.context_parallel_size > 1 and ns.transformer_impl is None:
+        why = f"--context-parallel-size {ns.context_parallel_size}"
+        yield Need(engine, why, has_package("transformer_engine"), "use --context-parallel-size 1, or " + install)
+        yield Need("CUDA", why, has_cuda, "use --context-parallel-size 1")
+    if ns.attention_backend in ("flash", "fused"):
+        why = f"--attention-backend {ns.attention_backend}"
+        yield Need(engine, why, has_package("transformer_engine"), "use --attention-backend auto, or " + install)
+    if ns.fp8 is not None:
+        yield Need(engine, f"--fp8-format {ns.fp8}", has_package("transformer_engine"), "use --bf16, or " + install)
+        yield Need("CUDA of compute capability 8.9 or more", f"--fp8-format {ns.fp8}", has_cuda, "use --bf16")
+    if ns.experimental_attention_variant is not None:
+        why = f"--experimental-attention-variant {ns.experimental_attention_variant}"
+        yield Need(engine, why, has_package("transformer_engine"), "leave it out, or " + install)
+        yield Need("flash-linear-attention", why, has_package("fla"), "leave it out, or pip install it")
+    if ns.moe_grouped_gemm:
+        yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
+    here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
+    for why, fix in engine_only(ns):
+        yield Need(engine, why, here, fix)
+    if ns.distributed_backend == "nccl" or ns.spare_comm == "nccl":
+        why = "--distributed-backend nccl" if ns.distributed_backend == "nccl" else "--spare-comm nccl"
+        yield Need("CUDA", why, has_cuda, f"use {why.split()[0]} gloo")
+    if ns.fp32_residual_connection:
+        yield Need("CUDA", "--fp32-residual-connection", has_cuda, "leave it out")
+    for name, package in (("TikTokenizer", "tiktoken"), ("HuggingFaceTokenizer", "transformers")):
+        if ns.tokenizer_type == name:
+            yield Need(package, f"--tokenizer-type {name}", has_package(package), f"pip install {package}")
+    if ns.tokenizer_type == "GPT2BPETokenizer":
+        yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
+
+
+def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
+    """(flag, what to do instead) of what megatron-core's own layers cannot do (seen with 0.16.1)."""
+    if ns.num_experts is not None and ns.add_bias_linear:
+        # its experts add the bias in place to what a collective returned, which autograd refuses
+        yield "--num-experts with biases", "add --disable-bias-linear"
+    if ns.moe_latent_size is not None:
+        yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
+    if ns.multi_latent_attention:
+        yield "--multi-latent-attention", "use --group-query-attention"
+    if ns.layernorm_zero_centered_gamma:
+        yield "--apply-layernorm-1p", "leave it out"
+    if ns.use_te_activation_func:
+        yield "--use-te-activation-func", "leave it out"
+    if ns.cross_entropy_loss_fusion and ns.cross_entropy_fusion_impl == "te":
+        yield "--cross-entropy-fusion-impl te", "use native"
+    modules = [name for name in ns.recompute_modules or () if name in ENGINE_MODULES]
+    if modules:
+        yield f"--recompute-modules {' '.join(modules)}", "use core_attn, mlp or moe"
+
+
+def check_machine(ns: Namespace) -> None:
+    """ConfigError for the first need that this machine does not meet."""
+    check_core_version(ns.spare_allow_untested_core)
+    for need in needs(ns):
+        if not need.there():
+            raise ConfigError(f"{need.why} needs {need.what}, which is not on this machine; {need.fix}")
+
+
+def files_named(ns: Namespace) -> list[Path]:
+    """Files that the flags name and the job will read."""
+    from spare_megatron.flags.blends import blends
+
+    named = [ns.tokenizer_model, ns.vocab_file, ns.merge_file, ns.tokenizer_metadata, ns.load, ns.data_args_path]
+    paths = [Path(name) for name in named if name is not None]
+    if ns.per_split_data_args_path is None or Path(ns.per_split_data_args_path).exists():
+        blend, per_split = blends(ns)
+        prefixes = [prefix for part in (blend, *(per_split or [])) if part for prefix in part[0]]
+        paths += [Path(f"{prefix}{end}") for prefix in prefixes for end in (".bin", ".idx")]
+    else:
+        paths.append(Path(ns.per_split_data_args_path))
+    return paths
+
+
+def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
+    """The text of ``--spare-check``: the job's shape, what it needs, and every flag's resolved value."""
+    lines = [
+        "the flags are good",
+        f"  {shape.num_groups} groups of {shape.group_size} ranks (TP {shape.tensor} x PP {shape.pipeline} x CP "
+        f"{shape.context} x inner data {shape.inner_data}), {shape.world_size} ranks",
+        f"  {shape.pieces_per_shard} pieces per shard, each shard on {redundancy} groups; {shape.pieces} pieces of "
+        f"{shape.piece_samples} samples per step; {ns.train_iters} steps of {shape.global_batch_size} samples",
+        "needs:",
+        f"  {shape.world_size} ranks, one process each",
+        f"  megatron-core {' or '.join(TESTED_CORE_VERSIONS)}",
+    ]
+    lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
+    lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
+    if not any(getattr(ns, name) for name in DATA_FLAGS):
+        lines.append("  data of the script's own provider, as no flag names any")
+    taken = ns.spare_taken
+    if taken is not None:
+        lines.append(f"from the checkpoint {taken.where}:" if taken.found else taken.sentences()[0])
+        lines += [f"  {name} = {value}" for name, value in taken.values.items()]
+        lines += [f"  {sentence}" for sentence in taken.differences]
+    if ns.spare_notes:
+        lines += ["taken, and without effect here:", *(f"  {note}" for note in ns.spare_notes)]
+    titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
+    shown = ""
+    for spec in all_specs():
+        if spec.section != shown:
+            shown = spec.section
+            lines.append(f"{titles[shown]}:")
+        lines.append(f"  {spec.dest} = {getattr(ns, spec.dest)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,103 @@
+"""docs/flags.md, written from what the parser knows: every flag of Megatron-LM, what becomes of it, and why.
+
+    python -m spare_megatron.flags.document
+
+writes it; a test compares. Imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from spare_megatron.flags import no_effect, refusals
+from spare_megatron.flags.parser import titled
+from spare_megatron.flags.specs import HERE, SECTIONS, docs_of
+from spare_megatron.flags.supported import all_specs
+
+TARGET = Path(__file__).parents[2] / "docs" / "flags.md"
+INTRODUCTION = """# Flags
+
+Written by `python -m spare_megatron.flags.document`; a test checks that it is current. Flags have
+Megatron-LM's names and defaults. Read from: {source}.
+
+A flag is never ignored: it does what it does in Megatron, or it changes nothing here and the job says so once, or it
+is refused with the reason and the nearest choice. `python pretrain_gpt.py --spare-check FLAGS...` checks a whole
+command line without hardware, data or other ranks, and lists what the job would need. A `--yaml-cfg` file stands for
+flags.
+
+Without a GPU the tests run everything that megatron-core's own layers can do. What needs transformer-engine (fp8,
+context parallelism, gated delta net, multi-latent attention) is handed to megatron-core as Megatron hands it, is listed
+by the check as a need, and has not been run by the tests.
+"""
+
+
+def text() -> str:
+    """The page."""
+    return "\n".join([*_supported(), *_without_effect(), *_refused()]) + "\n"
+
+
+def _supported() -> Iterator[str]:
+    source = json.loads((HERE / "megatron_lm.json").read_text())["source"]
+    yield INTRODUCTION.format(source=source)
+    yield "## Supported"
+    docs = {}
+    for section, (_, cls) in SECTIONS.items():
+        prefix = "spare_" if section == "spare" else ""
+        docs |= {prefix + name: doc for name, doc in docs_of(cls).items()}
+    for title, specs in titled(all_specs()).items():
+        yield from ("", f"### {title}", "", "| flag | takes | default | what for |", "|---|---|---|---|")
+        for spec in specs:
+            takes = {"on": "", "off": ""}.get(spec.kind, spec.kind)
+            if spec.choices:
+                takes = ", ".join(map(str, spec.choices))
+            default = "" if spec.default is None or spec.kind in ("on", "off") else f"`{spec.default}`"
+            words = [
+                " ".join(f"`{name}`" for name in spec.names),
+                takes,
+                default,
+                docs.get(spec.dest, "as in Megatron"),
+            ]
+            yield "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
+
+
+def _without_effect() -> Iterator[str]:
+    yield from ("", "## Taken, and without effect here", "")
+    yield "What these ask for holds in any case:"
+    yield from _by_reason(no_effect.ALWAYS_SO.items())
+    yield from ("", "These ask for another way to the same result; time or memory may differ from Megatron's:")
+    yield from _by_reason(no_effect.TIME_ONLY.items())
+    values = ((f"--{dest.replace('_', '-')} {value}", reason) for (dest, value), reason in no_effect.VALUES.items())
+    yield from _by_reason(values)
+
+
+def _refused() -> Iterator[str]:
+    yield from ("", "## Refused", "")
+    yield "| why | instead | flags |"
+    yield "|---|---|---|"
+    by_refusal: dict[refusals.Refusal, list[str]] = {}
+    for name, refusal in sorted(refusals.refused_names().items()):
+        by_refusal.setdefault(refusal, []).append(name)
+    for (dest, value), why in refusals.VALUES.items():
+        by_refusal.setdefault(refusals.Refusal(*why), []).append(f"--{dest.replace('_', '-')} {value}")
+    names = {spec.dest: spec.names[0] for spec in all_specs()}
+    for dest, why in refusals.DEFAULT_ONLY.items():
+        by_refusal.setdefault(refusals.Refusal(*why), []).append(names[dest])
+    for refusal, flags in by_refusal.items():
+        yield f"| {refusal.reason} | {refusal.instead or '-'} | {' '.join(f'`{flag}`' for flag in flags)} |"
+
+
+def _by_reason(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    yield ""
+    for reason, flags in by_reason.items():
+        yield f"- {' '.join(flags)}: {reason}"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text())
+    sys.stdout.write(f"{TARGET}\n")

@@ -1,0 +1,321 @@
+"""Rules between flags: each is one sentence that names the values and the fix.
+
+Assumes a resolved namespace (:mod:`resolve`). What megatron-core itself checks when its configs are built is checked
+here first where a job would otherwise find out only after its start. Imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.flags.resolve import counted_layers, nearest_multiple
+
+
+def refuse(condition: object, sentence: str) -> None:
+    """ConfigError with ``sentence`` when ``condition`` holds."""
+    if condition:
+        raise ConfigError(sentence)
+
+
+def check_model(ns: Namespace) -> None:
+    """Layers, heads and widths against the parallel degrees."""
+    tensor, pipeline, context = (
+        ns.tensor_model_parallel_size,
+        ns.pipeline_model_parallel_size,
+        ns.context_parallel_size,
+    )
+    refuse(
+        ns.num_attention_heads % tensor,
+        f"--num-attention-heads {ns.num_attention_heads} is not divisible by --tensor-model-parallel-size {tensor}; "
+        f"use --num-attention-heads {nearest_multiple(ns.num_attention_heads, tensor)}",
+    )
+    if ns.group_query_attention:
+        groups = ns.num_query_groups
+        refuse(
+            groups % tensor and tensor % groups,
+            f"--num-query-groups {groups} is neither a multiple nor a divisor of "
+            f"--tensor-model-parallel-size {tensor}; use --num-query-groups {nearest_multiple(groups, tensor)}",
+        )
+        refuse(
+            ns.num_attention_heads % groups,
+            f"--num-attention-heads {ns.num_attention_heads} is not divisible by --num-query-groups {groups}; "
+            f"use --num-attention-heads {nearest_multiple(ns.num_attention_heads, groups)}",
+        )
+    refuse(
+        ns.multi_latent_attention and ns.group_query_attention,
+        "--group-query-attention does not go with --multi-latent-attention; leave one of them out",
+    )
+    refuse(
+        ns.ffn_hidden_size % tensor,
+        f"--ffn-hidden-size {ns.ffn_hidden_size} is not divisible by --tensor-model-parallel-size {tensor}; "
+        f"use --ffn-hidden-size {nearest_multiple(ns.ffn_hidden_size, tensor)}",
+    )
+    refuse(
+        ns.max_position_embeddings < ns.seq_length,
+        f"--max-position-embeddings {ns.max_position_embeddings} is less than --seq-length {ns.seq_length}; "
+        f"use --max-position-embeddings {ns.seq_length}",
+    )
+    refuse(
+        ns.sequence_parallel and ns.seq_length % tensor,
+        f"--seq-length {ns.seq_length} is not divisible by --tensor-model-parallel-size {tensor}, which "
+        f"--sequence-parallel needs; use --seq-length {nearest_multiple(ns.seq_length, tensor)}",
+    )
+    refuse(
+        context > 1 and ns.seq_length % (2 * context),
+        f"--seq-length {ns.seq_length} is not divisible by {2 * context} = 2 x --context-parallel-size {context}; "
+        f"use --seq-length {nearest_multiple(ns.seq_length, 2 * context)}",
+    )
+    activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(ns, name)]
+    refuse(
+        len(activations) > 1,
+        " and ".join("--" + name.replace("_", "-") for name in activations) + " are two activations; give one",
+    )
+    refuse(
+        not ns.add_position_embedding and ns.position_embedding_type != "rope",
+        "--no-position-embedding is only for rotary embeddings; use --position-embedding-type none",
+    )
+    check_stages(ns, pipeline)
+
+
+def check_stages(ns: Namespace, pipeline: int) -> None:
+    """Layers against pipeline stages."""
+    even = ns.decoder_first_pipeline_num_layers is None and ns.decoder_last_pipeline_num_layers is None
+    chunks = ns.virtual_pipeline_model_parallel_size or 1
+    layers = counted_layers(ns)
+    if even and ns.pipeline_model_parallel_layout is None:
+        unit = pipeline * chunks
+        stages = f"--pipeline-model-parallel-size {pipeline}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
+        refuse(
+            layers % unit,
+            f"{layers} layers are not divisible by {unit} = {stages}; "
+            f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}",
+        )
+    refuse(
+        chunks > 1 and pipeline < 2,
+        f"{chunks} virtual stages need --pipeline-model-parallel-size of at least 2, but it is {pipeline}",
+    )
+
+
+def check_experts(ns: Namespace) -> None:
+    """Mixture of experts."""
+    experts, parallel = ns.num_experts, ns.expert_model_parallel_size
+    refuse(
+        parallel > 1 and experts is None,
+        f"--expert-model-parallel-size {parallel} needs a model with experts; give --num-experts {parallel * 2}",
+    )
+    if experts is None:
+        return
+    refuse(
+        experts % parallel,
+        f"--num-experts {experts} is not divisible by --expert-model-parallel-size {parallel}; "
+        f"use --num-experts {nearest_multiple(experts, parallel)}",
+    )
+    refuse(
+        ns.moe_router_topk > experts,
+        f"--moe-router-topk {ns.moe_router_topk} is more than --num-experts {experts}; use at most {experts}",
+    )
+    refuse(
+        ns.moe_router_topk == 1
+        and ns.moe_router_score_function == "softmax"
+        and not ns.moe_router_pre_softmax
+        and ns.moe_router_load_balancing_type != "sinkhorn",
+        "--moe-router-topk 1 would give every expert the weight 1; add --moe-router-pre-softmax",
+    )
+    refuse(
+        isinstance(ns.moe_layer_freq, list) and len(ns.moe_layer_freq) != ns.num_layers,
+        f"--moe-layer-freq has {len(ns.moe_layer_freq) if isinstance(ns.moe_layer_freq, list) else 0} entries, but the "
+        f"model has {ns.num_layers} layers; give one entry for each layer",
+    )
+    refuse(
+        isinstance(ns.moe_router_load_balancing_type, list)
+        and (
+            not isinstance(ns.moe_aux_loss_coeff, list)
+            or len(ns.moe_aux_loss_coeff) != len(ns.moe_router_load_balancing_type)
+        ),
+        "--moe-router-load-balancing-type and --moe-aux-loss-coeff have different numbers of entries; "
+        "give one coefficient for each loss",
+    )
+    refuse(
+        ns.tensor_model_parallel_size > 1 and not ns.sequence_parallel,
+        f"experts with --tensor-model-parallel-size {ns.tensor_model_parallel_size} need --sequence-parallel; add it",
+    )
+
+
+def check_training(ns: Namespace) -> None:
+    """Precision, learning rate, intervals."""
+    refuse(ns.fp16 and ns.bf16, "--fp16 and --bf16 are two precisions; give one of them")
+    refuse(
+        ns.fp16_lm_cross_entropy and not ns.fp16,
+        "--fp16-lm-cross-entropy is only for --fp16; leave it out or add --fp16",
+    )
+    refuse(
+        ns.fp32_residual_connection and not (ns.fp16 or ns.bf16),
+        "--fp32-residual-connection is only for half precision; leave it out or add --bf16",
+    )
+    refuse(ns.lr is None, "--lr is missing; give it, as in --lr 3e-4")
+    refuse(ns.lr <= 0, f"--lr is {ns.lr}, but must be above 0")
+    refuse(ns.min_lr > ns.lr, f"--min-lr {ns.min_lr} is above --lr {ns.lr}; use --min-lr {ns.lr} or less")
+    for name in ("log_interval", "eval_interval", "exit_interval", "exit_duration_in_mins", "tensorboard_log_interval"):
+        value = getattr(ns, name)
+        refuse(value is not None and value < 1, f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    refuse(ns.eval_iters < 0, f"--eval-iters is {ns.eval_iters}, but must not be negative")
+    refuse(ns.clip_grad < 0, f"--clip-grad is {ns.clip_grad}, but must not be negative; 0 clips nothing")
+    for name in ("hidden_dropout", "attention_dropout"):
+        value = getattr(ns, name)
+        refuse(not 0 <= value < 1, f"--{name.replace('_', '-')} is {value}, but must be in 0 <= x < 1")
+    refuse(
+        ns.recompute_granularity == "selective" and ns.recompute_method is not None,
+        f"--recompute-method {ns.recompute_method} is only for --recompute-granularity full; leave it out",
+    )
+    refuse(
+        "mlp" in (ns.recompute_modules or ()) and ns.add_bias_linear,
+        "--recompute-modules mlp never ends with biases in megatron-core 0.16.1; add --disable-bias-linear",
+    )
+    refuse(
+        ns.recompute_granularity == "full" and ns.recompute_method is None,
+        "--recompute-granularity full needs --recompute-method uniform or block",
+    )
+    refuse(
+        ns.recompute_granularity == "full" and ns.recompute_num_layers is None,
+        "--recompute-granularity full needs --recompute-num-layers, as in --recompute-num-layers 1",
+    )
+
+
+def check_checkpoint(ns: Namespace) -> None:
+    """What is saved and loaded."""
+    refuse(
+        ns.save is not None and ns.save_interval is None,
+        f"--save {ns.save} needs --save-interval, the steps between checkpoints, as in --save-interval 1000, or auto",
+    )
+    refuse(
+        isinstance(ns.save_interval, int) and ns.save_interval < 1,
+        f"--save-interval is {ns.save_interval}, but must be at least 1",
+    )
+    after, hours = ns.spare_restart_after, ns.spare_mtbf_gpu_hours
+    refuse(after is not None and after < 0, f"--spare-restart-after is {after}, but must be at least 0, which is never")
+    refuse(bool(after) and ns.save is None, f"--spare-restart-after {after} needs --save, where the job goes on from")
+    refuse(
+        hours is not None and not 0 < hours < float("inf"),
+        f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0",
+    )
+    for name in ("save_retain_interval", "spare_keep_checkpoints"):
+        value, flag = getattr(ns, name), f"--{name.replace('_', '-')}"
+        refuse(value is not None and value < 1, f"{flag} is {value}, but must be at least 1")
+        refuse(value is not None and ns.save is None, f"{flag} {value} needs --save, the directory it speaks of")
+    refuse(
+        ns.async_save and ns.spare_no_async_save,
+        "--async-save and --spare-no-async-save contradict each other; leave one of them out",
+    )
+    refuse(
+        not ns.perform_initialization and ns.load is None,
+        "--no-initialization leaves the weights undefined; give --load with it or leave it out",
+    )
+    refuse(
+        ns.exit_on_missing_checkpoint and ns.load is None,
+        "--exit-on-missing-checkpoint needs --load, the directory where the checkpoint must be",
+    )
+    refuse(
+        ns.ckpt_step is not None and ns.load is None,
+        f"--ckpt-step {ns.ckpt_step} needs --load, the directory of the checkpoints",
+    )
+
+
+def check_data(ns: Namespace) -> None:
+    """One source of data at most (a script's own provider needs none), and a tokenizer that can be built."""
+    per_split = [ns.train_data_path, ns.valid_data_path, ns.test_data_path]
+    sources = {
+        "--mock-data": ns.mock_data,
+        "--data-path": ns.data_path is not None or ns.data_args_path is not None,
+        "--train-data-path (or --valid-, --test-)": any(path is not None for path in per_split),
+        "--per-split-data-args-path": ns.per_split_data_args_path is not None,
+    }
+    given = [name for name, there in sources.items() if there]
+    refuse(len(given) > 1, " and ".join(given) + " are different sources of data; give one of them")
+    refuse(ns.num_workers < 0, f"--num-workers is {ns.num_workers}, but must not be negative")
+    refuse(ns.num_dataset_builder_threads < 1, "--num-dataset-builder-threads must be at least 1")
+    refuse(
+        ns.tokenizer_type is None,
+        "--tokenizer-type is missing; give it, as in --tokenizer-type SentencePieceTokenizer --tokenizer-model FILE",
+    )
+    refuse(
+        ns.tokenizer_type == "NullTokenizer" and ns.vocab_size is None,
+        "--tokenizer-type NullTokenizer needs --vocab-size, the number of token ids in the data",
+    )
+    refuse(ns.vocab_size is not None and ns.vocab_size < 1, f"--vocab-size is {ns.vocab_size}, but must be at least 1")
+    refuse(
+        ns.make_vocab_size_divisible_by < 1,
+        f"--make-vocab-size-divisible-by is {ns.make_vocab_size_divisible_by}, but must be at least 1",
+    )
+
+
+def check_spare(ns: Namespace, shape: JobShape) -> None:
+    """The framework's own flags."""
+    groups, redundancy = shape.num_groups, ns.spare_redundancy
+    refuse(
+        redundancy is not None and not 1 <= redundancy <= groups,
+        f"--spare-redundancy {redundancy} is not between 1 and the {groups} groups of the job; "
+        f"use --spare-redundancy {min(max(redundancy or 1, 1), groups)} or more groups",
+    )
+    refuse(
+        ns.spare_min_groups is not None and not 1 <= ns.spare_min_groups <= groups,
+        f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
+    )
+    refuse(
+        ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
+        f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
+        "microbatches a group ran, so sums are not those of another placement; use --spare-reduce fp32",
+    )
+    _check_audits(ns, groups)
+    refuse(
+        (ns.use_megatron_fsdp or ns.use_torch_fsdp2) and shape.inner_data > 1,
+        f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
+        "use --use-distributed-optimizer",
+    )
+    refuse(
+        ns.check_weight_hash_across_dp_replicas_interval is not None and not ns.spare_reduce.startswith("exact"),
+        "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
+        f"{ns.spare_reduce} does not promise; use --spare-reduce exact",
+    )
+    split = ns.use_distributed_optimizer and shape.inner_data * shape.context > 1
+    refuse(
+        split and ns.optimizer != "adam",
+        "--use-distributed-optimizer splits Adam's state over inner data ranks, not that of "
+        f"--optimizer {ns.optimizer}; use --optimizer adam or leave the flag out",
+    )
+    refuse(
+        split and ns.spare_reduce == "exact32",
+        f"--spare-reduce exact32 has a scale for each block of a tensor, and --use-distributed-optimizer cuts tensors "
+        f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
+    )
+    timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
+
+
+def _check_audits(ns: Namespace, groups: int) -> None:
+    """Two gradients of a piece can be compared where equal ones are equal bit for bit, and where two groups have it."""
+    rate, redundancy = ns.spare_audit_rate, ns.spare_redundancy or min(2, groups)
+    refuse(
+        not 0 <= rate <= 1, f"--spare-audit-rate is {rate}, but must be in 0 <= x <= 1, as in --spare-audit-rate 0.01"
+    )
+    refuse(
+        rate and not ns.spare_reduce.startswith("exact"),
+        f"--spare-audit-rate {rate} compares checksums, which the sums of --spare-reduce {ns.spare_reduce} do not "
+        "have; use --spare-reduce exact or exact32",
+    )
+    refuse(
+        rate and redundancy < 2,
+        f"--spare-audit-rate {rate} needs a second group with each piece's data, but --spare-redundancy is "
+        f"{redundancy}; use 3, with which a third group decides who is wrong, or 2, with which the job then stops",
+    )
+
+
+def check_all(ns: Namespace, shape: JobShape) -> None:
+    """Every rule; ConfigError at the first that does not hold."""
+    check_model(ns)
+    check_experts(ns)
+    check_training(ns)
+    check_checkpoint(ns)
+    check_data(ns)
+    check_spare(ns, shape)

@@ -1,0 +1,314 @@
+"""One life of a job: one coordinator (restarted when it is killed) and one start of every rank.
+
+Decides nothing about training: it tells the coordinator what exited, ends what is left of a group that lost a rank,
+and reports what the coordinator's exit code says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import VARIABLE
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security
+from spare_megatron.control.disk import SideFiles, patiently
+from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.launch.coordinator_client import tell
+from spare_megatron.launch.processes import Child, Processes, publish_processes
+
+GROUP_GRACE_S = 0.3
+"""Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""
+ORDERLY_GRACE_S = 5.0
+"""The same after an exit with 0."""
+NO_RANKS_S = 60.0
+"""For a coordinator to end an open job all of whose ranks are gone, and know it to be."""
+END_GRACE_S = 15.0
+"""For ranks to leave in order when the job is over."""
+COORDINATOR_RESTARTS = 8
+"""Of one life."""
+LINES_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start."""
+
+    num_groups: int
+    group_size: int
+    run_dir: RunDirectory
+    command: tuple[str, ...]
+    """Of one rank."""
+    injections: tuple[str, ...] = ()
+    checkpoint_dirs: tuple[str, ...] = ()
+    """Where a checkpoint to start again from may be, best first."""
+    listen: str = "127.0.0.1:0"
+    tls_dir: str = ""
+    coordinator_flags: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+class Life:
+    """One start of the whole job."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        processes: Processes,
+        number: int,
+        notice: Callable[[str], None],
+        stopped_hard: asyncio.Event,
+    ) -> None:
+        self._launch, self._dir, self._processes = launch, launch.run_dir, processes
+        self._number, self._notice, self._stopped_hard = number, notice, stopped_hard
+        self._security = Security(self._dir.token(create=True), launch.tls_dir)
+        self._side = SideFiles(lambda text: notice(f"spare-launch: {text}"))
+        self._coordinator: Child | None = None
+        self._restarts = 0
+        self._ending = False
+        self._ranks: dict[tuple[int, int], Child] = {}
+        self._incarnation = 0
+        before = patiently(self._dir.coordinator_for_sure)
+        self._journal_life = 1 + (before.life if before else 0)
+        self._listening = asyncio.Event()
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first_failure: tuple[int, int] | None = None
+
+    async def run(self, stop_reason: str) -> ExitCode:
+        """Until the coordinator says how it ended. Raises ConfigError for a user's error of any process."""
+        try:
+            hard = asyncio.create_task(self._stopped_hard.wait())
+            await self._start_coordinator()
+            listening = asyncio.create_task(self._listening.wait())
+            await asyncio.wait({listening, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                self._start_ranks()
+            listening.cancel()
+            if stop_reason:
+                self.request_stop(stop_reason)
+            await asyncio.wait({self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
+            hard.cancel()
+            if self._config_error.done():
+                raise ConfigError(self._config_error.result())
+            if not self._exit.done():
+                return ExitCode.FAILED
+            await self._let_ranks_leave()
+            if self._config_error.done():
+                raise ConfigError(self._config_error.result())
+            return self._code(self._exit.result())
+        finally:
+            self._ending = True
+            for task in self._tasks:
+                task.cancel()
+            await self._end_everything()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the coordinator to save and leave."""
+        self._keep(self._tell("RequestStop", pb.StopRequest(reason=reason)))
+
+    def committed_anything(self) -> bool:
+        """True when this life committed a step."""
+        summary = glance(self._dir.summary) or {}
+        return bool(summary.get("steps", 0) > summary.get("first_step", 0))
+
+    # --------------------------------------------------------------------------------------------------- coordinator
+
+    async def _start_coordinator(self) -> None:
+        """Start it and wait until it listens; a first start that was killed is started again by whoever saw it."""
+        launch = self._launch
+        command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(self._dir.path)]
+        command += ["--listen", launch.listen, "--life", str(self._journal_life), *launch.coordinator_flags]
+        if launch.tls_dir:
+            command += ["--tls-dir", launch.tls_dir]
+        child = self._coordinator = self._processes.start(
+            "coordinator",
+            command,
+            launch.environ,
+            self._dir.coordinator_log,
+            self._coordinator_ended,
+            err=self._dir.coordinator_errors,
+        )
+        self._publish()
+        while child.alive:
+            published = self._dir.coordinator()
+            if published is not None and published.pid == child.pid:
+                if not self._ranks:
+                    self._incarnation = published.highest_incarnation + 1
+                self._listening.set()
+                return
+            await asyncio.sleep(0.005)
+
+    def _coordinator_ended(self, child: Child) -> None:
+        """Killed: start it again, it goes on from its journal. An exit code is its last word."""
+        status = child.status if child.status is not None else 1
+        self._publish()
+        if self._exit.done() or self._ending:
+            return
+        if (status < 0 or status == ExitCode.DISK_FAILED) and self._restarts < COORDINATOR_RESTARTS:
+            self._restarts += 1
+            why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
+            self._notice(f"spare-launch: the coordinator {why}; it is started again")
+            self._keep(self._start_coordinator())
+        elif status == ExitCode.BAD_INPUT:
+            self._refuse(tail(self._dir.coordinator_errors, 1).removeprefix("spare-coordinator: "))
+        else:
+            self._exit.set_result(status if status >= 0 else int(ExitCode.FAILED))
+
+    def _refuse(self, sentence: str) -> None:
+        """A user's error: the first one is shown."""
+        if not self._config_error.done():
+            self._config_error.set_result(sentence)
+
+    def _code(self, status: int) -> ExitCode:
+        try:
+            code = ExitCode(status)
+        except ValueError:
+            code = ExitCode.FAILED
+        if code is ExitCode.FAILED:
+            self._notice("spare-launch: the job failed; " + self._why_failed())
+        return code
+
+    def _why_failed(self) -> str:
+        reason = (glance(self._dir.summary) or {}).get("reason")
+        if reason:
+            return str(reason)
+        if self._first_failure is not None:
+            log = self._dir.log_of(*self._first_failure)
+            return f"the end of {log}:\n{tail(log, LINES_SHOWN - 2)}"
+        return f"the end of {self._dir.coordinator_errors}:\n{tail(self._dir.coordinator_errors, LINES_SHOWN - 2)}"
+
+    # --------------------------------------------------------------------------------------------------------- ranks
+
+    def _start_ranks(self) -> None:
+        launch = self._launch
+        for group in range(launch.num_groups):
+            for position in range(launch.group_size):
+                self._ranks[group, position] = self._processes.start(
+                    f"group {group} rank {position}",
+                    launch.command,
+                    self._rank_environment(group, position),
+                    self._dir.log_of(group, position),
+                    lambda child, place=(group, position): self._rank_ended(place, child),  # type: ignore[misc]
+                )
+        self._publish()
+
+    def _rank_environment(self, group: int, position: int) -> dict[str, str]:
+        launch = self._launch
+        ranks = launch.num_groups * launch.group_size
+        return {
+            "OMP_NUM_THREADS": "1",
+            **launch.environ,
+            "PYTHONUNBUFFERED": "1",
+            "LOCAL_RANK": str(group * launch.group_size + position),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "SPARE_GROUP": str(group),
+            "SPARE_POSITION": str(position),
+            "SPARE_NUM_GROUPS": str(launch.num_groups),
+            "SPARE_GROUP_SIZE": str(launch.group_size),
+            "SPARE_INCARNATION": str(self._incarnation),
+            "SPARE_LIFE": str(self._number),
+            "SPARE_RUN_DIR": str(self._dir.path),
+            "SPARE_LAUNCHER_PID": str(os.getpid()),
+            "SPARE_TLS_DIR": launch.tls_dir,
+            VARIABLE: "\n".join(launch.injections),
+        }
+
+    def _rank_ended(self, place: tuple[int, int], child: Child) -> None:
+        """A fact for the coordinator; the rest of the group has no use without it."""
+        group, position = place
+        status = child.status if child.status is not None else 1
+        self._publish()
+        if self._exit.done() or self._ending:
+            return
+        if status == ExitCode.BAD_INPUT:
+            self._show_error(place)
+            return
+        if status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
+            self._first_failure = self._first_failure or place
+        exited = pb.Exited(
+            group=group,
+            incarnation=self._incarnation,
+            position=position,
+            status=status,
+            time_unix_s=time.time(),
+        )
+        self._keep(self._report(exited))
+        self._keep(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
+
+    async def _report(self, exited: pb.Exited) -> None:
+        """Tell the coordinator. With the last rank gone it ends the job; one that never began is ended here."""
+        answer = await self._tell("ReportExit", exited)
+        if answer is None or any(rank.alive for rank in self._ranks.values()):
+            return
+        if answer.opened:
+            await asyncio.wait({self._exit}, timeout=NO_RANKS_S)
+        if not self._exit.done():
+            self._exit.set_result(int(ExitCode.FAILED))
+
+    def _show_error(self, place: tuple[int, int]) -> None:
+        """A rank's error of the user: its sentence, or the end of its log."""
+        sentences = self._dir.told_errors()
+        log = self._dir.log_of(*place)
+        text = tail(sentences[0], LINES_SHOWN) if sentences else tail(log, LINES_SHOWN)
+        self._refuse(text or f"a rank found bad input; see {log}")
+
+    async def _end_group(self, group: int, grace_s: float) -> None:
+        """End what is left of a group; a stopped process stays as it is until the job's end (somebody stopped it, and
+        may want to look at it or let it go on: it will find itself fenced)."""
+        await asyncio.sleep(grace_s)
+        for (of, _), child in self._ranks.items():
+            if of == group and child.alive and not child.stopped and not self._exit.done():
+                child.signal(signal.SIGKILL)
+
+    async def _let_ranks_leave(self) -> None:
+        """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
+        live = (glance(self._dir.summary) or {}).get("live_groups", [])
+        leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
+        deadline_s = time.monotonic() + END_GRACE_S
+        while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
+            if not any(rank.alive and not rank.stopped for rank in leaving):
+                return
+            await asyncio.sleep(0.02)
+
+    async def _end_everything(self) -> None:
+        """Ranks, stopped ones too, and a coordinator that is still there."""
+        children = [*self._ranks.values(), *([self._coordinator] if self._coordinator else [])]
+        for child in children:
+            if child.alive:
+                child.signal(signal.SIGKILL)
+        while any(child.alive for child in children):
+            await asyncio.sleep(0.005)
+        self._publish()
+
+    # --------------------------------------------------------------------------------------------------------- common
+
+    def _publish(self) -> None:
+        path = self._dir.processes
+        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, method: str, request: object) -> pb.Done | None:
+        return await tell(self._dir, self._security, method, request, self._exit.done)
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a file."""
+    try:
+        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
+    except OSError:
+        return ""

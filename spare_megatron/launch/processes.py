@@ -1,0 +1,154 @@
+"""The processes of a job on this machine: started in sessions of their own, watched by pidfd, ended by group.
+
+A pidfd is readable the moment its process ends, so an exit is known within a millisecond and without a thread. A
+guard process (:mod:`spare_megatron.launch.orphan_reaper`) holds a list of what lives and ends it if this process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from spare_megatron import failpoints
+from spare_megatron.control.disk import patiently, words
+from spare_megatron.control.run_directory import write_json
+from spare_megatron.launch import orphan_reaper
+
+LOG_PATIENCE_S = 2.0
+"""How long the start of a process waits for the disk that its log lies on."""
+
+
+class Child:
+    """One started process, the leader of its own session and process group."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.name, self.process, self.pid = name, process, process.pid
+        self.handle = os.pidfd_open(process.pid)
+        self.status: int | None = None
+        """Exit code, or minus the signal, once it has ended."""
+
+    @property
+    def alive(self) -> bool:
+        """Not known to have ended."""
+        return self.status is None
+
+    @property
+    def stopped(self) -> bool:
+        """True for a process that a signal stopped (state T)."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in ("T", "t")
+
+    def signal(self, number: int) -> None:
+        """To the whole process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Processes:
+    """Starts children and says when they end. Use as a context manager: nothing is left behind."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, Child] = {}
+        self._guard: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Processes:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", orphan_reaper.__file__],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End everything and wait for it; the guard goes last, in case this is interrupted."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+        for child in self._children.values():
+            child.process.wait()
+            os.close(child.handle)
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        out: Path,
+        ended: Callable[[Child], None],
+        err: Path | None = None,
+    ) -> Child:
+        """Start one process; ``ended`` is called in the loop when it has ended. Output is appended to files."""
+        with contextlib.ExitStack() as files:
+            stdout = files.enter_context(_open_log(out))
+            stderr = files.enter_context(_open_log(err)) if err is not None else subprocess.STDOUT
+            process = subprocess.Popen(
+                list(command),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        child = Child(name, process)
+        self._children[child.pid] = child
+        self._tell(f"+{child.pid} {orphan_reaper.start_time(child.pid)}")
+        asyncio.get_running_loop().add_reader(child.handle, self._ended, child, ended)
+        return child
+
+    def _ended(self, child: Child, ended: Callable[[Child], None]) -> None:
+        asyncio.get_running_loop().remove_reader(child.handle)
+        os.close(child.handle)
+        child.signal(signal.SIGKILL)  # what it started itself; its id is still taken, so no other group can have it
+        child.status = child.process.wait()
+        del self._children[child.pid]
+        self._tell(f"-{child.pid}")
+        ended(child)
+
+    def _tell(self, line: str) -> None:
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard: the job goes on without it
+            self._guard.stdin.write(line + "\n")
+            self._guard.stdin.flush()
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Where a process's output goes. A disk that fails now is waited for, but not long: the process is what counts."""
+
+    def opened() -> IO[bytes]:
+        failpoints.hit("processes.log")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+
+    try:
+        return patiently(opened, LOG_PATIENCE_S)
+    except OSError as error:
+        sys.stderr.write(f"spare: the output of a process is lost: {path} cannot be opened: {words(error)}\n")
+        return Path(os.devnull).open("ab")
+
+
+def publish_processes(path: Path, coordinator: Child | None, ranks: Mapping[tuple[int, int], Child]) -> None:
+    """Replace processes.json: everything that lives."""
+    host = socket.gethostname()
+    listed: list[dict[str, Any]] = [
+        {"group": group, "position": position, "pid": child.pid, "host": host}
+        for (group, position), child in sorted(ranks.items())
+        if child.alive
+    ]
+    living = coordinator is not None and coordinator.alive
+    write_json(path, {"coordinator": {"pid": coordinator.pid if living and coordinator else None}, "ranks": listed})

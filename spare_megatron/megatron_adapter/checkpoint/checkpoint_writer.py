@@ -1,0 +1,163 @@
+"""This rank's share of a checkpoint in megatron-core's torch_dist format: taken at a step, written whenever.
+
+megatron-core writes files from forked processes and collects results through a Manager process, also when it saves
+synchronously. A rank has threads (control plane, communicators): forking it can hang, and a Manager would outlive a
+killed rank. So megatron-core plans here and does not write: :meth:`ShareWriter.take` is its planning, a collective of
+the group on the training thread; :meth:`Share.write` and :meth:`Share.finish` call no collective, touch nothing that
+training changes and may run on any thread. What the ranks must tell each other in between is bytes, which the caller
+carries.
+
+May assume: every rank of the group takes the same steps in the same order. Promises: no disk is touched before
+``write``, so a full or broken one cannot stop a collective half way; the plan is gathered twice, later saves of the
+same structure (it never changes within a job) need no collective at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import pickle
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
+
+install_cpu_shims()
+
+from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as core_strategy
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _write_item
+
+from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
+
+Create = Callable[[str], AbstractContextManager[BinaryIO]]
+"""Opens a file of the checkpoint, by name, for writing; on leaving it is on the disk."""
+
+METADATA = ".metadata"
+_BACKEND, _VERSION = "torch_dist", 1
+
+
+class ShareWriter:
+    """Takes this rank's shares; one for a job. ``take`` belongs to the training thread."""
+
+    def __init__(self) -> None:
+        self._strategy = _PlanOnly(_BACKEND, _VERSION, thread_count=1, cached_metadata=True)
+        self._validated = False
+        self._host: dict[Any, torch.Tensor] = {}
+
+    def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> Share:
+        """Plan ``state`` (megatron-core's sharded state dict) and hold what this rank writes of it. Collective.
+
+        Args:
+            copied: copy tensors into host memory that this writer keeps from one save to the next (pinned on CUDA):
+                training may go on at once, and the share before must have been written. Else tensors are referred to
+                and must not change until the share is written.
+        """
+        sharded, common = save_preprocess(state, validate_access_integrity=not self._validated)
+        self._validated = True
+        planned = self._strategy.async_save(sharded, Path(directory))
+        buckets = [
+            (key, planned_bytes, [(item, self._held(item, tensor, copied)) for item, tensor in tensors])
+            for _, key, (planned_bytes, tensors) in planned.buckets
+        ]
+        if compute_device().type == "cuda":
+            torch.cuda.synchronize()
+        return Share(buckets, copy.deepcopy(common), planned.writer, planned.metadata)
+
+    def _held(self, item: Any, tensor: torch.Tensor, copied: bool) -> torch.Tensor:
+        tensor = tensor.detach()
+        on_cuda = tensor.device.type == "cuda"
+        if not copied and not on_cuda:
+            return tensor
+        held = self._host.get(item.index)
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=on_cuda)
+            self._host[item.index] = held
+        held.copy_(tensor, non_blocking=on_cuda)
+        return held
+
+
+@dataclass
+class Share:
+    """What one rank writes of a checkpoint. Its methods may run on any thread."""
+
+    buckets: list[tuple[str, list[Any], list[Any]]] = field(repr=False)
+    """(file name, [(item, bytes)], [(item, host tensor)]): at most one file for each rank."""
+    common: dict[str, Any] = field(repr=False)
+    _writer: FileSystemWriterAsync = field(repr=False)
+    _metadata: Any = field(repr=False)
+
+    def write(self, create: Create) -> bytes:
+        """Write this rank's files; what :meth:`finish` must know of them. OSError, or torch's RuntimeError of it."""
+        transforms, results = self._writer.transforms, []
+        for key, byte_items, tensor_items in self.buckets:
+            with create(key) as stream:
+                for item, data in [*byte_items, *tensor_items]:
+                    results.append(_write_item(transforms, stream, data, item, key, SerializationFormat.TORCH_SAVE))
+        return pickle.dumps(results)
+
+    def finish(self, create: Create, reports: Sequence[bytes]) -> None:
+        """Rank 0, once every rank has written: what makes their files one checkpoint. ``metadata.json``, by which
+        megatron-core knows one, comes last."""
+        with create(COMMON_STATE_FNAME) as stream:
+            torch.save(self.common, stream)
+        written = [pickle.loads(report) for report in reports]
+        metadata = copy.copy(self._metadata)
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for results in written for one in results}
+        metadata.storage_meta = self._writer.storage_meta()
+        with create(METADATA) as stream:
+            pickle.dump(with_other_names(metadata), stream)
+        with create(CONFIG_FNAME) as stream:
+            stream.write(json.dumps(dataclasses.asdict(CheckpointingConfig(_BACKEND, _VERSION))).encode())
+
+
+@dataclass(frozen=True)
+class _Planned:
+    buckets: list[Any]
+    writer: FileSystemWriterAsync
+    metadata: Any
+
+
+class _PlanOnly(TorchDistSaveShardedStrategy):
+    """megatron-core's torch_dist strategy up to the point at which it would write."""
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> _Planned:
+        """Plan; collective until the structure has been seen twice."""
+        with _touching_nothing():
+            return super().async_save(sharded_state_dict, checkpoint_dir)
+
+    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> _Planned:
+        return _Planned(writer.write_buckets or [], writer, save_state_dict_ret[1])
+
+
+class _Unwritten(FileSystemWriterAsync):
+    """megatron-core's writer, which here only says what is to be written."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """The plan as it is: the directory is made by whoever owns it."""
+        return plan
+
+
+@contextlib.contextmanager
+def _touching_nothing() -> Iterator[None]:
+    """While planning: no Manager process for results that nobody sends, no directory."""
+    queues, writer = filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync
+    filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync = queue.Queue, _Unwritten
+    try:
+        yield
+    finally:
+        filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync = queues, writer

@@ -1,0 +1,308 @@
+"""Durable checkpoints of one group in megatron-core's torch_dist format, and loading them under any layout.
+
+The content is Megatron's: ``model`` (``model0``, ``model1``, ... with virtual stages), ``optimizer``,
+``opt_param_scheduler``, ``iteration``, ``checkpoint_version`` and ``args`` with the samples consumed. Tensors are
+stored by logical name and global shape, so a checkpoint loads under another TP, PP, D or N.
+
+May assume: every rank of the group calls ``Checkpointer.take``, ``save`` and ``load`` with the same arguments.
+Promises: ``save`` returns on every rank only when all files are written; other groups take no part in any of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from torch.distributed.checkpoint.api import CheckpointException
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint import optimizer_gather
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share, ShareWriter
+from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
+    BUCKETS,
+    FORM,
+    RESHARDABLE,
+    add_distributed,
+    form_of,
+    read_buckets,
+    rename_requests,
+)
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.world import barrier
+
+CHECKPOINT_VERSION = 3.0
+_REASON_CHARS = 250
+_HERE = "optimizer of this layout"
+"""Where a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge them by
+position with the parameter groups of the layout that saved, which may have other groups: expert parameters have an
+optimizer of their own only with EP > 1."""
+_RANK_STATE = "spare_rank_state"
+_CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
+"""Megatron's description of how the state dict was built; a load builds it the same way."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint says beside the state that ``load`` put into the replica."""
+
+    step: int
+    consumed_samples: int
+    consumed_valid_samples: int
+    args: Mapping[str, Any]
+    rank_state: Any = None
+    """What this rank position gave to :func:`save`; None from a checkpoint with other rank positions, or without."""
+
+
+class Checkpointer:
+    """Takes checkpoints of one rank's replica; one for a job."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._writer = ShareWriter()
+
+    def take(
+        self,
+        directory: str | Path,
+        *,
+        step: int,
+        consumed_samples: int,
+        consumed_valid_samples: int = 0,
+        args: Mapping[str, Any] | None = None,
+        rank_state: Any = None,
+        copied: bool = True,
+    ) -> Share:
+        """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
+
+        Args:
+            rank_state: belongs to this rank position (anything that pickles): only the same layout gets it back.
+            copied: see :meth:`ShareWriter.take`.
+        """
+        replica = self._replica
+        _give_adam_its_first_state(replica)
+        whole = optimizer_gather.gathered(replica)
+        state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
+        add_distributed(_parts(state["optimizer"]))
+        state["args"] = argparse.Namespace(
+            **{
+                **(args or {}),
+                "consumed_train_samples": consumed_samples,
+                "consumed_valid_samples": consumed_valid_samples,
+            }
+        )
+        state[_RANK_STATE] = _rank_object(rank_state)
+        state["checkpoint_version"] = CHECKPOINT_VERSION
+        state["iteration"] = step
+        state["opt_param_scheduler"] = replica.scheduler.state_dict()
+        state["content_metadata"] = dict(_CONTENT)
+        return self._writer.take(state, directory, copied=copied)
+
+
+def save(directory: str | Path, replica: Replica, **told: Any) -> None:
+    """Write the group's state into ``directory``, which must be new or empty, and wait until it is there. Collective.
+
+    ``told`` is what :meth:`Checkpointer.take` takes. An error while writing is raised on the rank that has it, and
+    then the others wait for it in vain: a job writes through :mod:`spare_megatron.trainer.saving`.
+    """
+    directory = Path(directory)
+    share = Checkpointer(replica).take(directory, copied=False, **told)
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def create(name: str) -> Any:
+        return (directory / name).open("wb")
+
+    reports: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, share.write(create))
+    if dist.get_rank() == 0:
+        share.finish(create, reports)
+    barrier()
+
+
+def load(
+    directory: str | Path, replica: Replica, *, optimizer: bool = True, strictness: str = "assume_ok_unexpected"
+) -> Loaded:
+    """Put the state in ``directory`` into the replica; with ``optimizer`` False the weights only. Collective.
+
+    ``strictness`` is one of megatron-core's words for what to do about tensors that only one side has.
+
+    ConfigError when there is no such checkpoint, or it is of another model.
+    """
+    directory = Path(directory)
+    common = read_common(directory)
+    content = common.get("content_metadata") or dict(_CONTENT)
+    whole = optimizer_gather.empty(replica) if optimizer else replica
+    state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
+    stored = _stored(directory)
+    form = form_of(directory, stored) if optimizer else ""
+    here = state.pop("optimizer", None)
+    if form == RESHARDABLE:
+        rename_requests(here)
+    try:
+        mine = _rank_object(None)
+        if optimizer and mine.unique_key in stored:
+            state[_RANK_STATE] = mine
+        if optimizer and form != BUCKETS:
+            state[_HERE] = here
+        state = dist_checkpointing.load(state, str(directory), strict=strictness)
+    except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        reason = " ".join(str(first).split())[:_REASON_CHARS]
+        raise ConfigError(
+            f"{directory} cannot be loaded into this model: {reason}; "
+            "give the flags of the model that it was saved from"
+        ) from error
+    for name, module in _modules(replica):
+        module.load_state_dict(state[name])
+    if optimizer:
+        if form == BUCKETS:
+            saved = dict(enumerate(read_buckets(directory, whole)))
+            mine_now = whole.optimizer.state_dict()
+            state[_HERE] = dict(enumerate(mine_now)) if isinstance(mine_now, list) else mine_now
+        else:
+            saved = common["optimizer"]
+        whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], saved, whole))
+        optimizer_gather.scatter(whole, replica)
+        replica.scheduler.num_steps = 0
+        replica.scheduler.load_state_dict(common["opt_param_scheduler"])
+    else:
+        replica.optimizer.reload_model_params()
+    args = vars(common["args"]) if "args" in common else {}
+    return Loaded(
+        step=int(common["iteration"]),
+        consumed_samples=int(args.get("consumed_train_samples", 0)),
+        consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
+        args=args,
+        rank_state=state.get(_RANK_STATE),
+    )
+
+
+def _rank_object(data: Any) -> ShardedObject:
+    return ShardedObject(_RANK_STATE, data, (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def read_common(directory: str | Path) -> dict[str, Any]:
+    """What a checkpoint holds outside tensors (iteration, args, schedule); needs no process group. ConfigError."""
+    directory = Path(directory)
+    try:
+        ours = dist_checkpointing.check_is_distributed_checkpoint(str(directory))
+        common = dist_checkpointing.load_common_state_dict(str(directory)) if ours else {}
+    except Exception as error:  # a damaged pickle may raise anything
+        raise _unreadable(directory, error) from error
+    if not ours:
+        raise ConfigError(
+            f"{directory} holds no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
+        )
+    return dict(common)
+
+
+def _stored(directory: Path) -> Mapping[str, Any]:
+    """What a checkpoint says that it has, by name; ConfigError."""
+    try:
+        return dict(load_sharded_metadata(str(directory)))
+    except Exception as error:  # a damaged pickle may raise anything
+        raise _unreadable(directory, error) from error
+
+
+def _unreadable(directory: Path, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:_REASON_CHARS] or type(error).__name__
+    return ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint")
+
+
+def _modules(replica: Replica) -> list[tuple[str, torch.nn.Module]]:
+    """Megatron's name of each chunk in a checkpoint, with the model inside its wrappers."""
+    modules = []
+    for index, chunk in enumerate(replica.chunks):
+        module = chunk.module
+        while hasattr(module, "module"):
+            module = module.module
+        modules.append(("model" if len(replica.chunks) == 1 else f"model{index}", module))
+    return modules
+
+
+def _sharded_state(replica: Replica, content: dict[str, Any], *, is_loading: bool, optimizer: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        name: module.sharded_state_dict(metadata=dict(content)) for name, module in _modules(replica)
+    }
+    if optimizer:
+        state["optimizer"] = replica.optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=content)
+    return state
+
+
+def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: Replica) -> dict[Any, Any]:
+    """Loaded optimizer tensors, completed by what a checkpoint stores once: group options, step, loss scale."""
+    saved_parts = _parts(saved)
+    options = [group for part in saved_parts for group in _inner(part)["param_groups"]]
+    steps = [
+        part["common_step"] for part in (_inner(one).get("state", {}) for one in saved_parts) if "common_step" in part
+    ]
+    steps += [torch.tensor(float(group["step"])) for group in options if group.get("step") is not None]
+    scalers = [part["grad_scaler"] for part in saved_parts if "grad_scaler" in part]
+    for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
+        inner = _inner(part)
+        for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
+            told = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
+            group.update({**told, "params": group["params"]})
+            group["is_expert_parallel"] = own["is_expert_parallel"]
+        inner.setdefault("state", {})
+        if steps:
+            inner["state"]["common_step"] = steps[0]
+        elif _is_torch_adam(current):
+            inner["state"]["common_step"] = torch.tensor(0.0)
+        if scalers:
+            part["grad_scaler"] = scalers[0]
+    return state
+
+
+def _is_torch_adam(optimizer: Any) -> bool:
+    return isinstance(optimizer.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def _give_adam_its_first_state(replica: Replica) -> None:
+    """Before its first update torch's Adam has no state, and a checkpoint without it cannot be loaded into one."""
+    for part in replica.optimizer.chained_optimizers:
+        if not _is_torch_adam(part):
+            continue
+        for group in part.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = part.optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(parameter.data)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
+
+
+def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:
+    """The state of each of the chained optimizers; Megatron stores a single one without a number."""
+    return [state[index] for index in sorted(state)] if 0 in state else [state]
+
+
+def _inner(part: dict[str, Any]) -> dict[str, Any]:
+    """torch's state dict: as it is in fp32, one level down with fp32 main parameters."""
+    return part.get("optimizer", part)  # type: ignore[no-any-return]
+
+
+def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:
+    """The saved options of the group that ``group`` corresponds to; expert groups may do for dense ones."""
+    names = ("wd_mult", "lr_mult", "is_decoupled_lr")
+    matching = [one for one in options if all(one[name] == group[name] for name in names)]
+    if not matching:
+        wanted = ", ".join(f"{name} {group[name]}" for name in names)
+        raise ConfigError(
+            f"the checkpoint's optimizer has no parameter group with {wanted}; "
+            "give the optimizer flags that it was saved with, or --no-load-optim"
+        )
+    same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
+    return (same or matching)[0]

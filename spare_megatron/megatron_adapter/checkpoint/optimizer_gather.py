@@ -1,0 +1,135 @@
+"""The optimizer state that inner ranks share out, seen whole: what a checkpoint holds, whatever D was.
+
+megatron-core's distributed optimizer keeps on each inner data rank a part of every bucket. Its own formats of a
+checkpoint depend on that cut, and torch's Adam comes back from them wrongly (one step counter for all parameters, or
+none). Here a checkpoint has the state of the plain optimizer instead, so it is the same for every D: :func:`gathered`
+makes a plain optimizer with everything in it, and :func:`scatter` puts a loaded one back into the parts.
+
+Memory: while a checkpoint is made or read each rank holds the whole state of its parameters (8 bytes a parameter,
+12 in half precision).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.megatron_adapter.model.replica import Replica, build_optimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def is_split(replica: Replica) -> bool:
+    """Whether inner ranks share out the optimizer's state."""
+    return bool(replica.chunks[0].ddp_config.use_distributed_optimizer)
+
+
+def empty(replica: Replica) -> Replica:
+    """The replica with a plain optimizer that has no state yet; itself where nothing is shared out."""
+    if not is_split(replica):
+        return replica
+    mains = {parameter: getattr(parameter, "main_param", None) for parameter in _parameters(replica)}
+    plain = build_optimizer(replica.settings, replica.config, replica.chunks, split=False)
+    for parameter, main in mains.items():  # the plain optimizer leaves its own copies there
+        if main is not None:
+            parameter.main_param = main
+    for part, whole in zip(replica.optimizer.chained_optimizers, plain.chained_optimizers, strict=True):
+        whole.grad_scaler = part.grad_scaler
+    return dataclasses.replace(replica, optimizer=plain)
+
+
+def gathered(replica: Replica) -> Replica:
+    """The replica with a plain optimizer that has the whole state; itself where nothing is shared out.
+
+    The optimizer must have a state (one step, or zeros). Collective over the ranks that share it.
+    """
+    whole = empty(replica)
+    if whole is replica:
+        return replica
+    for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
+        _copy_options(split, plain)
+        mains = main_copies(plain)
+        steps = [state["step"] for state in split.optimizer.state.values() if "step" in state]
+        for buffer_number, buffer in enumerate(split.buffers):
+            for bucket_number, bucket in enumerate(buffer.buckets):
+                shards = list(_shards(split, buffer_number, bucket_number))
+                for key in ("param", *MOMENTS):
+                    full = _gather(split, bucket, key, shards)
+                    for parameter in bucket.params:
+                        start, stop, _ = buffer.param_index_map[parameter]
+                        values = full[start - bucket.offset : stop - bucket.offset].view(parameter.shape)
+                        if key != "param":
+                            plain.optimizer.state[mains[parameter]][key] = values.clone()
+                        elif mains[parameter] is not parameter:
+                            mains[parameter].data.copy_(values)
+        for state in plain.optimizer.state.values():
+            if steps:
+                state["step"] = steps[0].clone()
+    return whole
+
+
+def scatter(whole: Replica, replica: Replica) -> None:
+    """This rank's parts of a plain optimizer's loaded state into ``replica``; nothing where both are the same."""
+    if whole is replica:
+        return
+    for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
+        _copy_options(plain, split)
+        mains = main_copies(plain)
+        for buffer_number, buffer in enumerate(split.buffers):
+            for bucket_number in range(len(buffer.buckets)):
+                for parameter, ranges in _shards(split, buffer_number, bucket_number):
+                    inside = slice(ranges["param"].start, ranges["param"].end)
+                    group, order = split.model_param_group_index_map[parameter]
+                    own = split.optimizer.param_groups[group]["params"][order]
+                    source = plain.optimizer.state[mains[parameter]]
+                    state = split.optimizer.state[own]
+                    for key in MOMENTS:
+                        state[key] = source[key].reshape(-1)[inside].clone()
+                    if "step" in source:
+                        state["step"] = source["step"].clone()
+                    own.data.copy_(mains[parameter].data.reshape(-1)[inside])
+
+
+def _parameters(replica: Replica) -> Iterator[torch.nn.Parameter]:
+    for chunk in replica.chunks:
+        yield from chunk.parameters()
+
+
+def _copy_options(source: Any, target: Any) -> None:
+    """Learning rate, weight decay, FusedAdam's step: all of a group but its parameters."""
+    for one, other in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
+        other.update({name: value for name, value in one.items() if name != "params"})
+
+
+def main_copies(plain: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Model parameter -> what a plain optimizer updates for it: an fp32 copy in half precision, else itself."""
+    if not hasattr(plain, "float16_groups"):
+        return {one: one for group in plain.optimizer.param_groups for one in group["params"]}
+    halves = zip(plain.float16_groups, plain.fp32_from_float16_groups, strict=True)
+    mains = {one: main for ones, copies in halves for one, main in zip(ones, copies, strict=True)}
+    return mains | {one: one for group in plain.fp32_from_fp32_groups for one in group}
+
+
+def _shards(split: Any, buffer: int, bucket: int) -> Iterator[tuple[torch.nn.Parameter, dict[str, Any]]]:
+    """(parameter, its ranges) of what this rank has in a bucket."""
+    (buckets,) = split.gbuf_ranges[buffer].values()
+    yield from buckets[bucket]["param_map"].items()
+
+
+def _gather(split: Any, bucket: Any, key: str, shards: list[tuple[torch.nn.Parameter, dict[str, Any]]]) -> torch.Tensor:
+    """One tensor of the state over a whole bucket, fp32."""
+    group = split.data_parallel_group
+    size = bucket.grad_data.numel() // group.size()
+    mine = torch.zeros(size, dtype=torch.float32, device=bucket.grad_data.device)
+    for parameter, ranges in shards:
+        number, order = split.model_param_group_index_map[parameter]
+        own = split.optimizer.param_groups[number]["params"][order]
+        values = own.detach() if key == "param" else split.optimizer.state[own][key]
+        mine[ranges["gbuf_local"].start : ranges["gbuf_local"].end].copy_(values)
+    full = torch.empty(size * group.size(), dtype=torch.float32, device=mine.device)
+    dist.all_gather_into_tensor(full, mine, group=group)
+    return full

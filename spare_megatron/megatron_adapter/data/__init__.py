@@ -1,0 +1,1 @@
+"""megatron-core's data sets, batches and tokenizers."""

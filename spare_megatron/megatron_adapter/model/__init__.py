@@ -1,0 +1,1 @@
+"""megatron-core's models, schedules, optimizer and parallel state, as one group's rank uses them."""

@@ -1,0 +1,321 @@
+"""Exact gradient sums of one rank: integer accumulators, their checksums, and the way back to floating point.
+
+Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.exact_sum.formats`
+says how) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor when.
+Beside each parameter's accumulator runs the sum of its pieces' checksums, taken as they are added. The checksum is
+linear, so that sum must be the checksum of the accumulator, and its sum over groups that of the reduced result.
+
+Memory: the accumulator's storage is that of megatron-core's fp32 gradient buffer, grown to 8 bytes an element for
+int64. While a step adds, it is integers; once the step is committed, the accumulators are no longer needed and the
+fp32 gradient is written into the same memory.
+
+May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass. Promises:
+what :meth:`ExactGradients.tensors` gives depends on the *set* of pieces alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron import kernels
+from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
+from spare_megatron.exact_sum.piece_checksums import PieceChecksums
+from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
+from spare_megatron.megatron_adapter.model.group_sum import GroupSum, Part, parts_of
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.world import GroupWorld
+from spare_megatron.megatron_adapter.shims import compute_device
+
+FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
+"""By the names of ``--spare-reduce``."""
+Flips = Callable[[str, int], bool]
+"""``flips(point, n)``: whether an injected fault flips a bit here, now; n is the piece of a run where the point is in
+one."""
+
+
+class _Buffer:
+    """One of megatron-core's gradient buffers, seen as integers."""
+
+    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        gradient = buffer.grad_data
+        storage = gradient.untyped_storage()
+        assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
+        storage.resize_(dtype.itemsize * gradient.numel())
+        self.gradient = gradient
+        self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
+        self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
+        self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
+        self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
+        """What each rank of ``group`` keeps of the sum."""
+        self.gaps: list[torch.Tensor] = []
+        """Parts of the gradient that no parameter has (padding)."""
+
+
+class ExactGradients:
+    """The accumulators of one rank. The methods are called in the order of a step; ``tensors`` is collective."""
+
+    def __init__(self, replica: Replica, world: GroupWorld, method: str, flips: Flips) -> None:
+        """``method``: one of :data:`FORMATS`."""
+        kind = FORMATS[method]
+        self._buffers: list[_Buffer] = []
+        self._slots: list[Slot] = []
+        self._numbers: dict[torch.nn.Parameter, int] = {}
+        for number, buffer, group in gradient_buffers(replica):
+            chunk = replica.chunks[number]
+            names = {parameter: name for name, parameter in chunk.module.named_parameters()}
+            self._add(buffer, group, names, kind.dtype)
+        for chunk in replica.chunks:
+            chunk.accumulate = self._accumulate
+        device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
+        self._method = method
+        sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
+        terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
+        self.format = kind(self._slots, terms, unit_bits, device)
+        self._optimizer = replica.optimizer
+        self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
+        self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
+        self.pieces = PieceChecksums(self._reports)
+        self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
+        """What audited gradients are added to: nobody reads it."""
+        self._flips, self._n = flips, 0
+        self._checked = 0
+        """Parameters of which something has left in the present run."""
+        self._given: tuple[torch.Tensor, ...] = ()
+        """What :meth:`tensors` gave."""
+        self.begin_step()
+
+    def _add(
+        self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
+    ) -> None:
+        mine, end = _Buffer(buffer, group, dtype), 0
+        for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
+            self._numbers[parameter] = len(self._slots)
+            last = self._slots[-1] if self._slots else None
+            index = last.index + -(-last.size // kernels.BLOCK) * kernels.BLOCK if last else 0
+            self._slots.append(Slot(names[parameter], len(self._buffers), start, stop, index))
+            mine.gaps.append(mine.gradient[end:start])
+            end = stop
+        mine.gaps.append(mine.gradient[end:])
+        self._buffers.append(mine)
+
+    @property
+    def num_buffers(self) -> int:
+        """Sums that :meth:`tensors` begins with."""
+        return len(self._buffers)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the next step's scales depend on: a run that resumes without it is exact too, with other roundings."""
+        return {**self._identity, "magnitudes": self.format.state}
+
+    def restore(self, state: Any) -> None:
+        """Take :attr:`state` of a checkpoint, unless a rank of the group has other tensors or another format.
+        Collective in the group."""
+        fits = state is not None and {key: state.get(key) for key in self._identity} == self._identity
+        all_fit = torch.tensor([int(fits)], device=compute_device())
+        dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
+        if all_fit.item():
+            self.format.restore(state["magnitudes"])
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"tensors": [(slot.name, slot.size) for slot in self._slots], "method": self._method}
+
+    def begin_step(self) -> None:
+        """No piece is inside; the scale is that of the committed state."""
+        for buffer in self._buffers:
+            buffer.accumulator.zero_()
+        self._reports.zero_()
+        self.pieces.begin_step()
+        self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
+
+    def _accumulate(self, parameter: torch.nn.Parameter) -> None:
+        """Add the gradient that a backward pass left in ``parameter.grad``."""
+        number = self._numbers[parameter]
+        gradient = parameter.grad
+        assert gradient is not None, f"{self._slots[number].name} has no gradient to add"
+        flat = gradient.detach().contiguous().view(-1)
+        if self._flips("gradient", self._n):
+            flip_bit(flat)
+        slot = self._slots[number]
+        if self.pieces.report is not None:
+            self.format.add(number, flat, self._room(slot.size), self.pieces.report[number])
+            return
+        accumulator = self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
+        self.format.add(number, flat, accumulator, self._reports[number])
+
+    def _room(self, size: int) -> torch.Tensor:
+        if self._scratch.numel() < size:
+            self._scratch = self._scratch.new_zeros(max(slot.size for slot in self._slots))
+        return self._scratch[:size]
+
+    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
+        """A backward pass of the ``n``-th piece of a run; an audited one goes into no accumulator."""
+        self._n = n
+        self.pieces.pass_begins(piece, audited)
+
+    def pass_ends(self) -> None:
+        """The pass is over."""
+        self._n = 0
+        self.pieces.pass_ends()
+
+    def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
+        """Piece -> parameter -> checksum of its rounded gradient: of the audited pieces of this step, or of the summed
+        ones that were asked for. Waits for the device."""
+        pieces = self.pieces
+        found = {p: report[:, 0] for p, report in pieces.audited.items()} if audited else pieces.inside
+        return {piece: self._by_name(checksums) for piece, checksums in found.items()}
+
+    def _by_name(self, checksums: torch.Tensor) -> dict[str, int]:
+        return {slot.name: value for slot, value in zip(self._slots, checksums.tolist(), strict=True)}
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What this rank keeps of the accumulators summed over context and inner data ranks, one tensor for each
+        buffer, and last the checksums that all of this must have (int64, one for each parameter of which it keeps
+        something). Collective in the group."""
+        self._strike()
+        checksums = [self._checksums(number) for number in range(len(self._buffers))]
+        self._given = (*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums))
+        return list(self._given)
+
+    def _checksums(self, number: int) -> torch.Tensor:
+        """Of what this rank keeps of a buffer, summed over the ranks that share it; from the pieces' own checksums
+        where it keeps whole parameters, else of the accumulators, whose own check comes before any vote."""
+        buffer = self._buffers[number]
+        slots = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
+        if not buffer.sum.scattered:
+            whole = self._reports[slots[0] : slots[-1] + 1, 0].clone()
+            if buffer.sum.group.size() > 1:
+                dist.all_reduce(whole, group=buffer.sum.group)
+            return whole
+        ranks = range(buffer.sum.group.size())
+        pieces = [piece for rank in ranks for piece in self._kept_of(number, rank)]
+        inside = [(slot, Part(part.start, part.stop, part.start)) for slot, part in pieces]
+        sums = self._checksums_of(inside, self._accumulators)
+        dist.all_reduce(sums, group=buffer.sum.group)
+        first = sum(len(self._kept_of(number, rank)) for rank in ranks[: buffer.sum.group.rank()])
+        return sums[first : first + len(self._kept_of(number))]
+
+    def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, Part]]:
+        """(slot, part) of each parameter of a buffer of which ``rank`` of its group (this one) keeps something."""
+        buffer = self._buffers[number]
+        parts = buffer.sum.parts if rank is None else buffer.of_ranks[rank]
+        slots = [(index, slot) for index, slot in enumerate(self._slots) if slot.buffer == number]
+        cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
+        return [(index, part) for index, part in cuts if part is not None]
+
+    def _checksums_of(self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The checksum (int64) of each (slot, part), in the order of the buffers, which lies in ``sums`` of its
+        buffer."""
+        found, done = torch.zeros(len(pieces), dtype=torch.int64, device=self._reports.device), 0
+        for number, of_buffer in groupby(pieces, key=lambda piece: self._slots[piece[0]].buffer):
+            slots = [(self._slots[slot], part) for slot, part in of_buffer]
+            segments = [(part.at, part.at + part.size, slot.index + part.start - slot.start) for slot, part in slots]
+            kernels.checksums(sums[number], torch.tensor(segments), found[done : done + len(slots)])
+            done += len(slots)
+        return found
+
+    @property
+    def _accumulators(self) -> list[torch.Tensor]:
+        return [buffer.accumulator for buffer in self._buffers]
+
+    def leaving(self) -> list[torch.Tensor]:
+        """What :meth:`tensors` will give after a run: the accumulators as they are, where no other rank shares them."""
+        self._checked = 0
+        return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
+
+    def bucket_fault(self, buffer: int, stop: int) -> str:
+        """As :meth:`accumulators_fault`, for the parameters that leave, wholly or in part, with the elements of
+        ``buffer`` before ``stop`` and have not been looked at in this run."""
+        self._strike()
+        first = self._checked
+        while self._checked < len(self._slots):
+            slot = self._slots[self._checked]
+            if (slot.buffer, slot.start) >= (buffer, stop):
+                break
+            self._checked += 1
+        return self._accumulators_fault(range(first, self._checked))
+
+    def _strike(self) -> None:
+        if self._slots and self._flips("accumulate", 0):
+            flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
+
+    def flags(self) -> tuple[bool, bool]:
+        """Whether a piece of this rank exceeded the bound, and whether one was not finite."""
+        flags = self._reports[:, 1].tolist()
+        return any(flag & kernels.OVERFLOW for flag in flags), any(flag & kernels.NOT_FINITE for flag in flags)
+
+    def flagged(self) -> list[str]:
+        """Names of the parameters that :meth:`flags` is about."""
+        return [slot.name for slot, flag in zip(self._slots, self._reports[:, 1].tolist(), strict=True) if flag]
+
+    def accumulators_fault(self) -> str:
+        """Where the accumulators are not the sum of the pieces that went in, nor what :meth:`tensors` gave that of the
+        ranks that share them; empty when they are."""
+        fault = self._accumulators_fault(range(len(self._slots)))
+        if fault or all(buffer.sum.group.size() == 1 for buffer in self._buffers):
+            return fault
+        return self._fault(self._kept, self._given[:-1], self._given[-1], "sum inside the group")
+
+    def _accumulators_fault(self, slots: Sequence[int]) -> str:
+        whole = [(number, Part(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]]
+        expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
+        return self._fault(whole, self._accumulators, expected, "accumulator")
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """Where a reduced result (as :meth:`tensors`) is not the sum of all pieces; empty when it is."""
+        if self._slots and self._flips("reduce", 0):
+            flip_bit(reduced[0][: self._kept[0][1].size])
+        return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
+
+    def _fault(
+        self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
+    ) -> str:
+        found = self._checksums_of(pieces, sums)
+        wrong = (found != expected.to(found.device)).nonzero().flatten().tolist()
+        if not wrong:
+            return ""
+        name, more = self._slots[pieces[wrong[0]][0]].name, f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f"the {what} of {name}{more} does not have the checksum of its pieces"
+
+    def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
+        """Committed: sums / divisor into the fp32 gradients (over the accumulators; zero where this rank keeps
+        nothing), and the next step's scales. Collective in the group where sums are scattered."""
+        for buffer in self._buffers:
+            for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
+                gap.zero_()
+        for slot, part in self._kept:
+            number = self._slots[slot].buffer
+            gradient = self._buffers[number].gradient[part.start : part.stop]
+            self.format.finalize(slot, part.of(reduced[number]), gradient, divisor)
+        for number, buffer in enumerate(self._buffers):
+            if buffer.sum.scattered:
+                self.format.agree(
+                    [index for index, slot in enumerate(self._slots) if slot.buffer == number], buffer.sum.group
+                )
+        self.format.commit(overflows)
+
+    def spoil(self) -> None:
+        """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""
+        for buffer in self._buffers:
+            buffer.gradient.fill_(math.inf)
+
+
+def _unit_bits(replica: Replica, world: GroupWorld) -> int:
+    """log2 of the mean losses that a piece's loss is the sum of."""
+    shape = world.shape
+    tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
+    return (tokens - 1).bit_length() if replica.config.calculate_per_token_loss else 0
+
+
+def flip_bit(values: torch.Tensor) -> None:
+    """Flip one bit of the middle element, as a cosmic ray would: injected faults only."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    bits = values.view(integer)
+    bits[bits.numel() // 2] ^= 1 << (8 * values.element_size() - 10)

@@ -1,0 +1,268 @@
+"""One group's share of the model on this rank: chunks, gradient buffers, optimizer and learning-rate schedule.
+
+Built of megatron-core's own parts. The one difference from plain Megatron is :class:`GroupDDP`: it keeps
+megatron-core's contiguous gradient buffers and never reduces them, because the reduction runs over groups and is not
+megatron-core's business.
+
+May assume: ``init_group_world`` has run. Promises: every group that is given the same settings builds the same
+parameters; :attr:`Replica.chunks` has one entry for each virtual stage of this rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
+from megatron.core import tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.utils import get_model_config
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.model import rng
+from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.settings import (
+    MegatronSettings,
+    check_settings,
+    splits_optimizer,
+    uses_local_layers,
+)
+from spare_megatron.megatron_adapter.model.world import GroupWorld
+from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
+
+ModelProvider = Callable[..., torch.nn.Module]
+"""Megatron's model provider: (pre_process, post_process[, vp_stage, config, pg_collection]) -> module."""
+
+CPU_TRANSFORMER_SETTINGS: dict[str, tuple[Any, str]] = {
+    "use_cpu_initialization": (True, "there is no other device"),
+    "gradient_accumulation_fusion": (False, "a CUDA kernel; it also bypasses the gradient hook"),
+    "masked_softmax_fusion": (False, "a CUDA kernel"),
+    "bias_activation_fusion": (False, "needs the jit fuser"),
+    "bias_dropout_fusion": (False, "needs the jit fuser"),
+    "apply_rope_fusion": (False, "a CUDA kernel"),
+    "moe_permute_fusion": (False, "a CUDA kernel"),
+    "moe_router_fusion": (False, "a CUDA kernel"),
+    "persist_layer_norm": (False, "a CUDA kernel"),
+    "batch_p2p_comm": (False, "wrong gradients with two pipeline stages and virtual stages"),
+    "deallocate_pipeline_outputs": (False, "wrong gradients with overlapped sends on gloo"),
+}
+"""What TransformerConfig must say where there is no CUDA, and why."""
+
+
+class GroupDDP(DistributedDataParallel):
+    """megatron-core's DDP with its gradient buffers, without its reduction."""
+
+    accumulate: Callable[[torch.nn.Parameter], None] | None = None
+    """Takes a parameter's gradient after each backward pass; None: it is added to ``main_grad``, in fp32."""
+    arrived: Callable[[torch.nn.Parameter], None] | None = None
+    """Told after a parameter's gradient was added."""
+
+    def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
+        plain = super()._make_backward_post_hook(param)
+
+        def hook(*unused: Any) -> None:
+            if self.accumulate is None:
+                plain(*unused)
+            elif param.grad is not None:
+                self.accumulate(param)
+                param.grad = None
+            if self.arrived is not None:
+                self.arrived(param)
+
+        return hook
+
+    def start_grad_sync(self, *unused: Any) -> None:
+        """Nothing: gradients are summed over the group and over groups by the step loop."""
+
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
+        """Nothing, so that ``finalize_model_grads`` does only what belongs inside the group."""
+
+
+@dataclass
+class Replica:
+    """What one rank of a group trains."""
+
+    chunks: list[GroupDDP]
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+    config: TransformerConfig
+    """Config of the first chunk; the schedule reads its run-time fields."""
+    settings: MegatronSettings
+
+
+def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
+    """megatron-core's TransformerConfig from the settings, the group's degrees and what this machine needs."""
+    values = with_objects(settings.transformer)
+    values.update(
+        tensor_model_parallel_size=shape.tensor,
+        pipeline_model_parallel_size=shape.pipeline,
+        context_parallel_size=shape.context,
+    )
+    dtype = torch.bfloat16 if values.get("bf16") else torch.float16 if values.get("fp16") else torch.float32
+    values.setdefault("params_dtype", dtype)
+    if shape.pipeline > 1:
+        values.setdefault("pipeline_dtype", values["params_dtype"])
+    if settings.virtual_pipeline is not None:
+        values["batch_p2p_comm"] = False
+    if not cuda_available():
+        values.update({name: value for name, (value, _) in CPU_TRANSFORMER_SETTINGS.items()})
+    elif uses_local_layers(settings):
+        values["persist_layer_norm"] = False
+    kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
+    return kind(**values)
+
+
+def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
+    """The provider of Megatron's pretrain_gpt.py: a GPTModel of local or transformer-engine layers."""
+
+    def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+
+        engine = not uses_local_layers(settings)
+        if config.experimental_attention_variant is not None:
+            from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+
+            block = variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
+        else:
+            block = get_gpt_decoder_block_spec(
+                config, engine, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
+            )
+        mtp = get_gpt_mtp_block_spec(config, block, engine, vp_stage) if config.mtp_num_layers else None
+        return GPTModel(
+            config=config,
+            transformer_layer_spec=block,
+            vocab_size=settings.padded_vocab_size,
+            max_sequence_length=settings.max_position_embeddings,
+            pre_process=pre_process,
+            post_process=post_process,
+            fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
+            parallel_output=True,
+            share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
+            position_embedding_type=settings.position_embedding_type,
+            rotary_percent=settings.rotary_percent,
+            rotary_base=settings.rotary_base,
+            rope_scaling=settings.use_rope_scaling,
+            rope_scaling_factor=settings.rope_scaling_factor,
+            seq_len_interpolation_factor=settings.rotary_seq_len_interpolation_factor,
+            mtp_block_spec=mtp,
+            vp_stage=vp_stage,
+        )
+
+    return provide
+
+
+def build_replica(
+    settings: MegatronSettings, world: GroupWorld, model_provider: ModelProvider | None = None
+) -> Replica:
+    """Model chunks, optimizer and schedule of this rank; the settings' provider unless one is given.
+
+    Collective over the group. ConfigError for settings that cannot be trained correctly.
+    """
+    check_settings(settings, world.shape)
+    rng.seed_start(settings.seed, world.pipeline_rank)
+    config = transformer_config(settings, world.shape)
+    provider = model_provider or default_model_provider(settings, config)
+    modules = _provide_chunks(provider, world)
+    config = get_model_config(modules[0])
+    _check_config(config, world)
+    split = splits_optimizer(settings, world.shape)
+    chunks = [_wrap(module, index, settings, split) for index, module in enumerate(modules)]
+    optimizer = build_optimizer(settings, config, chunks, split)
+    scheduler = OptimizerParamScheduler(optimizer, **settings.scheduler)
+    return Replica(chunks, optimizer, scheduler, config, settings)
+
+
+def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[MegatronModule]:
+    from megatron.core import parallel_state
+
+    takes = inspect.signature(provider).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    if world.virtual_pipeline is None:
+        stages: list[int | None] = [None]
+    elif "vp_stage" in takes or takes_any:
+        stages = list(range(world.virtual_pipeline))
+    else:
+        raise ConfigError(
+            f"the model provider takes no vp_stage, which {world.virtual_pipeline} virtual pipeline stages need; "
+            "add the argument vp_stage=None to it and pass it to the model, or leave virtual stages out"
+        )
+    chunks: list[MegatronModule] = []
+    for stage in stages:
+        given: dict[str, Any] = {
+            "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        }
+        offered = {"vp_stage": stage, "config": None, "pg_collection": ProcessGroupCollection.use_mpu_process_groups()}
+        given |= {name: value for name, value in offered.items() if name in takes}
+        if takes_any:
+            given["vp_stage"] = stage
+        module = provider(**given)
+        module.model_type = ModelType.encoder_or_decoder
+        if stage is not None:
+            module.vp_stage = stage
+        chunks.append(module)
+    return chunks
+
+
+def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
+    """A provider of the user's may build its own config: it must be that of this group and this machine."""
+    shape = world.shape
+    for name, value in (
+        ("tensor_model_parallel_size", shape.tensor),
+        ("pipeline_model_parallel_size", shape.pipeline),
+        ("context_parallel_size", shape.context),
+    ):
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"the model provider's config has {name} {getattr(config, name)}, but this group has {value}; "
+                f"build the config from the job's flags"
+            )
+    if not cuda_available():
+        for name, (setting, reason) in CPU_TRANSFORMER_SETTINGS.items():
+            if getattr(config, name, setting) != setting:
+                raise ConfigError(
+                    f"the model provider's config has {name} {getattr(config, name)}, which cannot run without CUDA "
+                    f"({reason}); set it to {setting}"
+                )
+
+
+def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split: bool) -> GroupDDP:
+    for parameter in module.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    module.to(compute_device())
+    config = get_model_config(module)
+    wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    ddp = DistributedDataParallelConfig(
+        **{
+            **settings.ddp,
+            "grad_reduce_in_fp32": True,
+            "overlap_grad_reduce": False,
+            "average_in_collective": False,
+            "use_distributed_optimizer": split,
+        }
+    )
+    return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
+
+
+def build_optimizer(
+    settings: MegatronSettings, config: TransformerConfig, chunks: list[GroupDDP], split: bool
+) -> MegatronOptimizer:
+    """The optimizer of the chunks; ``split``: megatron-core's distributed one, over inner data and context ranks."""
+    values = {**settings.optimizer, "use_distributed_optimizer": split}
+    values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
+    return get_megatron_optimizer(OptimizerConfig(**values), chunks, use_gloo_process_groups=False)

@@ -1,0 +1,273 @@
+"""Running a list of pieces through megatron-core's pipeline schedule, once, as one continuous pipeline.
+
+:class:`PieceRun` stands between the user's forward step and the schedule: it sets the generator states of each piece,
+tells the caller how far this stage is, gathers what the loss function returns, and makes the pieces that only fill up
+an interleaved pipeline (*pads*) weigh nothing.
+
+May assume: every rank of the group runs the same list. Promises: a pad adds exactly zero to every gradient, to the
+loss sums and to the routing counts; what a piece contributes does not depend on the list it stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+install_cpu_shims()
+
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+from torch.autograd import Variable
+
+from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
+from spare_megatron.megatron_adapter.model.losses import LossSums
+from spare_megatron.megatron_adapter.model.replica import Replica, rng
+from spare_megatron.megatron_adapter.model.world import GroupWorld
+
+ForwardStep = Callable[..., Any]
+"""Megatron's forward step: (data iterator, model) -> (output, loss function)."""
+
+PieceSource = Callable[[int, Sequence[int]], Iterator[Any]]
+"""(step, pieces) -> iterator over this rank's microbatch of each of the pieces, in order. Called once for each chunk;
+consumed only where the forward step reads it, so it must cost nothing until then."""
+
+PieceHook = Callable[[str, int], None]
+"""('forward', n) when this stage starts the n-th piece of a run, ('backward', n) when this stage is done with the n-th
+piece: once for each piece, also where the stage has several chunks (a piece enters and leaves it through the first).
+('audit', n) at the same moments of the n-th audited piece."""
+
+_AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
+
+
+class PassWatch(Protocol):
+    """Told which piece the backward passes of this rank belong to."""
+
+    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
+        """The ``n``-th piece of the run; audited pieces count on after the others, though they run first."""
+
+    def pass_ends(self) -> None:
+        """That pass is over."""
+
+
+@dataclass
+class PieceRun:
+    """One call of the schedule: the pieces, what surrounds them, and what came out."""
+
+    replica: Replica
+    world: GroupWorld
+    step: int
+    pieces: Sequence[int]
+    forward_step: ForwardStep
+    sums: LossSums
+    on_piece: PieceHook | None = None
+    forward_only: bool = False
+    arrivals: Arrivals | None = None
+    """Told of the backward passes of each chunk."""
+    audits: Sequence[int] = ()
+    """Pieces that are run before the others and give nothing but what ``passes`` takes of their gradients. They run
+    first, so that the run ends with the last gradient that is summed."""
+    passes: PassWatch | None = None
+    pads: int = 0
+    _started: list[int] = field(default_factory=list)
+    _finished: int = 0
+
+    def execute(self, source: PieceSource, seq_length: int) -> None:
+        """Run all pieces forward and, unless ``forward_only``, backward into the gradient buffers."""
+        chunks, config, shape = self.replica.chunks, self.replica.config, self.world.shape
+        self._started = [0] * len(chunks)
+        self._finished = 0
+        order = [*self.audits, *self.pieces]
+        self.pads = max(0, shape.pipeline - len(order)) if self.world.virtual_pipeline else 0
+        order += [order[-1]] * self.pads
+        for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
+            self._set_run_fields(chunk_config, len(order))
+        run = get_forward_backward_func()
+        run(
+            forward_step_func=self._forward_step,
+            data_iterator=[source(self.step, order) for _ in chunks],
+            model=list(chunks),
+            num_microbatches=len(order),
+            seq_length=seq_length,
+            micro_batch_size=shape.micro_batch_size,
+            decoder_seq_length=seq_length,
+            forward_only=self.forward_only,
+        )
+        config.grad_scale_func = None
+
+    def _set_run_fields(self, config: Any, load: int) -> None:
+        """Fields that the schedule reads from the config, for this load.
+
+        Without a loss per token the schedule divides each loss by the local number of microbatches (schedules
+        263-269, aux losses 292); multiplying the gradient by the same number first cancels that exactly, because the
+        backward of a division computes n / n.
+        """
+        factor = 1.0 if config.calculate_per_token_loss else float(load)
+        scale = self.replica.optimizer.get_loss_scale() * factor
+        config.grad_scale_func = lambda loss: loss * scale
+        config.finalize_model_grads_func = None
+        config.grad_sync_func = config.param_sync_func = config.no_sync_func = None
+        if self.world.virtual_pipeline:
+            config.microbatch_group_size_per_vp_stage = interleaved_group(load, self.world.shape.pipeline)
+
+    # ------------------------------------------------------------------------------- called by the schedule
+
+    def _forward_step(self, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        chunk = next(index for index, candidate in enumerate(self.replica.chunks) if candidate is model)
+        which = self._which(self._started[chunk])
+        self._started[chunk] += 1
+        if chunk == 0 and not which.is_pad:
+            self._tell("audit" if which.is_audit else "forward", which.n)
+        self._set_states(which.piece, chunk)
+        counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
+        output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
+        _restore(counts)
+        if not self.forward_only:
+            self._watch_backward(output, model, chunk, which)
+        return output, self._wrap_loss(loss_function, which)
+
+    def _which(self, index: int) -> _Which:
+        """What stands at a place of the pipeline's order."""
+        audits, pieces = self.audits, self.pieces
+        order = len(audits) + len(pieces)
+        if index >= order:
+            return _Which(pieces[-1] if pieces else audits[-1], 0, is_pad=True, is_last=index == order + self.pads - 1)
+        is_last = index == order + self.pads - 1
+        if index < len(audits):
+            return _Which(audits[index], index, is_audit=True, is_last=is_last)
+        return _Which(pieces[index - len(audits)], index - len(audits), is_last=is_last)
+
+    def _tell(self, phase: str, n: int) -> None:
+        if self.on_piece is not None:
+            self.on_piece(phase, n)
+
+    def _set_states(self, piece: int, chunk: int) -> None:
+        shape, world = self.world.shape, self.world
+        shard, j = divmod(piece, shape.pieces_per_shard)
+        microbatch = (j * shape.num_groups + shard) * shape.inner_data + world.data_rank
+        keys = rng.RankKeys(
+            pipeline=world.pipeline_rank,
+            context=world.context_rank,
+            tensor=world.tensor_rank,
+            expert=world.expert_rank,
+            expert_tensor=world.expert_tensor_rank,
+        )
+        rng.set_piece_states(self.replica.settings.seed, self.step, microbatch, chunk, keys)
+
+    def _wrap_loss(self, loss_function: Any, which: _Which) -> Any:
+        if loss_function is None:
+            return None
+
+        def loss(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            outputs = loss_function(output, *args, **kwargs)
+            if which.is_pad:
+                return (outputs[0] * 0.0, *outputs[1:])
+            if not which.is_audit:
+                self.sums.add(outputs)
+            return outputs
+
+        return loss
+
+    # ---------------------------------------------------------------------------------------- backward side
+
+    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which) -> None:
+        """Have autograd call back when the backward of this piece on this chunk begins and ends.
+
+        The hook on the chunk's output runs first in that backward pass; a callback that it queues with the engine
+        runs when the pass is over (the mechanism of torch's own DDP).
+        """
+        if not (torch.is_tensor(output) and output.requires_grad):
+            return
+
+        def begins(_gradient: torch.Tensor) -> None:
+            restore = self._weigh_nothing(model) if which.is_pad else None
+            counts = self._routing_counts(model) if which.is_audit else []
+            if self.arrivals is not None:
+                self.arrivals.pass_begins(chunk, last=which.is_last)
+            if self.passes is not None and not which.is_pad:
+                n = which.n + len(self.pieces) if which.is_audit else which.n
+                self.passes.pass_begins(which.piece, n, which.is_audit)
+
+            def ends() -> None:
+                if self.passes is not None:
+                    self.passes.pass_ends()
+                if self.arrivals is not None:
+                    self.arrivals.pass_ends(chunk)
+                _restore(counts)
+                if restore is not None:
+                    restore()
+                elif chunk == 0:
+                    self._done(which)
+
+            Variable._execution_engine.queue_callback(ends)
+
+        output.register_hook(begins)
+
+    def _done(self, which: _Which) -> None:
+        """This stage is done with a piece."""
+        if which.is_audit:
+            self._tell("audit", which.n)
+            return
+        self._finished += 1
+        self._tell("backward", self._finished - 1)
+
+    def _weigh_nothing(self, model: Any) -> Callable[[], None]:
+        """Take the auxiliary losses and routing counts of a pad's backward out; returns what puts all back."""
+        scales = [(scaler, scaler.main_loss_backward_scale) for scaler in _AUTO_SCALERS]
+        for scaler, scale in scales:
+            scaler.main_loss_backward_scale = torch.zeros_like(scale if scale is not None else torch.zeros(1))
+        counts = self._routing_counts(model)
+
+        def restore() -> None:
+            for scaler, scale in scales:
+                scaler.main_loss_backward_scale = scale
+            _restore(counts)
+
+        return restore
+
+    def _routing_counts(self, model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(counts, counts.clone()) for counts in routing_counts(model)]
+
+
+@dataclass(frozen=True)
+class _Which:
+    """What stands at one place of a pipeline's order."""
+
+    piece: int
+    n: int
+    """Among the pieces, or among the audits."""
+    is_audit: bool = False
+    is_pad: bool = False
+    is_last: bool = False
+    """Nothing follows."""
+
+
+def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for tensor, value in saved:
+        tensor.copy_(value)
+
+
+def routing_counts(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Tokens per expert since the last update, of each router of ``model`` that balances by an expert bias."""
+    found = []
+    for module in model.modules():
+        if getattr(module, "expert_bias", None) is not None:
+            found.append(module.local_tokens_per_expert)
+    return found
+
+
+def interleaved_group(load: int, pipeline: int) -> int:
+    """Microbatches that a virtual stage runs in a row: the least number >= PP that leaves no remainder below PP.
+
+    megatron-core's schedule (schedules 1005-1017) wants PP <= group <= load and load mod group = 0 or >= PP; a small
+    group keeps few activations alive.
+    """
+    for group in range(pipeline, load):
+        if load % group == 0 or load % group >= pipeline:
+            return group
+    return load

@@ -1,0 +1,94 @@
+"""Evaluation that survives a death: it rides in the next step's pieces and reduction.
+
+Evaluation of state t is due when t is a multiple of ``--eval-interval``. The host of piece p evaluates p's share of
+every evaluation batch on state t before it trains p in step t + 1; the sums travel in that step's scalar bucket. So
+each share is computed exactly once, a dead group's shares are patched like its gradients, and the value does not
+depend on who computed what. After the last step one more round, ``train_iters + 1``, has evaluation and no training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spare_megatron.trainer.engine_decorator import PassThrough, Source
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One pass over ``iterations`` batches of one data set."""
+
+    name: str
+    """'validation' or 'test'."""
+    iterations: int
+    source: Callable[[int, int], Source]
+    """``source(state, iteration)``: microbatches of that batch in the evaluation of ``state``."""
+
+
+@dataclass
+class EvaluatingEngine(PassThrough):
+    """A step engine whose pieces may have evaluation before them. Same calls, same promises as the engine inside."""
+
+    train_iters: int
+    interval: int | None
+    during: Sequence[Evaluation]
+    """Passes at multiples of ``interval`` (Megatron: validation)."""
+    at_end: Sequence[Evaluation]
+    """Passes after the last step (Megatron: validation and test)."""
+    average: Callable[[Mapping[str, float]], Mapping[str, float]]
+    """From committed sums to the values that are logged."""
+    _sums: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def last_round(self) -> int:
+        """The last step that is to be committed: one more than the training steps where something is evaluated after
+        them, in a round without training."""
+        return self.train_iters + (1 if self.at_end else 0)
+
+    def passes_before(self, step: int) -> Sequence[Evaluation]:
+        """What is evaluated in the pieces of ``step``, on the state before it."""
+        if step > self.train_iters:
+            return self.at_end
+        state = step - 1
+        return self.during if self.interval and state and state % self.interval == 0 else ()
+
+    def begin_step(self, step: int) -> None:
+        """As the engine's."""
+        self._sums.clear()
+        self.engine.begin_step(step)
+
+    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
+        """The evaluation that is due on these pieces, then their training. Evaluations are not audited."""
+        for which in self.passes_before(step):
+            for iteration in range(which.iterations):
+                sums = self.engine.evaluate(step, pieces, which.source(step - 1, iteration))
+                for key, value in sums.items():
+                    name = f"{which.name}:{key}"
+                    self._sums[name] = self._sums.get(name, 0.0) + value
+                self._tell("evaluate", iteration)
+        if step <= self.train_iters:
+            self.engine.run(step, pieces, audits, compared)
+            return
+        for n in range(len(pieces)):
+            self._tell("backward", n)
+
+    def _tell(self, phase: str, n: int) -> None:
+        if self.engine.on_piece is not None:
+            self.engine.on_piece(phase, n)
+
+    def scalars(self) -> Mapping[str, float]:
+        """The engine's sums and those of the evaluation."""
+        return {**self.engine.scalars(), **self._sums}
+
+    def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
+        """The engine's update and report, with the committed values of the evaluation."""
+        trained = {key: value for key, value in scalars.items() if ":" not in key}
+        report = dict(self.engine.apply(step, reduced, trained)) if step <= self.train_iters else {}
+        for which in self.passes_before(step):
+            head = f"{which.name}:"
+            values = {key.removeprefix(head): value for key, value in scalars.items() if key.startswith(head)}
+            report[which.name] = dict(self.average(values))
+        return report

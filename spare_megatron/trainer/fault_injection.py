@@ -1,0 +1,115 @@
+"""Injected faults inside a rank: real signals to real processes, at a named moment of a named step.
+
+Each injection happens once in a job, also when its step is computed again from a checkpoint: a mark in the run
+directory is made before the fault, so that a killed process leaves it behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from spare_megatron import failpoints
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.injection import VARIABLE, Injection, parse_injection
+from spare_megatron.config.place import Place
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import RunDirectory, glance
+
+
+class InjectedError(RuntimeError):
+    """The exception of ``--inject exception``."""
+
+
+class Injector:
+    """Fires what the user asked for in one rank."""
+
+    def __init__(self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory) -> None:
+        self._group, self._position, self._run_dir = group, position, run_dir
+        self.injections = tuple(injections)
+        """Of all ranks of the job."""
+        self._mine = [
+            (index, one)
+            for index, one in enumerate(injections)
+            if one.group == group and one.position in (None, position)
+        ]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], place: Place) -> Injector:
+        """What spare-launch was told with ``--inject``; raises ConfigError where it is not understood."""
+        texts = environ.get(VARIABLE, "").splitlines()
+        injections = [parse_injection(text) for text in texts if text]
+        if injections and place.run_dir is None:
+            raise ConfigError("--inject needs a run directory; give --spare-run-dir DIR or set SPARE_RUN_DIR")
+        return cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."))
+
+    def fire(self, point: str, step: int, n: int) -> None:
+        """Called at every point where faults can happen; nearly always returns at once."""
+        if not self._mine:
+            return
+        for index, one in self._mine:
+            if (
+                one.kind != "bitflip"
+                and one.matches(self._group, self._position, point, step, n)
+                and self._take(index, one)
+            ):
+                self._do(one)
+
+    def flips(self, point: str, step: int, n: int = 0) -> bool:
+        """True when a bit is to be flipped here: the caller owns the data and does it."""
+        return any(
+            one.kind == "bitflip"
+            and one.matches(self._group, self._position, point, step, n)
+            and self._take(index, one)
+            for index, one in self._mine
+        )
+
+    def _take(self, index: int, one: Injection) -> bool:
+        """True the first time in the job. What strikes the whole group from outside is done by position 0."""
+        by_group = one.position is None and one.kind in ("sigkill", "sigstop", "coordinator-sigkill")
+        if by_group and self._position != 0:
+            return False
+        marks = self._run_dir.injected
+        try:
+            marks.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("injected.write")
+            os.close(os.open(marks / f"{index}-rank-{self._position}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            sys.stderr.write(f"spare: {one.kind} is not injected, its mark cannot be made: {words(error)}\n")
+            return False
+        return True
+
+    def _do(self, one: Injection) -> None:
+        if one.kind == "sigkill":
+            self._signal(one, signal.SIGKILL)
+        elif one.kind == "sigstop":
+            self._signal(one, signal.SIGSTOP)
+        elif one.kind == "coordinator-sigkill":
+            published = self._run_dir.coordinator()
+            if published is not None:
+                os.kill(published.pid, signal.SIGKILL)
+        elif one.kind == "slow":
+            time.sleep(one.seconds)
+        elif one.kind == "hang":
+            threading.Event().wait()
+        else:
+            raise InjectedError(f"injected at {one.point} of step {one.step}")
+
+    def _signal(self, one: Injection, number: signal.Signals) -> None:
+        """To this rank, or to all ranks of its group, this one last."""
+        pids = [] if one.position is not None else self._group_pids()
+        for pid in [*(pid for pid in pids if pid != os.getpid()), os.getpid()]:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def _group_pids(self) -> list[int]:
+        listed = glance(self._run_dir.processes) or {}
+        return [rank["pid"] for rank in listed.get("ranks", []) if rank["group"] == self._group]

@@ -1,0 +1,261 @@
+"""The only reader of flags: from a command line and an environment to one frozen :class:`JobArguments`.
+
+:func:`parse_job` imports neither torch nor megatron, also where it takes flags from a checkpoint, so a bad flag is
+refused within a moment of the start; it raises ConfigError with one sentence. Beside the frozen sections it returns the
+flat namespace with Megatron's names, which users' own code reads through ``get_args()``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spare_megatron.checkpoint.saved_args import saved_args
+from spare_megatron.config import sections
+from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.place import Place, place_of, world_hint
+from spare_megatron.config.shape import JobShape
+from spare_megatron.config.spare import SpareConfig
+from spare_megatron.config.timeouts import Timeouts, timeouts_from
+from spare_megatron.config.tuning import Tuning
+from spare_megatron.flags import check, checkpoint_args, parser, resolve, supported, validate
+from spare_megatron.flags.specs import core_specs, core_table, own_specs
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
+from spare_megatron.trainer.saved_choice import redundancy_of
+
+__all__ = ["JobArguments", "parse_job"]
+
+MIXED_FIELDS = (
+    "no_rope_freq",
+    "window_size",
+    "window_attn_skip_freq",
+    "linear_attention_freq",
+    "moe_layer_freq",
+    "moe_router_load_balancing_type",
+    "moe_aux_loss_coeff",
+    "pipeline_model_parallel_layout",
+)
+
+
+@dataclass(frozen=True)
+class JobArguments:
+    """What a rank is told: by its flags, and by its environment."""
+
+    shape: JobShape
+    place: Place
+    spare: SpareConfig
+    training: sections.TrainingConfig
+    model: sections.ModelConfig
+    schedule: sections.ScheduleConfig
+    data: sections.DataConfig
+    tokenizer: sections.TokenizerConfig
+    evaluation: sections.EvaluationConfig
+    checkpoint: sections.CheckpointConfig
+    logging: sections.LoggingConfig
+    transformer: Mapping[str, Any]
+    """Fields of megatron-core's TransformerConfig, by plain values."""
+    optimizer: Mapping[str, Any]
+    """Fields of megatron-core's OptimizerConfig, by plain values."""
+    ddp: Mapping[str, Any]
+    """Fields of megatron-core's DistributedDataParallelConfig, by plain values."""
+    scheduler: Mapping[str, Any]
+    """Arguments of megatron-core's OptimizerParamScheduler; lengths in samples."""
+    train_iters: int
+    """Steps of the job, also when it was told in samples."""
+    batches: BatchPlan
+    max_position_embeddings: int
+    seq_length: int
+    words: tuple[str, ...]
+    """The command line as it was given."""
+    redundancy: int
+    """r: what was said, or what auto is for this life of the job."""
+    notes: tuple[str, ...] = ()
+    """Sentences about flags that were given and change nothing here, and about what came from a checkpoint, to be said
+    once."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the job is to decide while it runs."""
+        spare, every = self.spare, self.checkpoint.save_interval
+        saves = self.checkpoint.save is not None
+        return Tuning(
+            save_interval=every == "auto" and saves,
+            save_every=every if isinstance(every, int) and saves else None,
+            redundancy=spare.redundancy is None and saves,
+            restart_after=spare.restart_after,
+            mtbf_gpu_hours=spare.mtbf_gpu_hours,
+            group_size=self.shape.group_size,
+            shared_data=spare.data == "shared",
+            groups_return=spare.max_group_restarts > 0,
+            standby_groups=spare.standby_groups,
+            can_restart=saves and self.place.launcher_pid > 0,
+        )
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The control plane's time-outs."""
+        return timeouts_from(self.spare.heartbeat_timeout_s, self.spare.progress_timeout_s)
+
+    def settings(self, padded_vocab_size: int) -> MegatronSettings:
+        """What the adapter builds a model from; the vocabulary is known once the tokenizer is there."""
+        model = self.model
+        return MegatronSettings(
+            transformer=self.transformer,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            padded_vocab_size=padded_vocab_size,
+            seq_length=self.seq_length,
+            max_position_embeddings=self.max_position_embeddings,
+            ddp=self.ddp,
+            untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
+            position_embedding_type=model.position_embedding_type,
+            rotary_percent=model.rotary_percent,
+            rotary_base=model.rotary_base,
+            rotary_seq_len_interpolation_factor=model.rotary_seq_len_interpolation_factor,
+            use_rope_scaling=model.use_rope_scaling,
+            rope_scaling_factor=model.rope_scaling_factor,
+            fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+            transformer_impl=model.transformer_impl or "auto",
+            seed=self.training.seed,
+        )
+
+
+def parse_job(
+    words: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    extra_args_provider: parser.ExtraArguments | None = None,
+    args_defaults: Mapping[str, Any] | None = None,
+) -> tuple[JobArguments, Namespace]:
+    """The job of a command line (``sys.argv`` without it) and an environment (none without it).
+
+    ``--help`` prints itself and leaves with 0; so does ``--spare-check`` after the checks. A caller turns ConfigError
+    into exit code 2.
+    """
+    words = tuple(sys.argv[1:] if words is None else words)
+    environ = environ or {}
+    if "--help" in words or "-h" in words:
+        sys.stdout.write(parser.help_text(extra_args_provider))
+        raise SystemExit(0)
+    namespace = parser.parse(words, extra_args_provider, args_defaults, environ, saved_args)
+    with checkpoint_args.explained(namespace.spare_taken):
+        return _checked_job(namespace, words, environ), namespace
+
+
+def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> JobArguments:
+    """Resolve the namespace of a command line, hold it against every rule, and freeze it."""
+    hint = world_hint(environ)
+    resolve.resolve_model(namespace)
+    resolve.resolve_stages(namespace)
+    shape = resolve.resolve_shape(namespace, hint)
+    resolve.say_inner(namespace, shape)
+    resolve.say_auto(namespace)
+    resolve.resolve_training(namespace, shape)
+    resolve.resolve_data(namespace)
+    validate.check_all(namespace, shape)
+    place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
+    namespace.world_size = shape.world_size
+    namespace.rank = place.group * shape.group_size + place.position
+    namespace.data_parallel_size = shape.num_groups * shape.inner_data
+    job = job_of(namespace, shape, place, words)
+    settings = job.settings(namespace.padded_vocab_size or 1)
+    if namespace.spare_check:
+        # what the machine lacks is listed, not refused: judge the settings as on a machine that has it
+        likely = job.model.transformer_impl or "transformer_engine"
+        check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
+        sys.stdout.write(check.report(namespace, shape, job.redundancy))
+        raise SystemExit(0)
+    check.check_machine(namespace)
+    check_settings(settings, shape)
+    return job
+
+
+def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str, ...]) -> JobArguments:
+    """The frozen sections of a resolved namespace."""
+    taken = namespace.spare_taken
+    return JobArguments(
+        shape=shape,
+        place=place,
+        spare=section(SpareConfig, namespace, "spare_"),
+        training=section(sections.TrainingConfig, namespace),
+        model=section(sections.ModelConfig, namespace),
+        schedule=section(sections.ScheduleConfig, namespace),
+        data=section(sections.DataConfig, namespace),
+        tokenizer=section(sections.TokenizerConfig, namespace),
+        evaluation=section(sections.EvaluationConfig, namespace),
+        checkpoint=section(sections.CheckpointConfig, namespace),
+        logging=section(sections.LoggingConfig, namespace),
+        transformer=transformer_fields(namespace),
+        optimizer=core_fields(namespace, "OptimizerConfig"),
+        ddp=ddp_fields(namespace),
+        scheduler=resolve.scheduler_fields(namespace),
+        train_iters=namespace.train_iters,
+        batches=resolve.batch_plan(namespace, shape),
+        notes=(*(taken.sentences() if taken else ()), *namespace.spare_notes),
+        max_position_embeddings=namespace.max_position_embeddings,
+        seq_length=namespace.seq_length,
+        words=words,
+        redundancy=redundancy_of(namespace.spare_redundancy, shape.num_groups, namespace.spare_data, place),
+    )
+
+
+def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:
+    """One of our dataclasses from the namespace; lists become tuples."""
+    values = {field.name: getattr(namespace, prefix + field.name) for field in dataclasses.fields(cls)}
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def core_fields(namespace: Namespace, *classes: str) -> dict[str, Any]:
+    """The fields of megatron-core dataclasses that flags of ours or of theirs set."""
+    honoured = {spec.dest for spec in own_specs()} | {spec.dest for spec in core_specs(set())}
+    names = [row["field"] for row in core_table()["fields"] if row["class"] in classes]
+    refused = {spec.dest for spec in core_specs(set())} - {spec.dest for spec in supported.all_specs()}
+    return {name: getattr(namespace, name) for name in names if name in honoured - refused}
+
+
+def transformer_fields(ns: Namespace) -> dict[str, Any]:
+    """TransformerConfig as Megatron fills it from its flags; dtypes, functions and enums stay words."""
+    fields = core_fields(ns, "TransformerConfig", *(["MLATransformerConfig"] if ns.multi_latent_attention else []))
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        fields.pop(name)
+    # fields of several types, which the table of one-word fields leaves out
+    fields |= {name: getattr(ns, name) for name in MIXED_FIELDS}
+    fields |= {
+        "virtual_pipeline_model_parallel_size": ns.virtual_pipeline_model_parallel_size,
+        "num_moe_experts": ns.num_experts,
+        "num_query_groups": ns.num_query_groups if ns.group_query_attention else None,
+        "persist_layer_norm": not ns.no_persist_layer_norm,
+        "deallocate_pipeline_outputs": True,
+        "batch_p2p_comm": not ns.overlap_p2p_comm,
+        "num_layers_in_first_pipeline_stage": ns.decoder_first_pipeline_num_layers,
+        "num_layers_in_last_pipeline_stage": ns.decoder_last_pipeline_num_layers,
+        "gated_linear_unit": ns.swiglu or ns.quick_geglu,
+        "bias_activation_fusion": not ns.squared_relu and (ns.bias_swiglu_fusion if ns.swiglu else ns.bias_gelu_fusion),
+        "gradient_accumulation_fusion": False,
+        "cuda_graph_scope": [],
+        "fp8_param": ns.fp8_param_gather,
+        "cp_comm_type": ns.cp_comm_type[0] if len(ns.cp_comm_type) == 1 else ns.cp_comm_type,
+    }
+    words = {"swiglu": "silu", "squared_relu": "squared_relu", "quick_geglu": "quick_gelu"}
+    for name in (name for name in words if getattr(ns, name)):
+        fields["activation_func"] = words[name]
+    if ns.init_method_xavier_uniform:
+        fields |= {"init_method": "xavier_uniform", "output_layer_init_method": "xavier_uniform"}
+    if not ns.multi_latent_attention or ns.rope_type is None:
+        fields.pop("rope_type", None)
+    fields["use_cpu_initialization"] = bool(ns.use_cpu_initialization)
+    fields.pop("transformer_impl", None)
+    return fields
+
+
+def ddp_fields(ns: Namespace) -> dict[str, Any]:
+    """DistributedDataParallelConfig, whose field for the finite check has another name than its flag."""
+    fields = core_fields(ns, "DistributedDataParallelConfig")
+    # the instances of Megatron's distributed optimizer are our groups, each a world of its own; what overlaps the
+    # backward pass is our reduction over groups
+    for name in ("num_distributed_optimizer_instances", "overlap_grad_reduce"):
+        fields.pop(name)
+    return {**fields, "check_for_nan_in_grad": ns.check_for_nan_in_loss_and_grad}

@@ -1,0 +1,157 @@
+"""The life of one rank: wait for the first view, train step after step, save at boundaries, leave when told.
+
+Everything that a group does together at a step boundary follows from committed facts that all its ranks share (the
+step number, the members of the epoch in which the step was committed), never from what one rank happens to know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spare_megatron.control.session import Session
+from spare_megatron.controller.member import Orders
+from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.saving import Ask
+from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
+
+
+class Saver(Protocol):
+    """Writes checkpoints of this rank's group; collective in the group."""
+
+    def due(self, step: int) -> bool:
+        """True when ``step`` is one at which the job saves."""
+
+    def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
+        """Take step ``step``, write and publish it; all of it before this returns if ``final``. Nothing where step
+        ``since``, the last at which the job was to save, or a later one is published already."""
+
+    def settle(self, tick: Callable[[], None]) -> None:
+        """Wait until nothing is being written."""
+
+
+@dataclass
+class TrainingLoop:
+    """Drives one rank from the first view to the end of the job."""
+
+    engine: StepEngine
+    runner: StepRunner
+    session: Session
+    saver: Saver | None
+    first_step: int
+    """Step whose state the engine holds at the start."""
+    _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
+    """How long the last save kept this rank from training, until it is reported."""
+    _last_saver: int | None = field(default=None, init=False)
+    _last_due: int = field(default=-1, init=False)
+    _ended: int | None = field(default=None, init=False)
+    """The step that ended the run, once it is applied."""
+    _voted: int = field(default=0, init=False)
+    """The epoch of the newest vote on the end."""
+
+    def run(self) -> Orders:
+        """Train until the job is over for this rank; the orders that say how."""
+        try:
+            orders = self._wait_for_members()
+            step = self.first_step + 1
+            while not self._ends(orders, step):
+                started_s = time.monotonic()
+                committed = self.runner.run(step)
+                self._apply(committed)
+                if committed.leave:
+                    return self._end(committed)
+                if self._is_to_save(committed):
+                    self._save(committed, time.monotonic() - started_s)
+                step += 1
+                orders = self.session.orders
+        except LeaveError as leave:
+            return leave.orders
+        return self._until_over()
+
+    def _wait_for_members(self) -> Orders:
+        orders = self.session.orders
+        while orders.epoch == 0 and not orders.over:
+            orders = self.session.wait(orders.version)
+        if orders.over:
+            raise LeaveError(orders)
+        return orders
+
+    @staticmethod
+    def _ends(orders: Orders, step: int) -> bool:
+        """True when the run ended with the step before ``step`` (a life that starts at its last step)."""
+        return orders.leave and orders.committed[0] < step
+
+    def _apply(self, committed: Committed) -> None:
+        self.session.progress("apply", committed.step, 0)
+        report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
+        self.session.applied(committed.step, {**report, **self._save_cost})
+        self._save_cost = {}
+
+    def _saves(self, live: tuple[int, ...]) -> bool:
+        """One group saves for all: the lowest of those that committed the step."""
+        return self.session.orders.group == min(live)
+
+    def _is_to_save(self, committed: Committed) -> bool:
+        """At each step at which the job saves, and as soon as the group that saved last is lost: what it was writing
+        may not count. Follows from committed facts, so all ranks agree."""
+        if self.saver is None:
+            return False
+        lost = self._last_saver is not None and self._last_saver not in committed.live
+        if committed.save or self.saver.due(committed.step):
+            self._last_due = committed.step
+        elif not lost:
+            return False
+        self._last_saver = min(committed.live)
+        return self._saves(committed.live)
+
+    def _save(self, committed: Committed, step_s: float, final: bool = False) -> None:
+        assert self.saver is not None
+        began_s, step = time.monotonic(), committed.step
+        self.session.progress("checkpoint", step, 0)
+        self.runner.inject("checkpoint", step, 0)
+        ask = Ask(self.session.saved, lambda: self._tick(step), step_s)
+        self.saver.save(step, committed.epoch, ask, since=self._last_due, final=final)
+        self._tick(step)
+        self._save_cost = {"save_s": round(time.monotonic() - began_s, 6)}
+
+    def _tick(self, step: int) -> None:
+        self.session.progress("checkpoint", step, 0)
+        self._vote_on_the_end(self.session.orders)
+
+    def _vote_on_the_end(self, orders: Orders) -> None:
+        """Once in each epoch after the last step; also while a save waits, whose acceptance waits for the votes."""
+        if self._ended is not None and self._voted < orders.epoch and not orders.over:
+            self._voted = orders.epoch
+            self.runner.vote_on_the_end(self._ended, orders)
+
+    def _end(self, committed: Committed) -> Orders:
+        """The last step is applied: save it if this group is the one, vote on its weights, say so, and stay until the
+        job is over.
+
+        The group that saves takes its copy before the digest that it votes, as at every other step: what is damaged
+        between the two is then found by the votes, and is not in a checkpoint that they prove. Should it die, a view
+        without it makes the next one the lowest. A view of a newer epoch asks for the vote again.
+        """
+        step, saved = committed.step, False
+        if self.saver is not None:
+            self.saver.settle(lambda: self._tick(step))
+        self._ended = step
+        orders = self.session.orders
+        while not orders.over:
+            epoch = orders.epoch
+            if self.saver is not None and self._saves(orders.live_groups) and not saved:
+                self._save(committed, 0.0, final=True)
+                saved = True
+            self._vote_on_the_end(self.session.orders)
+            self.session.holds(step, epoch)
+            while not orders.over and orders.epoch == epoch:
+                orders = self.session.wait(orders.version)
+        return orders
+
+    def _until_over(self) -> Orders:
+        orders = self.session.orders
+        while not orders.over:
+            orders = self.session.wait(orders.version)
+        return orders

@@ -1,0 +1,343 @@
+"""One rank of a Megatron job, put together: world, tokenizer, model, checkpoint, data, engine, worker.
+
+Order matters for the user: what can be refused without other ranks (files, vocabulary) is checked first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron import kernels
+from spare_megatron.checkpoint.folder import Retention
+from spare_megatron.checkpoint.saved_args import plain
+from spare_megatron.collectives.reduction import Bfloat16Reduction, PlainReduction
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import check_flips
+from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.data.data_files import check_data
+from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
+from spare_megatron.data.piece_loader import (
+    PieceLoader,
+    check_enough,
+    evaluation_consumed,
+    evaluation_source,
+    validation_batch,
+)
+from spare_megatron.data.sampling import SampleOrder
+from spare_megatron.megatron_adapter import versions
+from spare_megatron.megatron_adapter.checkpoint import checkpointing
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share
+from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
+from spare_megatron.megatron_adapter.engine import MegatronEngine
+from spare_megatron.megatron_adapter.model.losses import averages
+from spare_megatron.megatron_adapter.model.replica import build_replica
+from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
+from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.placement import Placement, build_placement
+from spare_megatron.trainer import user_state
+from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
+from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.flops import flops_per_step
+from spare_megatron.trainer.hooks import hooks_of
+from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.progress import append_progress, saved_text
+from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.reporting import ReportingEngine
+from spare_megatron.trainer.save_mail import SaveMail
+from spare_megatron.trainer.saved_choice import leave_choice
+from spare_megatron.trainer.saving import GroupSaver
+from spare_megatron.trainer.start import Start, load_start
+from spare_megatron.trainer.tokenizer import build_tokenizer
+from spare_megatron.trainer.worker import RankJob, train_rank
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 300.0
+PER_RANK = frozenset({"rank", "local_rank"})
+"""Names in the namespace that differ between ranks: not part of the job's identity."""
+
+
+def run_megatron_job(
+    job: JobArguments,
+    args: Namespace,
+    datasets_provider: Callable[..., Any],
+    model_provider: Callable[..., Any],
+    forward_step: Callable[..., Any],
+    embeddings: EmbeddingRanks | None = None,
+) -> ExitCode:
+    """This rank's whole life. ConfigError for what the user can mend."""
+    place = job.place
+    if place.run_dir is None:
+        raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
+    exact = job.spare.reduce.startswith("exact")
+    if exact:
+        make_deterministic()
+    tokenizer = build_tokenizer(args)
+    files = check_data(args, int(tokenizer.vocab_size))
+    settings = job.settings(args.padded_vocab_size)
+    injector = Injector.from_environment(os.environ, place)
+    check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
+    user_state.begin(job, args, tokenizer)
+    store = group_store(place, START_TIMEOUT_S)
+    world = init_group_world(
+        job.shape,
+        place.position,
+        store,
+        virtual_pipeline=settings.virtual_pipeline,
+        expert=settings.expert,
+        expert_tensor=settings.expert_tensor,
+        backend=job.training.distributed_backend,
+        device=place.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None,
+        timeout_s=job.training.distributed_timeout_minutes * 60.0,
+        pipeline_before_data=job.training.use_tp_pp_dp_mapping,
+        hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
+        embeddings=embeddings,
+    )
+    replica = build_replica(settings, world, model_provider)
+    start = load_start(job, replica)
+    args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
+    placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
+    if place.group == 0 and place.is_leader:
+        for sentence in (placement.reason, *job.notes):
+            log.info("%s", sentence)
+        slow = kernels.why_slow(compute_device().type) if exact else ""
+        if slow:
+            log.warning("%s", slow)
+        append_progress(job, "Starting job")
+    datasets = build_datasets(
+        datasets_provider,
+        sample_counts(job.train_iters, args),
+        args,
+        files,
+        leads=place.is_leader,
+        chunks=settings.virtual_pipeline,
+        tensor_rank=world.tensor_rank,
+    )
+    loaders = _Loaders(job, args, world, placement, start)
+    train = loaders.make("training", datasets.train, start.batches(job).consumed_before(job.train_iters + 1))
+    engine = MegatronEngine(
+        replica,
+        world,
+        forward_step,
+        train,
+        probe_piece=place.group * job.shape.pieces_per_shard,
+        method=job.spare.reduce,
+        flips=injector.flips,
+        batches=start.batches(job),
+    )
+    if engine.exact is not None:
+        engine.exact.restore(start.rank_state)
+    hooks, end_hooks = hooks_of(job, replica)
+    reporting = ReportingEngine(engine, hooks, job.logging.log_timers_to_tensorboard)
+    evaluating = _evaluating(job, reporting, loaders, datasets, start)
+    spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
+    method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
+    overlap = job.training.overlap_grad_reduce
+    backend, coordinator = _backend(job), job.spare.coordinator or ""
+    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator)
+    try:
+        return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
+    finally:
+        end_hooks()
+        loaders.close()
+
+
+class _Loaders:
+    """The piece loaders of this rank: one for each data set."""
+
+    def __init__(
+        self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
+    ) -> None:
+        self._job, self._args, self._world, self._start = job, args, world, start
+        stack = placement.stacks()[job.place.group].tolist()
+        self._hosted = None if job.spare.data == "shared" else frozenset(stack)
+        self._made: list[PieceLoader] = []
+
+    def make(self, name: str, dataset: Any, needed: int) -> PieceLoader:
+        """A loader of a data set (None on a rank that reads none), which must have ``needed`` samples."""
+        job, batch = self._job, self._job.shape.global_batch_size
+        kind = self._args.dataloader_type or "single"
+        check_enough(name, dataset, needed, kind)
+        batches = self._start.batches(job)
+        size = needed if dataset is None else len(dataset)
+        loader = PieceLoader(
+            dataset,
+            SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
+            inner=self._world.data_rank,
+            hosted=self._hosted,
+            consumed=batches.consumed_before if name == "training" else evaluation_consumed(batch),
+            vocab_size=self._args.padded_vocab_size,
+            threads=job.data.num_workers,
+        )
+        self._made.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Stop their threads."""
+        for loader in self._made:
+            loader.close()
+
+
+def _evaluating(
+    job: JobArguments, engine: ReportingEngine, loaders: _Loaders, datasets: Datasets, start: Start
+) -> EvaluatingEngine:
+    """The engine with the evaluations that the flags ask for and the data allow; collective in the group."""
+    iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
+    mine = (datasets.valid is not None, datasets.test is not None)
+    there: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(there, mine)
+    batch, final = job.shape.global_batch_size, job.train_iters
+    passes: list[Evaluation] = []
+    during: list[Evaluation] = []
+    if iterations and any(valid for valid, _ in there):
+        rounds = (final // interval if interval else 0) + 1
+        valid = loaders.make("validation", datasets.valid, rounds * iterations * batch)
+
+        def validation(state: int, iteration: int) -> Any:
+            number = validation_batch(state, iteration, iterations, interval, final=state == final)
+            return evaluation_source(valid, number)
+
+        passes.append(Evaluation("validation", iterations, validation))
+        during = passes[:1]
+    if iterations and any(test for _, test in there):
+        test = loaders.make("test", datasets.test, iterations * batch)
+        passes.append(Evaluation("test", iterations, lambda _state, iteration: evaluation_source(test, iteration)))
+    last = _last_step(job, start)
+    return EvaluatingEngine(engine, last, interval, during, passes if last == final else (), averages)
+
+
+def _last_step(job: JobArguments, start: Start) -> int:
+    """Where this run ends: the last step, or the next multiple of --exit-interval."""
+    interval = job.training.exit_interval
+    if interval is None:
+        return job.train_iters
+    return min(job.train_iters, (start.step // interval + 1) * interval)
+
+
+def _backend(job: JobArguments) -> str:
+    """Of the replica communicators."""
+    cuda = torch.cuda.is_available()
+    wanted = job.spare.comm
+    if wanted == "nccl" and not cuda:
+        raise ConfigError("--spare-comm nccl needs CUDA devices, and this machine has none; use --spare-comm gloo")
+    if wanted == "gloo":
+        return "gloo-staged" if cuda else "gloo"
+    return "nccl" if cuda else "gloo"
+
+
+def _spec(
+    job: JobArguments, placement: Placement, start: Start, last_round: int, description: JobDescription
+) -> JobSpec:
+    timeouts = job.timeouts
+    return JobSpec(
+        num_groups=job.shape.num_groups,
+        pieces_per_shard=job.shape.pieces_per_shard,
+        offsets=placement.offsets,
+        granularity=job.spare.granularity,
+        first_step=start.step,
+        last_step=last_round,
+        min_groups=job.spare.min_groups or 1,
+        fingerprint=description.fingerprint,
+        heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+        audit_rate=job.spare.audit_rate,
+        audit_seed=job.training.seed,
+    )
+
+
+def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
+    identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
+    if job.spare.reduce.startswith("exact"):
+        identity |= arithmetic()
+    for name, value in sorted(vars(args).items()):
+        if name not in PER_RANK:
+            identity[name] = value if isinstance(value, str | int | float | bool | None) else str(value)
+    logs = job.logging
+    return JobDescription(
+        identity=identity,
+        timeouts=job.timeouts,
+        tuning=job.tuning,
+        train_iters=job.train_iters,
+        log_interval=logs.log_interval,
+        global_batch_size=job.shape.global_batch_size,
+        seq_length=job.seq_length,
+        consumed_samples=start.consumed_samples,
+        world_size=job.shape.world_size,
+        flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
+        tensorboard_dir=logs.tensorboard_dir or "",
+        batch_phases=start.batches(job).phases if job.training.rampup_batch_size is not None else (),
+        pieces_per_shard=job.shape.pieces_per_shard,
+        exit_duration_s=60.0 * (job.training.exit_duration_in_mins or 0),
+        tensorboard_log_interval=logs.tensorboard_log_interval,
+        tensorboard_queue_size=logs.tensorboard_queue_size,
+        board_extras=_board_extras(job),
+        wandb_project=logs.wandb_project or "",
+        wandb_exp_name=logs.wandb_exp_name or "",
+        wandb_save_dir=logs.wandb_save_dir or "",
+        wandb_entity=logs.wandb_entity or "",
+    )
+
+
+def _board_extras(job: JobArguments) -> tuple[str, ...]:
+    """What the boards have beside what every job writes."""
+    logs = job.logging
+    wanted = {
+        "loss-scale": logs.log_loss_scale_to_tensorboard,
+        "validation-ppl": logs.log_validation_ppl_to_tensorboard,
+        "timers": logs.log_timers_to_tensorboard,
+        "memory": logs.log_memory_to_tensorboard,
+        "world-size": logs.log_world_size_to_tensorboard,
+    }
+    return tuple(name for name, there in wanted.items() if there)
+
+
+def _saver(
+    job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start, store: dist.Store
+) -> GroupSaver | None:
+    config, place = job.checkpoint, job.place
+    if config.save is None:
+        return None
+    flags = plain(vars(args))
+    batches = start.batches(job)
+    checkpointer = checkpointing.Checkpointer(engine.replica)
+
+    def take(step: int, directory: Path, copied: bool) -> Share:
+        consumed = batches.consumed_before(step + 1)
+        exact = engine.exact.state if engine.exact is not None else None
+        return checkpointer.take(
+            directory, step=step, consumed_samples=consumed, args=flags, rank_state=exact, copied=copied
+        )
+
+    def agree(value: bool) -> bool:
+        told: list[Any] = [value]
+        dist.broadcast_object_list(told, 0)
+        return bool(told[0])
+
+    def published(step: int) -> None:
+        append_progress(job, saved_text(job, step, batches.consumed_before(step + 1), flops_per_step(args)))
+
+    return GroupSaver(
+        Path(config.save),
+        place,
+        config.save_interval if isinstance(config.save_interval, int) else None,
+        job.train_iters,
+        take,
+        agree,
+        SaveMail(store, place.position, place.group_size),
+        asynchronous=not job.spare.no_async_save,
+        retention=Retention(config.save_retain_interval, job.spare.keep_checkpoints),
+        notice=RunDirectory(str(place.run_dir)).notice,
+        complete=partial(leave_choice, place),
+        published=published,
+    )

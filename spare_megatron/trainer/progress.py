@@ -1,0 +1,39 @@
+"""``--log-progress``: Megatron's progress.txt in ``--save``, a line at the start of a job and one for each checkpoint.
+
+Tokens and floating-point operations are those of committed steps, so a step that was patched counts once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from spare_megatron.control.disk import words
+from spare_megatron.trainer.job_arguments import JobArguments
+
+log = logging.getLogger(__name__)
+
+
+def append_progress(job: JobArguments, text: str) -> None:
+    """One line: when, which Slurm job, how many ranks, and ``text``."""
+    if job.checkpoint.save is None or not job.logging.log_progress:
+        return
+    path = Path(job.checkpoint.save) / "progress.txt"
+    stamp, slurm_job = time.strftime("%Y-%m-%d %H:%M:%S"), os.environ.get("SLURM_JOB_ID", "")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{stamp}\tJob ID: {slurm_job}\t# GPUs: {job.shape.world_size}\t{text}\n")
+    except OSError as error:
+        log.warning("%s cannot be written: %s; it lacks: %s", path, words(error), text)
+
+
+def saved_text(job: JobArguments, step: int, consumed_samples: int, flops: float) -> str:
+    """What is said of a checkpoint; ``flops`` of one step of the full batch."""
+    steps = consumed_samples / job.shape.global_batch_size
+    return (
+        f"Saved checkpoint\tIteration: {step}\tFloating-point operations: {flops * steps:.2e}\t"
+        f"Tokens (in billions): {consumed_samples * job.seq_length / 1e9:.2f}"
+    )

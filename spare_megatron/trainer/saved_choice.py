@@ -1,0 +1,51 @@
+"""What an earlier life of the job decided, for the ranks of the next one and for checkpoints.
+
+The coordinator leaves each life's choice in the run directory (:mod:`spare_megatron.coordinator.job_tuning`). A rank
+reads only those of lives before its own: they do not change any more, so all ranks of a life read the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.place import Place
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import RunDirectory, read_json
+from spare_megatron.theory.published import best_redundancy
+
+FILE = "spare_choice.json"
+"""In a checkpoint: the newest choice of the job that wrote it, with its figures and its reason."""
+
+
+def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -> int:
+    """r: what was asked for, or what 'auto' is: N where every group reads all data; else what an earlier life decided
+    from its figures; before there are any, what the published formula says, at least 2 where there are 2 groups."""
+    if asked is not None:
+        return asked
+    if data == "shared" or num_groups < 2:
+        return num_groups
+    for life in range(place.life - 1, 0, -1):
+        found = _choice(place, life)
+        if found is not None:
+            choice = found["choice"]
+            return int(choice.get("redundancy_next") or choice["redundancy"])
+    return min(num_groups, max(2, best_redundancy(num_groups)))
+
+
+def leave_choice(place: Place, directory: Path) -> None:
+    """Put the job's newest choice, if there is one, into a checkpoint that is being written; by one rank of it."""
+    for life in range(place.life, 0, -1):
+        found = _choice(place, life)
+        if found is not None:
+            (directory / FILE).write_text(json.dumps(found, indent=1) + "\n")
+            return
+
+
+def _choice(place: Place, life: int) -> Mapping[str, Any] | None:
+    if place.run_dir is None:
+        return None
+    path = RunDirectory(place.run_dir).choice(life)
+    return patiently(lambda: read_json(path))

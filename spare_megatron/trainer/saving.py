@@ -1,0 +1,307 @@
+"""How one group writes a checkpoint that counts for the whole job: take, write, list, ask, publish.
+
+The training thread of every rank *takes* its share (a copy in memory, collective in the group); a thread beside it
+writes the share and tells position 0, whose thread completes the checkpoint, lists its files, asks the coordinator and
+publishes. Training waits for the copy alone; with ``asynchronous`` False for the files, and at the end of a run for all
+of it. (The coordinator's word on step t comes with the commit of t + 1, so no step may wait for it.)
+
+Nothing that a disk does ends training: a save that fails is said loudly once, its remains are removed when the next
+one succeeds, and the next interval tries again. One save is in flight at a time.
+
+May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: what has Megatron's name
+is whole and was accepted by the coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from spare_megatron.checkpoint.files import Create, Files, entry_of
+from spare_megatron.checkpoint.folder import (
+    Retention,
+    discard_partials,
+    identities,
+    partial_directory,
+    publish,
+    retire,
+    write_manifest,
+)
+from spare_megatron.config.place import Place
+from spare_megatron.control.disk import patiently
+from spare_megatron.trainer.save_mail import SaveMail, Written
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a due save waits for the one before, before it is left out."""
+PUBLISH_PATIENCE_S = 60.0
+"""How long a disk may refuse the final name to a checkpoint that counts."""
+TICK_S = 0.5
+_REASON_CHARS = 250
+
+
+class Share(Protocol):
+    """One rank's part of a checkpoint; what training does next does not change it."""
+
+    def write(self, create: Create) -> bytes:
+        """Write this rank's files; what :meth:`finish` needs to know of them."""
+
+    def finish(self, create: Create, reports: Sequence[bytes]) -> None:
+        """Position 0: complete the checkpoint, given what each rank's ``write`` returned."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a save needs of the loop."""
+
+    accept: Callable[[int, str], bool]
+    """``accept(step, directory)``: whether the coordinator says that it counts. Any thread."""
+    tick: Callable[[], None]
+    """Progress, while the training thread waits."""
+    step_s: float = 0.0
+    """Time of the step before, to compare the stall with."""
+
+
+@dataclass
+class _Flight:
+    """A save whose files are being written."""
+
+    number: int
+    step: int
+    """What the coordinator is asked about; the closing round's own number is above that of the last step."""
+    trained: int
+    partial: Path
+    share: Share
+    ask: Ask
+    stall_s: float
+    """Time that training waited until the share was taken."""
+    started_s: float
+    waits: bool
+    """Training waits for the files as well."""
+    asked: threading.Event = field(default_factory=threading.Event)
+    """This rank's files are written; position 0 has asked whether they count, or given up."""
+    asked_s: float = 0.0
+    accepted: bool = False
+    """The coordinator said that it counts."""
+    failure: str = ""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class GroupSaver:
+    """Writes checkpoints of one rank's group into ``directory``, Megatron's ``--save``."""
+
+    directory: Path
+    place: Place
+    interval: int | None
+    """Steps between checkpoints; None: only where the run ends."""
+    last_step: int
+    """Last step that trains: a round after it (the closing evaluation) is saved under its number."""
+    take: Callable[[int, Path, bool], Share]
+    """``take(step, directory, copied)``: this rank's share; ``copied`` when training goes on meanwhile. Collective."""
+    agree: Callable[[bool], bool]
+    """What position 0 gives, on every rank of the group; collective."""
+    mail: SaveMail
+    asynchronous: bool = True
+    retention: Retention = field(default_factory=Retention)
+    notice: Callable[[str], None] = lambda text: None
+    """Shows one line to the user."""
+    complete: Callable[[Path], None] = lambda directory: None
+    """Position 0: adds files of its own to a checkpoint that is otherwise whole."""
+    published: Callable[[int], None] = lambda step: None
+    """Position 0, once ``step`` has Megatron's name."""
+
+    _flight: _Flight | None = field(default=None, init=False)
+    _number: int = field(default=0, init=False)
+    _failures: int = field(default=0, init=False)
+    _found: dict[int, object] = field(default_factory=dict, init=False)
+    """What earlier jobs, or lives of this job, had published when this rank started."""
+
+    def __post_init__(self) -> None:
+        if self.place.is_leader:
+            self._found = identities(self.directory)
+
+    def due(self, step: int) -> bool:
+        """True when ``step`` is one at which the job saves."""
+        return self.interval is not None and step % self.interval == 0 and step <= self.last_step
+
+    def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
+        """Take ``step`` and write it: beside the training, or (``final``, or not asynchronous) before this returns.
+
+        ``since`` is the last step at which the job was to save. A later ``step`` is one at which a group takes over
+        from one that died: it is left out where that one had published what it had to.
+        """
+        started_s = time.monotonic()
+        trained = min(step, self.last_step)
+        waits = final or not self.asynchronous
+        free = self._settle(ask.tick, None if final else PATIENCE_S)
+        partial = partial_directory(self.directory, trained, self.place.group, self.place.incarnation, epoch)
+        if not self.agree(
+            not self.place.is_leader or self._begins(trained, partial, free, trained if final else since)
+        ):
+            return
+        self._settle(ask.tick, None)
+        self._number += 1
+        share = self.take(trained, partial, not waits)
+        now_s = time.monotonic()
+        flight = self._flight = _Flight(
+            self._number, step, trained, partial, share, ask, now_s - started_s, now_s, waits
+        )
+        threading.Thread(target=self._fly, args=(flight,), name="checkpoint", daemon=True).start()
+        if final:
+            self._settle(ask.tick, None)
+        elif waits:
+            _wait(flight.asked, ask.tick, None)
+
+    def settle(self, tick: Callable[[], None]) -> None:
+        """Wait until nothing is in flight."""
+        self._settle(tick, None)
+
+    def _settle(self, tick: Callable[[], None], patience_s: float | None) -> bool:
+        return self._flight is None or _wait(self._flight.done, tick, patience_s)
+
+    # ------------------------------------------------------------------------------------------------ position 0
+
+    def _begins(self, trained: int, partial: Path, free: bool, wanted: int) -> bool:
+        """Whether there is something to write and a place for it."""
+        before = self._flight
+        if not free and before is not None:
+            self._failed(trained, f"that of step {before.trained} is still being written; use a longer --save-interval")
+            return False
+        try:
+            if self._newest() >= wanted:
+                return False
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            self._failed(trained, f"{partial} cannot be made: {error.strerror}")
+            return False
+        return True
+
+    def _newest(self) -> int:
+        """The newest step that this life of the job has published, -1 before the first."""
+        there = identities(self.directory)
+        return max((step for step, identity in there.items() if self._found.get(step) != identity), default=-1)
+
+    # -------------------------------------------------------------------------------------------- writing thread
+
+    def _fly(self, flight: _Flight) -> None:
+        try:
+            self.mail.written(flight.number, self._write(flight))
+            if not self.place.is_leader:
+                flight.asked.set()
+            if self.place.is_leader:
+                flight.failure = self._conclude(flight, self.mail.collect(flight.number))
+                self.mail.end(flight.number, flight.failure)
+            else:
+                flight.failure = self.mail.ended(flight.number)
+        except Exception as error:  # the store went with position 0: this rank ends too
+            flight.failure = f"the group's store is gone: {error}"
+            log.warning("the checkpoint of step %d is given up: %s", flight.trained, flight.failure)
+        finally:
+            flight.asked.set()
+            flight.done.set()
+
+    def _write(self, flight: _Flight) -> Written:
+        files = Files(flight.partial)
+        try:
+            report = flight.share.write(files.create)
+        except Exception as error:  # torch wraps what the disk says in errors of its own
+            log.warning("rank %d cannot write %s: %s", self.place.position, flight.partial, _reason(error))
+            return Written(failure=f"rank {self.place.position} cannot write: {_reason(error)}")
+        return Written(files=files.entries, report=report)
+
+    def _conclude(self, flight: _Flight, told: list[Written]) -> str:
+        """Why the checkpoint does not count; empty when it is published."""
+        try:
+            failure = next((one.failure for one in told if one.failure), "") or self._publish(flight, told)
+        except Exception as error:
+            failure = _reason(error)
+        if failure:
+            if not flight.accepted:  # else the job's next start publishes it
+                shutil.rmtree(flight.partial, ignore_errors=True)
+            self._failed(flight.trained, failure)
+            return failure
+        self._succeeded(flight, sum(entry["bytes"] for one in told for entry in one.files.values()))
+        return ""
+
+    def _publish(self, flight: _Flight, told: list[Written]) -> str:
+        files = Files(flight.partial)
+        flight.share.finish(files.create, [one.report for one in told])
+        for one in told:
+            files.entries.update(one.files)
+        self.complete(flight.partial)
+        for path in sorted(flight.partial.iterdir()):
+            if path.name not in files.entries:
+                files.entries[path.name] = entry_of(path)
+        write_manifest(flight.partial, files.entries)
+        flight.asked_s = time.monotonic()
+        flight.asked.set()
+        if not flight.ask.accept(flight.step, str(flight.partial)):
+            return "the coordinator does not accept it"
+        flight.accepted = True
+        patiently(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
+        return ""
+
+    def _succeeded(self, flight: _Flight, size_bytes: int) -> None:
+        """Say what it cost and tidy up."""
+        written_s = max(flight.asked_s - flight.started_s, 1e-9)
+        stall_s = flight.stall_s + (written_s if flight.waits else 0.0)
+        share = f" ({100 * stall_s / flight.ask.step_s:.1f} % of a step)" if flight.ask.step_s else ""
+        log.info(
+            "the checkpoint of step %d counts: training waited %.1f ms%s, %d bytes were written in %.2f s (%.2f GB/s)",
+            flight.trained,
+            1e3 * stall_s,
+            share,
+            size_bytes,
+            written_s,
+            size_bytes / written_s / 1e9,
+        )
+        if self._failures:
+            self.notice(f"checkpoints are written again: that of step {flight.trained} is in {self.directory}")
+        self._failures = 0
+        try:
+            self.published(flight.trained)
+            discard_partials(self.directory, flight.trained)
+            gone = retire(self.directory, self.retention)
+        except OSError as error:
+            log.warning("%s cannot be tidied up: %s", self.directory, _reason(error))
+            return
+        if gone:
+            log.info("removed the checkpoints of steps %s", ", ".join(map(str, gone)))
+
+    def _failed(self, trained: int, reason: str) -> None:
+        """Loudly the first time in a row."""
+        self._failures += 1
+        log.warning("the checkpoint of step %d does not count: %s", trained, reason)
+        if self._failures == 1:
+            again = "the next save tries again" if trained < self.last_step else "there is no later one"
+            self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; training goes on, {again}")
+
+
+def _wait(event: threading.Event, tick: Callable[[], None], patience_s: float | None) -> bool:
+    """Wait for ``event`` with a sign of life now and then; False when it has not come in time."""
+    waited_s = 0.0
+    while not event.wait(TICK_S if waited_s else 0.0):
+        if patience_s is not None and waited_s >= patience_s:
+            return False
+        tick()
+        waited_s += TICK_S
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """What the disk said; torch tells it in errors of its own, which follow from it."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    if isinstance(seen, OSError):
+        return f"{seen.strerror}: {seen.filename}" if seen.filename else str(seen.strerror)
+    return " ".join(str(error).split())[:_REASON_CHARS]

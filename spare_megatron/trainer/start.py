@@ -1,0 +1,95 @@
+"""Where training begins: at step 0, or with the newest good checkpoint, chosen by position 0 for its group."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.config.batches import BatchSchedule
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint import checkpointing
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.trainer.job_arguments import JobArguments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training begins."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    rank_state: Any = None
+    """What this rank position's engine needs beside model and optimizer."""
+
+    def batches(self, job: JobArguments) -> BatchSchedule:
+        """The batch size of each step from here on."""
+        return job.batches.schedule(self.step + 1, self.consumed_samples)
+
+
+def load_start(job: JobArguments, replica: Replica) -> Start:
+    """Load what there is to load into ``replica``; where training begins. Collective in the group.
+
+    ConfigError where what was asked for is not there or is damaged.
+    """
+    chosen: list[Any] = [None, None]
+    if job.place.is_leader:
+        try:
+            chosen[0] = _checkpoint(job)
+        except ConfigError as error:
+            chosen[1] = str(error)
+    dist.broadcast_object_list(chosen, 0)
+    directory, refusal = chosen
+    if refusal:
+        raise ConfigError(refusal)
+    if directory is None:
+        return Start()
+    restart = job.place.life > 1
+    fresh = job.checkpoint.finetune and not restart
+    loaded = checkpointing.load(
+        directory,
+        replica,
+        optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
+        strictness=job.checkpoint.dist_ckpt_strictness,
+    )
+    if job.place.is_leader:
+        log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
+    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
+
+
+def _checkpoint(job: JobArguments) -> Path | None:
+    """The directory to load, None to begin anew. A later life begins with what the job itself saved, if anything."""
+    config = job.checkpoint
+    if job.place.life > 1 and config.save:
+        own, _ = _newest(Path(config.save))
+        if own is not None:
+            return own
+    if config.load is None:
+        return None
+    if config.ckpt_step is not None:
+        directory = Path(config.load) / iteration_name(config.ckpt_step)
+        reason = damage(directory)
+        if reason:
+            raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
+        return directory
+    directory_found, passed = _newest(Path(config.load))
+    if directory_found is None and (config.exit_on_missing_checkpoint or passed):
+        why = "; ".join(passed) if passed else "it has no checkpoint"
+        raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
+    if directory_found is None:
+        log.warning("--load %s has no checkpoint: training begins at step 0", config.load)
+    return directory_found
+
+
+def _newest(save: Path) -> tuple[Path | None, list[str]]:
+    directory, passed = last_good(save)
+    reasons = [one.reason for one in passed]
+    for reason in reasons:
+        log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)
+    return directory, reasons

@@ -1,0 +1,297 @@
+"""One step of one rank: run the plan, reduce over the groups, vote, wait for the commit. Failures are ordinary here.
+
+The runner interprets the newest :class:`~spare_megatron.controller.member.Orders` until the step is committed:
+
+1. a segment of the plan that has not been run is run (the first one is the step's own work, later ones are patches);
+2. with all segments of the newest epoch inside, the accumulators are reduced in that epoch, out of place; where the
+   job overlaps, that begins while the newest segment still runs its last backward passes;
+3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
+
+A newer epoch never interrupts computing and throws nothing away: accumulators grow until the commit. What a rank does
+*inside* its group follows from the sequence of segments alone, so ranks of a group that learn of an epoch at
+different moments still call the same collectives in the same order (protocol rule 4).
+
+An overlapped reduction takes copies of what is final, so it needs no care: when its epoch ends before it does, it is
+void, the accumulators are what they were, and whatever comes next (a patch, or nothing) is followed by a reduction of
+everything in the newer epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from spare_megatron.collectives.reduction import GradientReduction, PlainReduction, ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction
+from spare_megatron.control.reports import checksum_of
+from spare_megatron.control.session import Session
+from spare_megatron.controller.audits import selected
+from spare_megatron.controller.member import Orders
+from spare_megatron.controller.messages import WEIGHTS, Part
+from spare_megatron.trainer.engine import StepEngine
+
+Parts = Mapping[int, Mapping[str, int]]
+"""Piece -> parameter -> checksum."""
+
+
+class LeaveError(Exception):
+    """The job is over for this rank: fenced or stopped; ``orders`` says which and why."""
+
+    def __init__(self, orders: Orders) -> None:
+        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
+        self.orders = orders
+
+
+class Replicas(Protocol):
+    """The part of :class:`~spare_megatron.collectives.replica.ReplicaCommunicators` that a step needs."""
+
+    def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""
+
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        """As ``reduce``, before the tensors are final. Never waits."""
+
+
+@dataclass
+class StepTimes:
+    """Seconds that this rank spent in one step, by kind."""
+
+    compute_s: float = 0.0
+    patch_s: float = 0.0
+    rebuild_s: float = 0.0
+    reduce_s: float = 0.0
+    """Of the reduction that was committed."""
+    commit_s: float = 0.0
+    """Between the end of the reduction and the commit."""
+    attempts: int = 0
+    early: int = 0
+    """Buckets of the committed reduction that were summed while the last segment still ran."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A step that is committed and not yet applied by this rank."""
+
+    step: int
+    epoch: int
+    tensors: Sequence[torch.Tensor]
+    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``."""
+    scalars: Mapping[str, float]
+    times: StepTimes
+    live: tuple[int, ...]
+    """Groups that committed it: the members of ``epoch``."""
+    leave: bool
+    """The run ends with this step."""
+    save: bool = False
+    """The coordinator wants this step saved."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What this rank has for the reduction, after the newest segment."""
+
+    tensors: Sequence[torch.Tensor] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    opened: OpenReduction | None = None
+    """The reduction that began during that segment."""
+
+
+@dataclass
+class _Attempt:
+    """The reduction that was reported last."""
+
+    epoch: int = 0
+    live: tuple[int, ...] = ()
+    outcome: ReduceOutcome | None = None
+    ended_s: float = 0.0
+
+
+@dataclass
+class StepRunner:
+    """Interprets plans on one rank. Not thread-safe: it belongs to the training thread."""
+
+    engine: StepEngine
+    session: Session
+    replicas: Replicas
+    inject: Callable[[str, int, int], None]
+    """``inject(point, step, n)``: where faults can be injected."""
+    clock: Callable[[], float] = time.monotonic
+    method: GradientReduction = field(default_factory=PlainReduction)
+    """How gradients travel between groups."""
+    overlap: bool = False
+    """Reduce while the last backward passes run; the same on every rank of the job."""
+    _step: int = field(default=0, init=False)
+    _pieces: list[int] = field(default_factory=list, init=False)
+    _audited: list[int] = field(default_factory=list, init=False)
+    _done: int = field(default=0, init=False)
+    _patching: bool = field(default=False, init=False)
+    _computing: bool = field(default=False, init=False)
+    _weights: str = field(default="", init=False)
+    """Digest of the weights that the step in flight began with."""
+
+    def run(self, step: int) -> Committed:
+        """Compute ``step`` until it is committed.
+
+        Raises:
+            LeaveError: this group is fenced, or the job is over.
+        """
+        self._step, self._pieces, self._audited, self._done = step, [], [], 0
+        times, attempt, ran = StepTimes(), _Attempt(), 0
+        self._weights = self.engine.weights_digest()
+        self.engine.begin_step(step)
+        share = _Share()
+        while True:
+            orders = self.session.orders
+            if orders.committed[0] >= step:
+                return self._committed(step, orders, attempt, times)
+            if orders.over:
+                raise LeaveError(orders)
+            if ran < len(orders.segments):
+                share = self._run_segment(orders, ran, times)
+                ran += 1
+            elif attempt.epoch != orders.epoch:
+                self._attempt(orders, share, attempt, times)
+            else:
+                self.session.progress("vote", step, self._done)
+                self.session.wait(orders.version)
+
+    def vote_on_the_end(self, step: int, orders: Orders) -> None:
+        """The run ended with ``step``: vote once more, in the epoch of ``orders``, on the weights that came of it."""
+        self._pieces, self._audited, self._done = [], [], 0
+        self._weights = self.engine.weights_digest()
+        self._step = step + 1
+        self._report(orders, ReduceOutcome(ok=True, stale=False), StepTimes())
+
+    def on_piece(self, phase: str, n: int) -> None:
+        """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
+        if phase == "backward":
+            self._done += 1
+        self.session.progress("forward" if phase == "audit" else phase, self._step, self._done)
+        if phase not in ("evaluate", "audit"):
+            self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
+
+    def on_bucket(self, done: int, total: int) -> None:
+        """Called between the buckets of a reduction. A rank that still computes waits for nobody."""
+        if not self._computing:
+            self.session.progress("reduce", self._step, self._done)
+        if 0 < done < total:
+            self.inject("reduce", self._step, done - 1)
+
+    def _run_segment(self, orders: Orders, number: int, times: StepTimes) -> _Share:
+        started_s, pieces, audits = self.clock(), orders.segments[number], orders.audits_of(number)
+        self._patching = number > 0
+        opened = self._open(orders) if self.overlap and number == len(orders.segments) - 1 else None
+        self._computing = True
+        self.engine.run(self._step, pieces, audits, selected(self.session.spec, self._step, pieces))
+        self._computing = False
+        self._pieces.extend(pieces)
+        self._audited.extend(audits)
+        share = _Share(self.engine.local_sum(), self.engine.scalars(), opened)
+        spent_s = self.clock() - started_s
+        if self._patching:
+            times.patch_s += spent_s
+        else:
+            times.compute_s += spent_s
+        return share
+
+    def _open(self, orders: Orders) -> OpenReduction | None:
+        """Begin the reduction of the newest epoch before its last segment has run."""
+        tensors = self.engine.leaving()
+        if tensors is None:
+            return None
+        request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)
+        opened = self.replicas.begin(orders.epoch, request, self._stale(orders))
+        self.engine.watch(opened)
+        return opened
+
+    def _attempt(self, orders: Orders, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
+        """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
+        times.attempts += 1
+        self.session.progress("reduce", self._step, self._done)
+        if times.attempts > 1:
+            self.inject("rebuild", self._step, times.attempts - 2)
+        outcome = self._reduce(orders, share)
+        if outcome.stale:
+            return
+        if outcome.ok:
+            self.inject("vote", self._step, 0)
+            outcome = self._checked(outcome)
+        attempt.epoch, attempt.live = orders.epoch, orders.live_groups
+        attempt.outcome, attempt.ended_s = outcome, self.clock()
+        times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
+        self._report(orders, outcome, times)
+
+    def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
+        if share.opened is not None and share.opened.epoch == orders.epoch:
+            return share.opened.finish(share.tensors, share.scalars)
+        fault = self.engine.accumulators_fault()
+        if fault:
+            return ReduceOutcome(ok=False, stale=False, error=fault, fault=fault)
+        request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket, overlapped=self.overlap)
+        return self.replicas.reduce(orders.epoch, request, self._stale(orders))
+
+    def _stale(self, orders: Orders) -> Callable[[], bool]:
+        def stale() -> bool:
+            newest = self.session.orders
+            return newest.over or newest.epoch != orders.epoch
+
+        return stale
+
+    def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
+        """A sum that is not what the groups put in is a failed reduction: the accumulators are good, try again."""
+        fault = self.engine.result_fault(outcome.tensors)
+        return replace(outcome, ok=False, error=fault) if fault else outcome
+
+    def _report(self, orders: Orders, outcome: ReduceOutcome, times: StepTimes) -> None:
+        """Tell the leader, which votes for the group."""
+        inside, audited = self.engine.piece_checksums(audited=False), self.engine.piece_checksums(audited=True)
+        compared = selected(self.session.spec, self._step, self._pieces)
+        self.session.reduced(
+            self._step,
+            orders.epoch,
+            outcome.ok,
+            pieces=tuple(self._pieces),
+            result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
+            weights_digest=self._weights,
+            links=outcome.links,
+            corrupt=bool(outcome.fault),
+            detail=outcome.error,
+            figures={
+                "compute_s": times.compute_s,
+                "patch_s": times.patch_s,
+                "rebuild_s": times.rebuild_s,
+                "reduce_s": times.reduce_s,
+                "buckets_early": times.early,
+                "pieces_discarded": self._done - len(self._pieces),
+            },
+            checksums=[(piece, _checksum(inside.get(piece, {}))) for piece in compared],
+            audits=[(piece, _checksum(audited.get(piece, {}))) for piece in self._audited],
+            parts=[
+                Part(piece, self.session.position, name, checksum)
+                for piece in orders.disputed
+                for name, checksum in self._parts(piece, inside, audited).items()
+            ],
+        )
+
+    def _parts(self, piece: int, inside: Parts, audited: Parts) -> Mapping[str, int]:
+        return self.engine.weights_checksums() if piece == WEIGHTS else inside.get(piece) or audited.get(piece) or {}
+
+    def _committed(self, step: int, orders: Orders, attempt: _Attempt, times: StepTimes) -> Committed:
+        epoch = orders.committed[1]
+        outcome = attempt.outcome
+        assert orders.committed[0] == step, f"step {orders.committed[0]} is committed, this rank is in step {step}"
+        assert outcome is not None, f"step {step} was committed without a vote of this rank"
+        assert outcome.ok, f"step {step} was committed although this rank's reduction failed: {outcome.error}"
+        assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
+        times.commit_s = self.clock() - attempt.ended_s
+        self.inject("apply", step, 0)
+        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave, orders.save)
+
+
+def _checksum(parts: Mapping[str, int]) -> int:
+    """One figure of a piece's gradient on this rank from those of its parameters."""
+    return checksum_of(",".join(f"{name}={checksum}" for name, checksum in parts.items()))

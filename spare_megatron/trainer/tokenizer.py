@@ -1,0 +1,38 @@
+"""The job's tokenizer and its vocabulary, padded as Megatron pads it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+
+
+def padded(vocab_size: int, divisible_by: int, tensor: int) -> int:
+    """The least multiple of ``divisible_by`` x tensor-parallel size that holds ``vocab_size`` ids."""
+    unit = divisible_by * tensor
+    return -(-vocab_size // unit) * unit
+
+
+def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
+    """Rows of the embedding: what --padded-vocab-size says, or Megatron's padding of the tokenizer's ids."""
+    tensor = args.tensor_model_parallel_size
+    if args.padded_vocab_size is None:
+        return padded(vocab_size + args.vocab_extra_ids, args.make_vocab_size_divisible_by, tensor)
+    said = args.padded_vocab_size
+    usual = padded(vocab_size, args.make_vocab_size_divisible_by, tensor)
+    if said < vocab_size or said % tensor:
+        raise ConfigError(
+            f"--padded-vocab-size {said} must be at least the tokenizer's {vocab_size} ids and divisible by "
+            f"--tensor-model-parallel-size {tensor}; use --padded-vocab-size {usual}"
+        )
+    return said
+
+
+def build_tokenizer(args: Namespace) -> Any:
+    """The tokenizer of the flags; sets ``args.padded_vocab_size``. Imports megatron-core."""
+    from spare_megatron.megatron_adapter.data import tokenizers
+
+    tokenizer = tokenizers.build_tokenizer(args)
+    args.padded_vocab_size = padded_vocabulary(int(tokenizer.vocab_size), args)
+    return tokenizer

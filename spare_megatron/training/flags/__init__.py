@@ -1,1 +1,0 @@
-"""The command line: what flags there are, which are refused and why, and what their values turn into."""

@@ -1,0 +1,83 @@
+"""Where the names that Megatron-LM's users import from ``megatron.training`` are here, and why some are not.
+
+A user's script is ported by writing ``spare_megatron`` for ``megatron`` in its imports of ``megatron.training``; the
+package, ``spare_megatron`` itself and the modules of Megatron's names (``arguments``, ``global_vars``, ``training``,
+``utils``, ...) look here. Imports nothing heavy: a bad flag is refused before torch is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_STATE = "spare_megatron.trainer.user_state"
+_UTILS, _ENTRY = (f"spare_megatron.training.{name}" for name in ("utils", "training"))
+
+EXPORTS = {
+    "ModelType": "spare_megatron.training.model_type",
+    "core_transformer_config_from_args": _STATE,
+    "get_adlr_autoresume": _STATE,
+    "get_args": _STATE,
+    "get_one_logger": _STATE,
+    "get_timers": _STATE,
+    "get_tokenizer": _STATE,
+    "get_train_valid_test_num_samples": _ENTRY,
+    "is_last_rank": _UTILS,
+    "pretrain": _ENTRY,
+    "print_rank_0": _STATE,
+    "print_rank_last": _UTILS,
+    "set_startup_timestamps": _STATE,
+}
+"""Name -> the module that has it."""
+
+_BOARDS = (
+    "the job's figures are written once per job, of committed steps, by the coordinator; return yours in the report of "
+    "the loss function: they are summed over the batch and appear in the log, on TensorBoard and on W&B"
+)
+_LOOP = "pretrain() does it, in an order that lets groups be lost; hand it the providers and the forward step instead"
+_SAVES = "checkpoints are written, checked and found by pretrain(): use --save, --load, --ckpt-step and --save-interval"
+
+REFUSED = {
+    "evaluate": _LOOP,
+    "evaluate_and_print_results": _LOOP,
+    "get_energy_monitor": "energy is not measured here",
+    "get_model": _LOOP,
+    "get_optimizer_param_scheduler": _LOOP,
+    "get_signal_handler": "signals end the job by one decision for all groups: SIGTERM and SIGUSR1 save and leave",
+    "get_tensorboard_writer": _BOARDS,
+    "get_wandb_writer": _BOARDS,
+    "initialize_megatron": _LOOP,
+    "load_checkpoint": _SAVES,
+    "save_checkpoint": _SAVES,
+    "save_checkpoint_and_time": _SAVES,
+    "set_args": "the flags of a job are the same on all its ranks and are fixed when it starts",
+    "setup_model_and_optimizer": _LOOP,
+    "train": _LOOP,
+    "train_step": _LOOP,
+    "training_log": _BOARDS,
+    "calc_params_l2_norm": "parameters are not in one place in every group's step; use --log-params-norm",
+    "print_params_min_max_norm": "it is not provided; use --log-params-norm",
+    "check_adlr_autoresume_termination": "there is no such service here; Slurm jobs queue themselves again",
+    "update_use_dist_ckpt": _SAVES,
+}
+"""Name -> why this package does not have it, and what to use."""
+
+
+def lookup(module: str, name: str) -> Any:
+    """``name`` for ``module.__getattr__``.
+
+    Raises:
+        ImportError: Megatron has the name and this package has it not, with the reason; unlike an AttributeError its
+            sentence survives ``from ... import``.
+        AttributeError: nobody has it.
+    """
+    if name in EXPORTS:
+        return getattr(importlib.import_module(EXPORTS[name]), name)
+    raise missing(module, name)
+
+
+def missing(module: str, name: str) -> Exception:
+    """What is raised for a name that ``module`` has not."""
+    if name in REFUSED:
+        return ImportError(f"{module} has no {name}, which Megatron-LM has: {REFUSED[name]}", name=name)
+    return AttributeError(f"module {module!r} has no attribute {name!r}")

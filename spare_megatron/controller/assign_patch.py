@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 
-from spare_megatron.controller.assign_types import Patch, WipeOut
+from spare_megatron.controller.assign_types import Patch, WipeOut, counted
 from spare_megatron.placement import Placement
 
 
@@ -57,8 +57,8 @@ def patch(
     ordered = {group: _execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
     load_max = max([before_max, *(load[group] for group in ordered)])
     reason = (
-        f"{len(missing)} pieces of {len(lost)} shards lost with their groups, patched by {len(ordered)} groups; "
-        f"largest remaining load {before_max} -> {load_max} pieces"
+        f"{counted(len(missing), 'piece')} of {counted(len(lost), 'shard')} lost with their groups, patched by "
+        f"{counted(len(ordered), 'group')}; largest remaining load {before_max} -> {load_max} pieces"
     )
     return Patch(ordered, load_max, reason)
 

@@ -24,7 +24,7 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
-from spare_megatron.control.group_aggregation import Ballots, Figures, Roll, Tally, merge_reports
+from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, VoteFigures, merge_reports
 from spare_megatron.control.heartbeat_timer import Pulse
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
@@ -391,7 +391,7 @@ class Leader:
         return pb.Order(view=view)
 
 
-def _ballot(vote: Vote, figures: Figures) -> pb.GroupReport:
+def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:
     message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
     protobuf_codec.fill(message.vote, vote)
     return pb.GroupReport(ballot=message)

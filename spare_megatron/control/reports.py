@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spare_megatron.controller.messages import Link, Part
+from spare_megatron.controller.messages import Link, ParameterChecksum
 
 PHASES = (
     "start",
@@ -50,7 +50,7 @@ class Reduced:
     corrupt: bool = False
     checksums: tuple[tuple[int, int], ...] = ()
     audits: tuple[tuple[int, int], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ParameterChecksum, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from spare_megatron.control.leader import Leader
 from spare_megatron.control.reports import Progress, RankApplied, Reduced, SaveRequest, StepReport, StopRequest
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, Link, Part
+from spare_megatron.controller.messages import JobSpec, Link, ParameterChecksum
 
 OnView = Callable[[Orders], None]
 
@@ -118,7 +118,7 @@ class Session:
         figures: Mapping[str, float] | None = None,
         checksums: Sequence[tuple[int, int]] = (),
         audits: Sequence[tuple[int, int]] = (),
-        parts: Sequence[Part] = (),
+        parts: Sequence[ParameterChecksum] = (),
     ) -> None:
         """The reduction of (step, epoch) ended on this rank: goes to the leader, which votes for the group.
 

@@ -146,22 +146,40 @@ def damage(directory: Path) -> str:
     Megatron-LM) only its metadata is looked for."""
     if not directory.is_dir():
         return f"{directory} does not exist"
-    manifest = directory / MANIFEST
-    if not manifest.exists():
+    if not (directory / MANIFEST).exists():
         return "" if (directory / CONFIG).exists() else f"{directory} has neither {MANIFEST} nor {CONFIG}"
-    try:
-        text = manifest.read_bytes().decode()
-        files = json.loads(text)["files"]
-        if text != _manifest_text(files):
-            return f"{manifest} differs from its checksum"
-        listed = {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        return f"{manifest} cannot be read: {error}"
+    listed = _listed(directory)
+    if isinstance(listed, str):
+        return listed
     for name, (size, crc) in listed.items():
         reason = _file_damage(directory / name, size, crc)
         if reason:
             return reason
     return ""
+
+
+def file_damage(directory: Path, name: str) -> str:
+    """Why one file of the checkpoint in ``directory`` is not good; empty if it is. Without a manifest it need only be
+    there."""
+    if not (directory / MANIFEST).exists():
+        return "" if (directory / name).is_file() else f"{directory / name} is missing"
+    listed = _listed(directory)
+    if isinstance(listed, str):
+        return listed
+    return _file_damage(directory / name, *listed[name]) if name in listed else f"{directory / name} is missing"
+
+
+def _listed(directory: Path) -> dict[str, tuple[int, int]] | str:
+    """Size and checksum of each file by a checkpoint's manifest, or why that cannot be believed."""
+    manifest = directory / MANIFEST
+    try:
+        text = manifest.read_bytes().decode()
+        files = json.loads(text)["files"]
+        if text != _manifest_text(files):
+            return f"{manifest} differs from its checksum"
+        return {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return f"{manifest} cannot be read: {error}"
 
 
 def _file_damage(path: Path, size: int, crc: int) -> str:

@@ -21,8 +21,9 @@ EXAMPLE = """examples:
   python tools/checkpoint/convert.py --model-type GPT --loader hf --saver core \\
     --load-dir Llama-3.2-1B --save-dir llama --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
   python tools/checkpoint/convert.py --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
-Then train with pretrain_gpt.py --load llama --finetune and the flags that stand in llama/model_flags.txt. Weights are
-converted, optimizer state is not; a checkpoint of ours loads under any layout without a conversion."""
+Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags that stand in
+llama/model_flags.txt. Weights are converted, optimizer state is not; a checkpoint of ours loads under any layout
+without a conversion."""
 LOADERS = {
     **dict.fromkeys(("hf", "llama_mistral", "mixtral_hf"), "hf"),
     **dict.fromkeys(("core", "mcore", "torch_dist", "legacy", "megatron", "mp_rank"), "megatron"),

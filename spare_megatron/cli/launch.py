@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spare_megatron import failpoints
+from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.progress import Display
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -20,6 +21,7 @@ from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.flags.checkpoint_args import with_degrees
 from spare_megatron.launch.job_attempt import Launch
 from spare_megatron.launch.supervisor import run_launch
 
@@ -62,7 +64,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
     """What to start; raises ConfigError where the flags do not fit."""
     if args.num_groups < 1:
         raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
-    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    size = args.group_size if args.group_size is not None else group_size_of(with_degrees(args.flags, saved_args))
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
     command = script_command(args.script, args.module, args.flags)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spare_megatron import failpoints
+from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.launch import script_command
@@ -28,6 +29,7 @@ from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
+from spare_megatron.flags.checkpoint_args import with_degrees
 from spare_megatron.launch.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
 
 CANDIDATES = 3
@@ -68,7 +70,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """What to start; raises ConfigError where the flags do not fit. ``words`` is the command line, which the step of
     the coordinators is given as well."""
     allocation = allocation_of(os.environ)
-    size = args.group_size if args.group_size is not None else group_size_of(args.flags)
+    size = args.group_size if args.group_size is not None else group_size_of(with_degrees(args.flags, saved_args))
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")

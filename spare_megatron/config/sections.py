@@ -349,6 +349,14 @@ class CheckpointConfig:
     """Write checkpoints beside the training; so it is done unless --spare-no-async-save is given."""
     save_retain_interval: int | None = None
     """Keep checkpoints of steps that are multiples of this; of the others only the newest ones."""
+    use_checkpoint_args: bool = False
+    """Take the model's flags, and the tokenizer's, from the args that the checkpoint of --load was saved with."""
+    use_mp_args_from_checkpoint_args: bool = False
+    """With --use-checkpoint-args: take TP, PP and EP from the checkpoint as well."""
+    use_tokenizer_model_from_checkpoint_args: bool = flag(
+        True, "--no-use-tokenizer-model-from-checkpoint-args", "--disable-use-tokenizer-model-from-checkpoint-args"
+    )
+    """With --use-checkpoint-args: take --tokenizer-type and --tokenizer-model from the command line all the same."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
     """Format of checkpoints."""
     dist_ckpt_strictness: Literal[

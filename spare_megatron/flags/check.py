@@ -145,6 +145,11 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
     if not any(getattr(ns, name) for name in DATA_FLAGS):
         lines.append("  data of the script's own provider, as no flag names any")
+    taken = ns.spare_taken
+    if taken is not None:
+        lines.append(f"from the checkpoint {taken.where}:" if taken.found else taken.sentences()[0])
+        lines += [f"  {name} = {value}" for name, value in taken.values.items()]
+        lines += [f"  {sentence}" for sentence in taken.differences]
     if ns.spare_notes:
         lines += ["taken, and without effect here:", *(f"  {note}" for note in ns.spare_notes)]
     titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.flags import no_effect, refusals
+from spare_megatron.flags import checkpoint_args, no_effect, refusals
 from spare_megatron.flags.specs import SECTIONS, FlagSpec, megatron_table
 from spare_megatron.flags.supported import all_specs, nearest_of
 from spare_megatron.flags.yaml_config import with_yaml
@@ -234,11 +234,13 @@ def parse(
     extra: ExtraArguments | None = None,
     defaults: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    saved: checkpoint_args.SavedArgs = checkpoint_args.no_checkpoint,
 ) -> argparse.Namespace:
     """The namespace of ``words`` (without the program's name), or ConfigError.
 
     ``defaults`` are Megatron's ``args_defaults``: values for flags that are not given and have no default. ``environ``
-    fills in what a ``--yaml-cfg`` takes from it.
+    fills in what a ``--yaml-cfg`` takes from it. ``saved`` reads a checkpoint's args, for ``--use-checkpoint-args``;
+    ``spare_taken`` of the result is what was taken from them.
     """
     parser = make_parser(extra)
     honoured = {name for spec in all_specs() for name in spec.names}
@@ -251,10 +253,13 @@ def parse(
         if name.startswith("-"):
             raise ConfigError(f"there is no flag {name}{nearest(name, own)}")
         raise ConfigError(f"the word {name!r} belongs to no flag; values follow their flag, as in --seq-length 1024")
-    for key, value in (defaults or {}).items():
+    defaults = defaults or {}
+    namespace.spare_taken = checkpoint_args.take(namespace, saved, bool(defaults.get("use_checkpoint_args")))
+    for key, value in defaults.items():
         if getattr(namespace, key, None) is None:
             setattr(namespace, key, value)
-    refuse_values(namespace)
+    with checkpoint_args.explained(namespace.spare_taken):
+        refuse_values(namespace)
     for key, value in read_noted(given.noted_words).items():
         setattr(namespace, key, value)
     namespace.spare_notes = tuple(no_effect.notes(given.noted, namespace))

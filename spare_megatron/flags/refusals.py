@@ -290,16 +290,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "flags are not taken from a checkpoint",
-        "give them on the command line",
-        (
-            "use-checkpoint-args",
-            "use-mp-args-from-checkpoint-args",
-            "no-use-tokenizer-model-from-checkpoint-args",
-            "disable-use-tokenizer-model-from-checkpoint-args",
-        ),
-    ),
-    (
         "the index of data files is always read whole, from a file system",
         "leave it out",
         (

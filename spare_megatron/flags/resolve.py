@@ -140,6 +140,8 @@ def window(text: Any) -> tuple[int, int] | None:
     """``--window-size``: 'left,right'."""
     if text is None:
         return None
+    if isinstance(text, (list, tuple)) and len(text) == 2:  # as args have it
+        return int(text[0]), int(text[1])
     try:
         left, right = (int(part) for part in text.strip("() ").split(","))
     except ValueError:

@@ -1,8 +1,8 @@
 """The only reader of flags: from a command line and an environment to one frozen :class:`JobArguments`.
 
-:func:`parse_job` imports neither torch nor megatron, so a bad flag is refused within a moment of the start; it
-raises ConfigError with one sentence. Beside the frozen sections it returns the flat namespace with Megatron's names,
-which users' own code reads through ``get_args()``.
+:func:`parse_job` imports neither torch nor megatron, also where it takes flags from a checkpoint, so a bad flag is
+refused within a moment of the start; it raises ConfigError with one sentence. Beside the frozen sections it returns the
+flat namespace with Megatron's names, which users' own code reads through ``get_args()``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.place import Place, place_of, world_hint
@@ -21,7 +22,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.flags import check, parser, resolve, supported, validate
+from spare_megatron.flags import check, checkpoint_args, parser, resolve, supported, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.saved_choice import redundancy_of
@@ -73,7 +74,8 @@ class JobArguments:
     redundancy: int
     """r: what was said, or what auto is for this life of the job."""
     notes: tuple[str, ...] = ()
-    """Sentences about flags that were given and change nothing here, to be said once."""
+    """Sentences about flags that were given and change nothing here, and about what came from a checkpoint, to be said
+    once."""
 
     @property
     def tuning(self) -> Tuning:
@@ -138,7 +140,13 @@ def parse_job(
     if "--help" in words or "-h" in words:
         sys.stdout.write(parser.help_text(extra_args_provider))
         raise SystemExit(0)
-    namespace = parser.parse(words, extra_args_provider, args_defaults, environ)
+    namespace = parser.parse(words, extra_args_provider, args_defaults, environ, saved_args)
+    with checkpoint_args.explained(namespace.spare_taken):
+        return _checked_job(namespace, words, environ), namespace
+
+
+def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> JobArguments:
+    """Resolve the namespace of a command line, hold it against every rule, and freeze it."""
     hint = world_hint(environ)
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
@@ -162,11 +170,12 @@ def parse_job(
         raise SystemExit(0)
     check.check_machine(namespace)
     check_settings(settings, shape)
-    return job, namespace
+    return job
 
 
 def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str, ...]) -> JobArguments:
     """The frozen sections of a resolved namespace."""
+    taken = namespace.spare_taken
     return JobArguments(
         shape=shape,
         place=place,
@@ -185,7 +194,7 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
         scheduler=resolve.scheduler_fields(namespace),
         train_iters=namespace.train_iters,
         batches=resolve.batch_plan(namespace, shape),
-        notes=namespace.spare_notes,
+        notes=(*(taken.sentences() if taken else ()), *namespace.spare_notes),
         max_position_embeddings=namespace.max_position_embeddings,
         seq_length=namespace.seq_length,
         words=words,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.checkpoint.folder import Retention
+from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.collectives.reduction import Bfloat16Reduction, PlainReduction
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -307,7 +308,7 @@ def _saver(
     config, place = job.checkpoint, job.place
     if config.save is None:
         return None
-    plain = {name: value for name, value in vars(args).items() if isinstance(value, str | int | float | bool | None)}
+    flags = plain(vars(args))
     batches = start.batches(job)
     checkpointer = checkpointing.Checkpointer(engine.replica)
 
@@ -315,7 +316,7 @@ def _saver(
         consumed = batches.consumed_before(step + 1)
         exact = engine.exact.state if engine.exact is not None else None
         return checkpointer.take(
-            directory, step=step, consumed_samples=consumed, args=plain, rank_state=exact, copied=copied
+            directory, step=step, consumed_samples=consumed, args=flags, rank_state=exact, copied=copied
         )
 
     def agree(value: bool) -> bool:

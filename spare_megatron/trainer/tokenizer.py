@@ -24,7 +24,7 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
     if said < vocab_size or said % tensor:
         raise ConfigError(
             f"--padded-vocab-size {said} must be at least the tokenizer's {vocab_size} ids and divisible by "
-            f"--tensor-model-parallel-size {tensor}; use {usual} or leave it out"
+            f"--tensor-model-parallel-size {tensor}; use --padded-vocab-size {usual}"
         )
     return said
 

@@ -5,68 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from spare_megatron.cli import convert
+from tests.megatron.hugging_face_models import MODELS, SEED, VOCAB, make, run
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
-
-SEED, VOCAB = 7, 100
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.1,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-GPT2 = {
-    "vocab_size": VOCAB,
-    "n_embd": 64,
-    "n_layer": 4,
-    "n_head": 4,
-    "n_positions": 64,
-    "initializer_range": 0.1,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", LLAMA),
-    "llama-tied": ("Llama", {**LLAMA, "tie_word_embeddings": True, "head_dim": 32}),
-    "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "gpt2": ("GPT2", GPT2),
-    "qwen2": ("Qwen2", LLAMA),
-    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
-}
-
-
-def make(kind: str, folder: Path) -> Any:
-    """A tiny random model of transformers, written as its users write theirs."""
-    name, values = MODELS[kind]
-    torch.manual_seed(SEED)
-    config = getattr(transformers, f"{name}Config")(**values)
-    model = getattr(transformers, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
-    for parameter in model.parameters():  # norms and biases too, which are ones and zeros at first
-        if parameter.dim() == 1:
-            parameter.data.add_(0.1 * torch.randn_like(parameter))
-    model.eval().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return model
-
-
-def run(load: Path, save: Path, loader: str, saver: str, *words: str) -> None:
-    paths = ("--load-dir", str(load), "--save-dir", str(save))
-    assert convert.main(["--model-type", "GPT", "--loader", loader, "--saver", saver, *paths, *words]) == 0
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -154,6 +102,18 @@ def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) ->
         module.load_state_dict(state["model"], strict=True)
     finally:
         world.destroy()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_dropouts_are_those_of_the_config(kind: str) -> None:
+    from spare_megatron.checkpoint.convert.hf_config import config_of_shape, shape_of_config
+
+    name, values = MODELS[kind]
+    own = {"attn_pdrop": 0.3, "resid_pdrop": 0.2} if kind == "gpt2" else {"attention_dropout": 0.3}
+    shape = shape_of_config(getattr(transformers, f"{name}Config")(**{**values, **own}).to_dict())
+    assert (shape.attention_dropout, shape.hidden_dropout) == (0.3, 0.2 if kind == "gpt2" else 0.0)
+    written = config_of_shape(shape, MODELS[kind][0].lower(), torch.float32)
+    assert {key: written[key] for key in own} == own
 
 
 def test_parts_of_a_large_model_have_an_index(tmp_path: Path) -> None:

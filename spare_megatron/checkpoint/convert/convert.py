@@ -24,6 +24,7 @@ from spare_megatron.checkpoint.convert.model import (
     flags_of_shape,
 )
 from spare_megatron.checkpoint.files import entries_of
+from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
 
 FLAGS_FILE = "model_flags.txt"
@@ -172,13 +173,10 @@ def _args(source: Prepared, new: Layout, wish: Wish, save_dir: Path) -> Mapping[
     values["transformer_impl"] = wish.implementation
     model = _tokenizer_model(wish, save_dir)
     if model is not None and (wish.tokenizer_model or values.get("tokenizer_model") is None):
-        values["tokenizer_model"] = str(model)
+        values["tokenizer_model"] = str(model.absolute())
         kind = "Llama2Tokenizer" if model.name.endswith(".model") else "HuggingFaceTokenizer"
         values["tokenizer_type"] = values.get("tokenizer_type") or kind
-    if wish.saver == "torch_dist":
-        plain = (str, int, float, bool, type(None))
-        return {name: value for name, value in values.items() if isinstance(value, plain)}
-    return values
+    return plain(values) if wish.saver == "torch_dist" else values
 
 
 def _tokenizer_model(wish: Wish, save_dir: Path) -> Path | None:

@@ -56,6 +56,8 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
         norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
         untie_embeddings_and_output_weights=not config.get("tie_word_embeddings", True),
         bias_gelu_fusion=activation in TANH_GELU,
+        attention_dropout=config.get("attn_pdrop", 0.1),
+        hidden_dropout=config.get("resid_pdrop", 0.1),
     )
 
 
@@ -89,6 +91,8 @@ def _llama(config: Mapping[str, Any], kind: str) -> ModelShape:
         num_experts=experts,
         moe_router_topk=config.get("num_experts_per_tok", 2) if experts else 2,
         moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
+        attention_dropout=config.get("attention_dropout", 0.0),
+        hidden_dropout=0.0,
         **_rotary(config),
     )
 
@@ -163,6 +167,8 @@ def config_of_shape(shape: ModelShape, kind: str, dtype: torch.dtype) -> dict[st
             "n_positions": shape.max_position_embeddings,
             "layer_norm_epsilon": shape.norm_epsilon,
             "activation_function": "gelu_new" if shape.bias_gelu_fusion else "gelu",
+            "attn_pdrop": shape.attention_dropout,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop"), shape.hidden_dropout),
             "bos_token_id": None,
             "eos_token_id": None,
         }
@@ -176,6 +182,7 @@ def config_of_shape(shape: ModelShape, kind: str, dtype: torch.dtype) -> dict[st
         "max_position_embeddings": shape.max_position_embeddings,
         "rms_norm_eps": shape.norm_epsilon,
         "hidden_act": "silu",
+        "attention_dropout": shape.attention_dropout,
         "rope_theta": float(shape.rotary_base),
         "bos_token_id": None,
         "eos_token_id": None,
@@ -203,6 +210,6 @@ def _scaling(shape: ModelShape) -> dict[str, Any]:
 
 
 def same_model(one: ModelShape, other: ModelShape) -> bool:
-    """Whether two shapes differ at most in the padding of the vocabulary."""
-    free = {"padded_vocab_size": 0, "moe_aux_loss_coeff": 0.0}
+    """Whether two shapes differ at most in the padding of the vocabulary and in how they were trained."""
+    free = {"padded_vocab_size": 0, "moe_aux_loss_coeff": 0.0, "attention_dropout": 0.0, "hidden_dropout": 0.0}
     return dataclasses.replace(one, **free) == dataclasses.replace(other, **free)

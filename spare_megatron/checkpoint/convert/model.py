@@ -50,6 +50,8 @@ class ModelShape:
     num_experts: int | None = None
     moe_router_topk: int = 2
     moe_aux_loss_coeff: float = 0.0
+    attention_dropout: float = 0.1
+    hidden_dropout: float = 0.1
 
     @property
     def group_width(self) -> int:
@@ -227,6 +229,7 @@ def flags_of_shape(shape: ModelShape, dtype: torch.dtype) -> list[str]:
         *("--max-position-embeddings", str(shape.max_position_embeddings)),
         *("--normalization", shape.normalization, "--norm-epsilon", repr(shape.norm_epsilon)),
         *("--position-embedding-type", shape.position_embedding_type),
+        *("--attention-dropout", repr(shape.attention_dropout), "--hidden-dropout", repr(shape.hidden_dropout)),
     ]
     if shape.num_query_groups != shape.num_attention_heads:
         words += ["--group-query-attention", "--num-query-groups", str(shape.num_query_groups)]

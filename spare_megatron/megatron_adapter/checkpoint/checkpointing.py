@@ -11,7 +11,6 @@ Promises: ``save`` returns on every rank only when all files are written; other 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,9 +306,3 @@ def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, 
         )
     same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
     return (same or matching)[0]
-
-
-def checkpoint_args(values: Any) -> dict[str, Any]:
-    """A dataclass or mapping of flags as plain values that ``save`` can store and any torch can read back."""
-    items = dataclasses.asdict(values) if dataclasses.is_dataclass(values) else dict(values)
-    return {name: value for name, value in items.items() if isinstance(value, (bool, int, float, str, type(None)))}

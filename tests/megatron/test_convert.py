@@ -29,7 +29,8 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Of the model that the written flags describe, with the weights loaded as a job loads them."""
     from spare_megatron.megatron_adapter.checkpoint import checkpointing
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
@@ -86,7 +87,8 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     make(kind, tmp_path / "hf")

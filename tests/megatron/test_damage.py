@@ -44,7 +44,8 @@ OLDER, NEWER, LAST = 2, 4, 6
 @contextmanager
 def replica() -> Iterator[Any]:
     """The job's model in a world of this process alone."""
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     job, _ = parse_job(FLAGS)

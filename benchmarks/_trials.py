@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from spare_megatron.sim.engine import TrialCounts, TrialResult
+from spare_megatron.sim.policy_trial import TrialCounts, TrialResult
 from spare_megatron.sim.trials import Case, run_many
 
 Job = tuple[Case, int]

@@ -20,7 +20,7 @@ from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.trials import Case
-from spare_megatron.tuner import cluster as tuner_cluster
+from spare_megatron.tuner import cluster_figures as tuner_cluster
 from spare_megatron.tuner.choose import RedundancyPlan, choose
 
 REDUNDANCIES = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.engine import TrialResult
+from spare_megatron.sim.policy_trial import TrialResult
 from spare_megatron.sim.trials import Case
 
 PUBLISHED = {

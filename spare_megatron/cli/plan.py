@@ -17,7 +17,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys
-from spare_megatron.tuner.cluster import ClusterFigures
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.trace import parse_trace
 

@@ -46,7 +46,7 @@ class FailedError(Exception):
 
 
 class OpenReduction:
-    """See the module. Made by :meth:`~spare_megatron.collectives.replica.ReplicaCommunicators.begin`."""
+    """See the module. Made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from spare_megatron.controller import audits
 from spare_megatron.controller.messages import WEIGHTS, Loss
-from spare_megatron.controller.outcome import Transition, decide, minority, stop, views, with_checkpoint, without
 from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import Transition, decide, minority, stop, views, with_checkpoint, without
 
 Fence = Callable[[State, tuple[Loss, ...]], Transition]
 

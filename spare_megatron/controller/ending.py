@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
-from spare_megatron.controller.outcome import (
+from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import (
     Transition,
     counted,
     decide,
@@ -26,7 +27,6 @@ from spare_megatron.controller.outcome import (
     views,
     without,
 )
-from spare_megatron.controller.state import State
 
 
 def saved(state: State, event: Saved) -> Transition:

@@ -32,8 +32,8 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
-from spare_megatron.controller.outcome import Transition, decide, ignore, stop
 from spare_megatron.controller.state import State, initial_state, opened_state
+from spare_megatron.controller.transition import Transition, decide, ignore, stop
 
 __all__ = ["State", "initial_state", "step"]
 

@@ -14,7 +14,8 @@ import numpy as np
 from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
-from spare_megatron.controller.outcome import (
+from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
+from spare_megatron.controller.transition import (
     Transition,
     decide,
     describe,
@@ -24,7 +25,6 @@ from spare_megatron.controller.outcome import (
     with_checkpoint,
     without,
 )
-from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0

@@ -26,8 +26,8 @@ from spare_megatron.controller.messages import (
     Standstill,
     Vote,
 )
-from spare_megatron.controller.outcome import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Retries, State
+from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 
 
 def vote(state: State, event: Vote) -> Transition:

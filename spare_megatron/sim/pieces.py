@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.balance import completion_s
-from spare_megatron.sim.engine import PolicyTrial, Returns, job_spec
+from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
 from spare_megatron.sim.script import Script
 
 PLACEMENTS_TRIED = 200

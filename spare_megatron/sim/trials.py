@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.engine import PolicyTrial, TrialResult
 from spare_megatron.sim.failures import Ring
 from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.sim.published import ReplicationEngine, SpareEngine
+from spare_megatron.sim.policy_trial import PolicyTrial, TrialResult
+from spare_megatron.sim.published_policies import ReplicationEngine, SpareEngine
 
 ENGINES: Mapping[str, type[PolicyTrial]] = {
     "checkpoint": ReplicationEngine,

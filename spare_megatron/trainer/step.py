@@ -47,7 +47,7 @@ class LeaveError(Exception):
 
 
 class Replicas(Protocol):
-    """The part of :class:`~spare_megatron.collectives.replica.ReplicaCommunicators` that a step needs."""
+    """The part of :class:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators` that a step needs."""
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""

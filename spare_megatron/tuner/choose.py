@@ -17,7 +17,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
 from spare_megatron.theory import depth, endured, ratio
-from spare_megatron.tuner.cluster import ClusterFigures
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
 """Candidates this close in time to train count as equal."""

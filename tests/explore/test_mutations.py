@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from spare_megatron.control.group_aggregation import Ballots
-from spare_megatron.controller import codec, divergence, ending, machine, member, membership, outcome, voting
+from spare_megatron.controller import codec, divergence, ending, machine, member, membership, transition, voting
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.outcome import Transition
 from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import Transition
 from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
@@ -51,11 +51,11 @@ def test_a_newcomer_that_ends_the_job_and_is_not_told(monkeypatch: Patch) -> Non
 
 
 def test_a_late_save_that_replaces_a_newer_one(monkeypatch: Patch) -> None:
-    def counted(state: State, event: m.Saved | None) -> outcome.Counted:
+    def counted(state: State, event: m.Saved | None) -> transition.Counted:
         after, accepts, why = real(state, event)
         return (after if event is None else replace(after, unproved=None)), accepts, why
 
-    real = outcome.counted
+    real = transition.counted
     monkeypatch.setattr(ending, "counted", counted)
     finds(RETURN, "does not end from here")
 
@@ -122,7 +122,7 @@ def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
 
 
 def test_a_save_that_counts_before_its_weights_are_compared(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ending, "saved", lambda state, event: outcome.decide(*outcome.counted(state, event)))
+    monkeypatch.setattr(ending, "saved", lambda state, event: transition.decide(*transition.counted(state, event)))
     finds(Shape(faults=0, save_every=1), "counts before its weights were compared")
 
 

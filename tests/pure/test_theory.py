@@ -20,7 +20,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.theory import depth, endured, published, ratio
 from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 from spare_megatron.tuner.choose import candidate
-from spare_megatron.tuner.cluster import ClusterFigures
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 SEED = 7_141
 

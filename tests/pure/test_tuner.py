@@ -17,7 +17,7 @@ from spare_megatron.theory import published
 from spare_megatron.theory.ratio import slowest
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
 from spare_megatron.tuner.choose import TIE, choose, choose_granularity
-from spare_megatron.tuner.cluster import ClusterFigures
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import Shape, fitting, memory, table
 from spare_megatron.tuner.trace import parse_trace
 

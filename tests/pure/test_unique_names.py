@@ -1,4 +1,5 @@
-"""A name of the package means one thing: no two classes or type aliases of different files share one."""
+"""A name of the package means one thing: no two modules share one, and no two classes or type aliases of different
+files."""
 
 from __future__ import annotations
 
@@ -31,4 +32,13 @@ def test_two_files_never_define_one_name() -> None:
             for name in defined(ast.parse(path.read_text())):
                 places[name].add(str(path.relative_to(PACKAGE)))
     assert len(places) > 300
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_two_modules_never_share_a_name() -> None:
+    places = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "__init__.py":
+            places[path.stem].add(str(path.relative_to(PACKAGE)))
+    assert len(places) > 200
     assert {name: files for name, files in places.items() if len(files) > 1} == {}

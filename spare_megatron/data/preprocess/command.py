@@ -22,8 +22,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
 from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
-from spare_megatron.data.preprocess.output import EncodingProgress, Output, progress_of
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
+from spare_megatron.data.preprocess.token_files import EncodingProgress, Output, progress_of
 from spare_megatron.flags import refusals
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.specs import docs_of, specs_of

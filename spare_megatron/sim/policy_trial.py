@@ -18,7 +18,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.failures import Ring, failures_of
 from spare_megatron.sim.intervals import save_interval_s
-from spare_megatron.sim.job import JobControl
+from spare_megatron.sim.job_control import JobControl
 
 RATIO_MAX = 50.0
 """A job that takes this many times the failure-free time is called impossible: it does not progress."""

@@ -34,7 +34,7 @@ from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, PieceRun, PieceSource, routing_counts
-from spare_megatron.megatron_adapter.model.state import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
 

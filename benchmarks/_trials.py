@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from spare_megatron.sim.engine import Outcome, Tally
+from spare_megatron.sim.policy_trial import TrialCounts, TrialResult
 from spare_megatron.sim.trials import Case, run_many
 
 Job = tuple[Case, int]
@@ -29,7 +29,7 @@ class Trials:
 
     def __init__(self, path: Path | None, workers: int | None = None) -> None:
         self._path, self._workers = path, workers
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[str, TrialResult] = {}
         self.cpu_s = 0.0
         """Of all trials, those of earlier runs too."""
         if path is not None and path.exists():
@@ -59,10 +59,10 @@ class Trials:
                 print(f"{done} of {len(missing)} trials, {time.perf_counter() - began:.0f} s", flush=True)
         return True
 
-    def __getitem__(self, job: Job) -> Outcome:
+    def __getitem__(self, job: Job) -> TrialResult:
         return self._known[_key(job)]
 
-    def _keep(self, job: Job, outcome: Outcome, cpu_s: float) -> None:
+    def _keep(self, job: Job, outcome: TrialResult, cpu_s: float) -> None:
         self._known[_key(job)] = outcome
         if self._path is None:
             return
@@ -89,7 +89,9 @@ def options(doc: str, steps: int = 10_000, trials: int = 3) -> argparse.Argument
     return parser
 
 
-def outcomes(args: argparse.Namespace, cases: Sequence[Case]) -> tuple[list[list[Outcome]], dict[str, object]] | None:
+def outcomes(
+    args: argparse.Namespace, cases: Sequence[Case]
+) -> tuple[list[list[TrialResult]], dict[str, object]] | None:
     """Every case's trials as the command line wants them, and the config for the report; None when the time was
     over."""
     seeds = range(args.seed, args.seed + args.trials)
@@ -107,7 +109,7 @@ def outcomes(args: argparse.Namespace, cases: Sequence[Case]) -> tuple[list[list
     return [[trials[case, seed] for seed in seeds] for case in cases], config
 
 
-def mean_ratio(outcomes: Sequence[Outcome]) -> float:
+def mean_ratio(outcomes: Sequence[TrialResult]) -> float:
     """NaN where a trial did not progress."""
     known = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
     return fmean(known) if len(known) == len(outcomes) else float("nan")
@@ -123,5 +125,5 @@ def _cpu_s() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def _outcome(plain: dict[str, Any]) -> Outcome:
-    return Outcome(**{**plain, "tally": Tally(**plain["tally"])})
+def _outcome(plain: dict[str, Any]) -> TrialResult:
+    return TrialResult(**{**plain, "tally": TrialCounts(**plain["tally"])})

@@ -48,7 +48,7 @@ def engine_of(mode: str) -> Any:
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": "0", "SPARE_NUM_GROUPS": "1"}
     job, _ = parse_job([*MODEL, "--spare-reduce", mode], environ)
     world = init_group_world(job.shape, 0, dist.HashStore())
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
 
     length = job.seq_length

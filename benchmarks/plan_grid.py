@@ -20,8 +20,8 @@ from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.trials import Case
-from spare_megatron.tuner import cluster as tuner_cluster
-from spare_megatron.tuner.choose import Plan, choose
+from spare_megatron.tuner import cluster_figures as tuner_cluster
+from spare_megatron.tuner.choose import RedundancyPlan, choose
 
 REDUNDANCIES = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20)
 RESTART_SHARES = (None, 0.15, 0.25, 0.3, 0.35, 0.4, 0.5)
@@ -29,10 +29,10 @@ RESTART_SHARES = (None, 0.15, 0.25, 0.3, 0.35, 0.4, 0.5)
 PIECES = 16
 
 
-def plan_for(groups: int, data: str, rejoin_s: float | None, steps: int) -> Plan:
+def plan_for(groups: int, data: str, rejoin_s: float | None, steps: int) -> RedundancyPlan:
     """spare-plan's choice for the published cluster at this N."""
     return choose(
-        tuner_cluster.Cluster(
+        tuner_cluster.ClusterFigures(
             gpus=groups * 600,
             gpus_per_group=600,
             mtbf_s=300.0,

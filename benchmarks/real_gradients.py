@@ -57,7 +57,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer import user_state
     from spare_megatron.trainer.tokenizer import build_tokenizer

@@ -83,7 +83,7 @@ def _one_group(options: argparse.Namespace, group: int, port: int) -> None:
     import torch
 
     from spare_megatron.collectives.reduction import Reduction
-    from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+    from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 
     torch.set_num_threads(1)
     replicas = ReplicaCommunicators(group, "gloo", timeout_s=120.0)

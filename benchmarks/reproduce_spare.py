@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.engine import Outcome
+from spare_megatron.sim.policy_trial import TrialResult
 from spare_megatron.sim.trials import Case
 
 PUBLISHED = {
@@ -100,7 +100,7 @@ def sensitivity(steps: int) -> Iterator[Row]:
         )
 
 
-def row(label: str, case: Case, trials: list[Outcome]) -> dict[str, object]:
+def row(label: str, case: Case, trials: list[TrialResult]) -> dict[str, object]:
     """One line of the table."""
     groups, policy = case.cluster.num_groups, case.policy
     ratios = [outcome.ratio for outcome in trials]

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 22
 Create = Callable[[str], contextlib.AbstractContextManager[BinaryIO]]
 """Opens a file of a checkpoint, by name, for writing."""
 
-Entry = Mapping[str, int]
+ManifestEntry = Mapping[str, int]
 """``{"bytes": size, "crc32": checksum}`` of one file."""
 
 
@@ -30,7 +30,7 @@ class Files:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ManifestEntry] = {}
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -64,7 +64,7 @@ class _Checked(io.RawIOBase):
         return self.position
 
 
-def entry_of(path: Path) -> Entry:
+def entry_of(path: Path) -> ManifestEntry:
     """Of a file that is there; OSError when it cannot be read."""
     crc, size = 0, 0
     with path.open("rb") as file:
@@ -73,7 +73,7 @@ def entry_of(path: Path) -> Entry:
     return {"bytes": size, "crc32": crc}
 
 
-def entries_of(directory: Path) -> dict[str, Entry]:
+def entries_of(directory: Path) -> dict[str, ManifestEntry]:
     """Of every file below ``directory``, by relative name."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): entry_of(path) for path in paths}

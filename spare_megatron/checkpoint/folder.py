@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron import failpoints
-from spare_megatron.checkpoint.files import Entry, entry_of
+from spare_megatron.checkpoint.files import ManifestEntry, entry_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
@@ -67,12 +67,12 @@ def partial_directory(save: Path, step: int, group: int, incarnation: int, epoch
     return save / PARTIAL / f"{iteration_name(step)}.group{group}-incarnation{incarnation}-epoch{epoch}"
 
 
-def write_manifest(directory: Path, files: Mapping[str, Entry]) -> None:
+def write_manifest(directory: Path, files: Mapping[str, ManifestEntry]) -> None:
     """List every file of a complete checkpoint; written atomically."""
     _replace(directory / MANIFEST, _manifest_text(files))
 
 
-def _manifest_text(files: Mapping[str, Entry]) -> str:
+def _manifest_text(files: Mapping[str, ManifestEntry]) -> str:
     """The only text that a manifest of these files may have, so that any other byte in it shows."""
     listed = dict(sorted(files.items()))
     return json.dumps({"files": listed, "crc32": zlib.crc32(json.dumps(listed).encode())}, indent=1)

@@ -101,8 +101,8 @@ def _praise(place: Path) -> str:
 
 
 def _inspect(directory: Path, as_json: bool) -> int:
-    from spare_megatron.megatron_adapter.checkpoint.checkpointing import read_common
     from spare_megatron.megatron_adapter.checkpoint.digest import model_tensors
+    from spare_megatron.megatron_adapter.checkpoint.group_checkpoint import read_common
 
     common = read_common(directory)
     tensors = {

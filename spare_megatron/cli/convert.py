@@ -13,7 +13,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 
 if TYPE_CHECKING:
-    from spare_megatron.checkpoint.convert.convert import Wish
+    from spare_megatron.checkpoint.convert.conversion import Wish
     from spare_megatron.checkpoint.convert.model import Entry
 
 PROGRAM = "tools/checkpoint/convert.py"
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parser().parse_args(argv)
         wish = _wish(options)
-        from spare_megatron.checkpoint.convert.convert import convert
+        from spare_megatron.checkpoint.convert.conversion import convert
 
         sentence = convert(options.load_dir, LOADERS[options.loader], options.save_dir, wish, _Progress().say)
     except (ConfigError, OSError) as error:
@@ -109,7 +109,7 @@ def _wish(options: argparse.Namespace) -> Wish:
             raise ConfigError(f"--{name.replace('_', '-')}-parallel-size is {value}, but must be at least 1")
     import torch
 
-    from spare_megatron.checkpoint.convert.convert import Wish
+    from spare_megatron.checkpoint.convert.conversion import Wish
     from spare_megatron.checkpoint.convert.layout import Layout
 
     given = (options.target_tensor_parallel_size, options.target_pipeline_parallel_size)

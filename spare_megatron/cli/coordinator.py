@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.process import serve_alone, serve_in_turn

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
-from spare_megatron.cli.progress import Display
+from spare_megatron.cli.display import Display
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
-from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.flags.checkpoint_args import with_degrees
 from spare_megatron.launch.job_attempt import Launch
 from spare_megatron.launch.supervisor import run_launch

@@ -16,8 +16,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.tuner.choose import Plan, choose, choose_granularity, standbys
-from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.trace import parse_trace
 
@@ -110,13 +110,13 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _plan(args: argparse.Namespace, cluster: Cluster) -> tuple[Plan, str]:
+def _plan(args: argparse.Namespace, cluster: ClusterFigures) -> tuple[RedundancyPlan, str]:
     if args.granularity == "auto":
         return choose_granularity(cluster, args.redundancy)
     return choose(cluster, args.redundancy), ""
 
 
-def _cluster(args: argparse.Namespace) -> Cluster:
+def _cluster(args: argparse.Namespace) -> ClusterFigures:
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -130,7 +130,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
         mtbf_s = trace.mtbf_s
         shape = trace.weibull_shape() if shape is None else shape
-    return Cluster(
+    return ClusterFigures(
         gpus=args.gpus,
         gpus_per_group=args.gpus_per_group,
         mtbf_s=mtbf_s,
@@ -160,7 +160,7 @@ def _memory(args: argparse.Namespace) -> Memory | None:
     return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib)
 
 
-def _topology(path: Path, num_groups: int, plan: Plan) -> dict[str, object]:
+def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:
     domains = parse_topology(_lines(path, "--topology"), str(path), num_groups)
     spread = spread_over_domains(build_placement(num_groups, plan.chosen.redundancy), domains)
     return spread.as_json()

@@ -25,8 +25,8 @@ from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.sim.cluster import POLICIES, Cluster, Policy, Reading
-from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import Ring
+from spare_megatron.sim.policy_trial import RATIO_MAX, TrialResult
 from spare_megatron.sim.replay import losses
 from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import Case, run_many, summary
@@ -243,7 +243,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def _plot(outcomes: Sequence[Outcome], path: Path) -> None:
+def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
     """A bar for every trial; no bar for the ratio of one that did not progress."""
     import matplotlib
 

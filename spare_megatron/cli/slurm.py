@@ -18,19 +18,19 @@ from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
+from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
-from spare_megatron.cli.progress import Display
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.place import number
-from spare_megatron.control.output import outlive_the_disk
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.checkpoint_args import with_degrees
-from spare_megatron.launch.slurm import SlurmJob, SlurmLaunch, end_without_batch_script
+from spare_megatron.launch.slurm_job import SlurmJob, SlurmLaunch, end_without_batch_script
 
 CANDIDATES = 3
 EXAMPLE = """example, in a batch script:

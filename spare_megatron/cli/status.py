@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from spare_megatron.cli.progress import figures
+from spare_megatron.cli.display import figures
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory, read_json

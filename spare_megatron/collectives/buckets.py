@@ -45,7 +45,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """Everything two groups must agree on before they add their buckets."""
 
     method: str
@@ -61,7 +61,7 @@ class Layout:
         scalars: Mapping[str, float],
         method: GradientReduction,
         bucket_bytes: int,
-    ) -> Layout:
+    ) -> BucketLayout:
         """The layout of a request. AssertionError for a tensor that is not flat and contiguous."""
         for number, tensor in enumerate(tensors):
             assert tensor.dim() == 1, f"tensor {number} to reduce has shape {tuple(tensor.shape)}, not one dimension"
@@ -153,7 +153,9 @@ class User(Protocol):
 class Buffers:
     """The memory of one reduction."""
 
-    def __init__(self, layout: Layout, wire_device: torch.device, result_device: torch.device, staged: bool) -> None:
+    def __init__(
+        self, layout: BucketLayout, wire_device: torch.device, result_device: torch.device, staged: bool
+    ) -> None:
         """``staged``: wires and results are never one memory (what a device on its own makes so otherwise)."""
         self.layout = layout
         self.user: User | None = None
@@ -194,11 +196,11 @@ class BufferPool:
         self._places = (wire_device, result_device, staged)
         self._sets: list[Buffers] = []
 
-    def free(self, layout: Layout) -> bool:
+    def free(self, layout: BucketLayout) -> bool:
         """Whether :meth:`take` would need no new memory."""
         return all(kept.layout != layout for kept in self._sets) or self._idle(layout) is not None
 
-    def take(self, layout: Layout, user: User) -> Buffers:
+    def take(self, layout: BucketLayout, user: User) -> Buffers:
         """Buffers that nobody but ``user`` writes to. The results of the last reduction are given up."""
         chosen = self._idle(layout) or Buffers(layout, *self._places)
         chosen.user = user
@@ -206,7 +208,7 @@ class BufferPool:
         self._sets = [*busy, chosen]
         return chosen
 
-    def _idle(self, layout: Layout) -> Buffers | None:
+    def _idle(self, layout: BucketLayout) -> Buffers | None:
         for kept in self._sets:
             if kept.layout == layout and (kept.user is None or not kept.user.busy):
                 return kept

@@ -57,7 +57,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Beat:
+class LinkBeat:
     """What a member says of itself to one neighbour."""
 
     sent: int
@@ -122,17 +122,17 @@ class Hearing:
         """Both neighbours are."""
         return all(ear.connected for ear in self._ears)
 
-    def beat(self, side: int, traffic: Traffic) -> Beat:
+    def beat(self, side: int, traffic: Traffic) -> LinkBeat:
         """What is to be said to a neighbour now."""
         sent = traffic.sent if side == RIGHT else 0
-        return Beat(sent, traffic.wants, bool(self.over), self.links if self.over else frozenset())
+        return LinkBeat(sent, traffic.wants, bool(self.over), self.links if self.over else frozenset())
 
     def connect(self, side: int, now_s: float) -> None:
         """Both connections to this neighbour stand."""
         ear = self._ears[side]
         ear.connected, ear.heard_s = True, self._clock_s(now_s)
 
-    def hear(self, side: int, beat: Beat, now_s: float) -> None:
+    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
         """A neighbour speaks."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.connected:

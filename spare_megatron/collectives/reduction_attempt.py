@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spare_megatron.collectives.buckets import BufferPool, Buffers, Header, Layout, overlapped_bytes
+from spare_megatron.collectives.buckets import BucketLayout, BufferPool, Buffers, Header, overlapped_bytes
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 
@@ -46,7 +46,7 @@ class FailedError(Exception):
 
 
 class OpenReduction:
-    """See the module. Made by :meth:`~spare_megatron.collectives.replica.ReplicaCommunicators.begin`."""
+    """See the module. Made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
 
     def __init__(
         self,
@@ -145,9 +145,9 @@ class OpenReduction:
         except Exception as error:
             self._leave(error)
 
-    def _layout_of(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Layout:
+    def _layout_of(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> BucketLayout:
         known = {} if self._request.overlapped else scalars
-        return Layout.of(tensors, known, self._request.method, self._bucket_bytes)
+        return BucketLayout.of(tensors, known, self._request.method, self._bucket_bytes)
 
     def _leave(self, error: Exception) -> None:
         """This rank is out of step with the other members for the rest of the epoch."""

@@ -25,7 +25,7 @@ import threading
 import time
 
 from spare_megatron.collectives.backend import BackendError, Seat
-from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, Hearing, LinkBeat, Traffic
 from spare_megatron.controller.messages import Link
 
 DATA, CONTROL = b"D", b"C"
@@ -43,14 +43,14 @@ _TCP_INFO = struct.Struct("8x44xI")
 """Of Linux's tcp_info: tcpi_last_data_recv, milliseconds."""
 
 
-def pack(beat: Beat) -> bytes:
+def pack(beat: LinkBeat) -> bytes:
     """A beat as bytes."""
     links = sorted(beat.links, key=lambda link: (not link.mute, link.sender, link.receiver))[:LINKS_MAX]
     head = _HEAD.pack(_WANTS * beat.wants | _BYE * beat.bye, len(links), beat.sent)
     return head + b"".join(_LINK.pack(link.sender, link.receiver, link.mute) for link in links)
 
 
-def unpack(inbox: bytearray) -> Beat | None:
+def unpack(inbox: bytearray) -> LinkBeat | None:
     """The first beat of ``inbox``, which is taken out; None when it is not whole."""
     if len(inbox) < _HEAD.size:
         return None
@@ -60,7 +60,7 @@ def unpack(inbox: bytearray) -> Beat | None:
         return None
     links = frozenset(Link(s, r, bool(mute)) for s, r, mute in _LINK.iter_unpack(inbox[_HEAD.size : size]))
     del inbox[:size]
-    return Beat(sent, bool(flags & _WANTS), bool(flags & _BYE), links)
+    return LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE), links)
 
 
 class _Line:

@@ -24,7 +24,15 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import LEADER, Security
 from spare_megatron.control.heartbeat_timer import Pulse
 from spare_megatron.control.reconnecting_stream import Uplink
-from spare_megatron.control.reports import Applied, Holds, Progress, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.reports import (
+    Progress,
+    RankApplied,
+    RankReport,
+    Reduced,
+    SaveRequest,
+    StepReport,
+    StopRequest,
+)
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
 from spare_megatron.controller.messages import JobSpec, View
@@ -148,10 +156,10 @@ def rank_report(report: RankReport) -> pb.RankReport:
     """A report of the training thread as the message that a follower sends."""
     if isinstance(report, Reduced):
         return pb.RankReport(reduced=protobuf_codec.fill(pb.Reduced(), report))
-    if isinstance(report, Applied):
-        return pb.RankReport(applied=pb.RankApplied(step=report.step, report_json=json.dumps(report.report)))
-    if isinstance(report, Holds):
-        return pb.RankReport(holds=pb.Holds(step=report.step, epoch=report.epoch))
+    if isinstance(report, StepReport):
+        return pb.RankReport(step_report=pb.StepReport(step=report.step, report_json=json.dumps(report.report)))
+    if isinstance(report, RankApplied):
+        return pb.RankReport(applied=protobuf_codec.fill(pb.RankApplied(), report))
     if isinstance(report, SaveRequest):
         return pb.RankReport(save_request=protobuf_codec.fill(pb.SaveRequest(), report))
     return pb.RankReport(stop_request=pb.StopRequest(reason=report.reason))
@@ -162,11 +170,11 @@ def report_of(message: pb.RankReport) -> RankReport | None:
     kind = message.WhichOneof("kind")
     if kind == "reduced":
         return protobuf_codec.read(message.reduced, Reduced)
+    if kind == "step_report":
+        report: Mapping[str, Any] = json.loads(message.step_report.report_json)
+        return StepReport(message.step_report.step, dict(report))
     if kind == "applied":
-        report: Mapping[str, Any] = json.loads(message.applied.report_json)
-        return Applied(message.applied.step, dict(report))
-    if kind == "holds":
-        return Holds(message.holds.step, message.holds.epoch)
+        return protobuf_codec.read(message.applied, RankApplied)
     if kind == "save_request":
         return protobuf_codec.read(message.save_request, SaveRequest)
     if kind == "stop_request":
@@ -211,7 +219,7 @@ class Follower:
     def post(self, report: RankReport) -> None:
         """From the training thread."""
         message = rank_report(report)
-        if isinstance(report, Applied):
+        if isinstance(report, StepReport):
             self._last_applied = report.step
         # The newest of each kind is said again after a reconnect: the leader may have missed it.
         self._kept[type(report).__name__] = message

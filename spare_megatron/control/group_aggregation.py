@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from spare_megatron.control.reports import Reduced, checksum_of
 from spare_megatron.controller.messages import Link, Vote
 
-Figures = tuple[tuple[str, float], ...]
+VoteFigures = tuple[tuple[str, float], ...]
 
 
 class Ballots:
@@ -23,7 +23,7 @@ class Ballots:
         self._group, self._incarnation, self._size = group, incarnation, group_size
         self._at = (0, 0)
         self._reduced: dict[int, Reduced] = {}
-        self.last: tuple[Vote, Figures] | None = None
+        self.last: tuple[Vote, VoteFigures] | None = None
         """The last vote, to be sent again while its (step, epoch) is the present one."""
 
     @property
@@ -33,7 +33,7 @@ class Ballots:
             return None
         return self.last[0].step, self.last[0].epoch
 
-    def add(self, position: int, reduced: Reduced) -> tuple[Vote, Figures] | None:
+    def add(self, position: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
         """One rank's result; the group's vote when this decides it. Results of an older (epoch, step) are dropped."""
         at = (reduced.epoch, reduced.step)
         if at < self._at:
@@ -59,7 +59,7 @@ class Ballots:
         if self.last is not None and self.last[0].epoch < epoch and self.held != committed:
             self.last = None
 
-    def _vote(self, ok: bool, detail: str, links: tuple[Link, ...], corrupt: bool = False) -> tuple[Vote, Figures]:
+    def _vote(self, ok: bool, detail: str, links: tuple[Link, ...], corrupt: bool = False) -> tuple[Vote, VoteFigures]:
         epoch, step = self._at
         ranks = [self._reduced[p] for p in sorted(self._reduced)]
         vote = Vote(
@@ -105,7 +105,7 @@ def _joined_checksums(ranks: Sequence[tuple[tuple[int, int], ...]]) -> tuple[tup
     return tuple(joined)
 
 
-def greatest(figures: Iterable[Figures]) -> Figures:
+def greatest(figures: Iterable[VoteFigures]) -> VoteFigures:
     """The greatest value of each figure."""
     best: dict[str, float] = {}
     for one in figures:

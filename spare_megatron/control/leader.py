@@ -24,10 +24,18 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
-from spare_megatron.control.group_aggregation import Ballots, Figures, Roll, Tally, merge_reports
+from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, VoteFigures, merge_reports
 from spare_megatron.control.heartbeat_timer import Pulse
 from spare_megatron.control.reconnecting_stream import Uplink
-from spare_megatron.control.reports import COMPLETE, Applied, Holds, RankReport, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.reports import (
+    COMPLETE,
+    RankApplied,
+    RankReport,
+    Reduced,
+    SaveRequest,
+    StepReport,
+    StopRequest,
+)
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import Hello, Vote
@@ -48,13 +56,13 @@ class Leader:
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         self._beats: dict[int, pb.Beat] = {}
         self._tally, self._pulse = Tally(size), Pulse(self._setup.job.timeouts.heartbeat_interval_s)
-        self._applied = Roll(size, -1)
-        self._holds = Roll(size, (-1, -1))
+        self._reported = Roll(size, -1)
+        self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._asked: list[pb.GroupReport] = []
         self._welcome: pb.Order | None = None
-        self._applied.add(0, self._setup.last_applied)
+        self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
         self._closing = asyncio.Event()
         self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
@@ -160,7 +168,7 @@ class Leader:
         if position in self._ranks:
             self._ranks[position].put_nowait(None)
         self._ranks[position] = orders
-        self._applied.add(position, last_applied)
+        self._reported.add(position, last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
         if self._agent.orders.version:
@@ -221,10 +229,10 @@ class Leader:
             ballot = self._ballots.add(position, report)
             if ballot is not None:
                 self._uplink.send(_ballot(*ballot))
-        elif isinstance(report, Applied):
-            self._hear_applied(position, report)
-        elif isinstance(report, Holds):
-            if self._holds.add(position, (report.step, report.epoch)):
+        elif isinstance(report, StepReport):
+            self._hear_step_report(position, report)
+        elif isinstance(report, RankApplied):
+            if self._applied.add(position, (report.step, report.epoch)):
                 self._uplink.send(self._applied_message())
         elif isinstance(report, SaveRequest):
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
@@ -241,11 +249,11 @@ class Leader:
         if news:
             self._pulse.news(complete)
 
-    def _hear_applied(self, position: int, report: Applied) -> None:
+    def _hear_step_report(self, position: int, report: StepReport) -> None:
         self._reports.setdefault(report.step, {})[position] = report.report
-        if self._applied.add(position, report.step):
-            self._uplink.send(self._step_report(self._applied.reached))
-            for step in [s for s in self._reports if s <= self._applied.reached - REPORTS_KEPT]:
+        if self._reported.add(position, report.step):
+            self._uplink.send(self._step_report(self._reported.reached))
+            for step in [s for s in self._reports if s <= self._reported.reached - REPORTS_KEPT]:
                 del self._reports[step]
 
     def _ask(self, message: pb.GroupReport) -> None:
@@ -259,10 +267,10 @@ class Leader:
 
     def _step_report(self, step: int) -> pb.GroupReport:
         merged = merge_reports(self._reports.get(step, {}))
-        return pb.GroupReport(report=pb.StepReport(step=step, report_json=json.dumps(merged)))
+        return pb.GroupReport(step_report=pb.StepReport(step=step, report_json=json.dumps(merged)))
 
     def _applied_message(self) -> pb.GroupReport:
-        step, epoch = self._holds.reached
+        step, epoch = self._applied.reached
         return pb.GroupReport(applied=self._own(pb.Applied(step=step, epoch=epoch)))
 
     def _own(self, message: Any) -> Any:
@@ -284,7 +292,7 @@ class Leader:
             group=setup.group,
             incarnation=setup.incarnation,
             fingerprint=setup.spec.fingerprint,
-            last_applied=self._applied.reached,
+            last_applied=self._reported.reached,
             held=self._ballots.held,
             fencing=orders.fencing,
             committed=orders.committed if orders.epoch else None,
@@ -301,11 +309,11 @@ class Leader:
             for p in range(1, setup.group_size)
             if p not in self._ranks
         ]
-        done = [s for s in sorted(self._reports) if s <= self._applied.reached]
+        done = [s for s in sorted(self._reports) if s <= self._reported.reached]
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
         if self._seen.reached > 0:
             greeting.append(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
-        if self._holds.reached >= (0, 0):
+        if self._applied.reached >= (0, 0):
             greeting.append(self._applied_message())
         return [*greeting, *self._asked]
 
@@ -383,7 +391,7 @@ class Leader:
         return pb.Order(view=view)
 
 
-def _ballot(vote: Vote, figures: Figures) -> pb.GroupReport:
+def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:
     message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
     protobuf_codec.fill(message.vote, vote)
     return pb.GroupReport(ballot=message)

@@ -20,7 +20,8 @@ from spare_megatron.controller import messages
 T = TypeVar("T")
 
 _NESTED: dict[str, type] = {
-    cls.__name__: cls for cls in (messages.Hello, messages.Link, messages.Part, messages.View, messages.Vote)
+    cls.__name__: cls
+    for cls in (messages.Hello, messages.Link, messages.ParameterChecksum, messages.View, messages.Vote)
 }
 
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spare_megatron.controller.messages import Link, Part
+from spare_megatron.controller.messages import Link, ParameterChecksum
 
 PHASES = (
     "start",
@@ -50,11 +50,11 @@ class Reduced:
     corrupt: bool = False
     checksums: tuple[tuple[int, int], ...] = ()
     audits: tuple[tuple[int, int], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ParameterChecksum, ...] = ()
 
 
 @dataclass(frozen=True)
-class Applied:
+class StepReport:
     """The rank applied a committed step; what it knows of it."""
 
     step: int
@@ -62,7 +62,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Holds:
+class RankApplied:
     """The rank holds verified state ``step`` (a joiner); at the end of the run, it has done what ``epoch`` asks."""
 
     step: int
@@ -84,7 +84,7 @@ class StopRequest:
     reason: str
 
 
-RankReport = Reduced | Applied | Holds | SaveRequest | StopRequest
+RankReport = Reduced | StepReport | RankApplied | SaveRequest | StopRequest
 
 
 class Progress:

@@ -20,10 +20,10 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.control.control_thread import ControlThread, Follower, RankSetup
 from spare_megatron.control.leader import Leader
-from spare_megatron.control.reports import Applied, Holds, Progress, Reduced, SaveRequest, StopRequest
+from spare_megatron.control.reports import Progress, RankApplied, Reduced, SaveRequest, StepReport, StopRequest
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, Link, Part
+from spare_megatron.controller.messages import JobSpec, Link, ParameterChecksum
 
 OnView = Callable[[Orders], None]
 
@@ -118,7 +118,7 @@ class Session:
         figures: Mapping[str, float] | None = None,
         checksums: Sequence[tuple[int, int]] = (),
         audits: Sequence[tuple[int, int]] = (),
-        parts: Sequence[Part] = (),
+        parts: Sequence[ParameterChecksum] = (),
     ) -> None:
         """The reduction of (step, epoch) ended on this rank: goes to the leader, which votes for the group.
 
@@ -152,7 +152,7 @@ class Session:
             )
         )
 
-    def applied(self, step: int, report: Mapping[str, Any]) -> None:
+    def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """This rank has applied the committed ``step``.
 
         ``report`` has what this rank knows of it, plain JSON values: the loss names of the job description, and
@@ -160,12 +160,12 @@ class Session:
         the first group's report is the one that is logged. The last rank of a group to say it means: the group has
         applied the step.
         """
-        self._control.post(Applied(step, dict(report)))
+        self._control.post(StepReport(step, dict(report)))
 
-    def holds(self, step: int, epoch: int) -> None:
+    def applied(self, step: int, epoch: int) -> None:
         """This rank holds verified state ``step``: said by a joiner that took it from its donors, and by every rank
         when the run ends (``orders.leave``) and the state is saved. The group's Applied goes out with the last."""
-        self._control.post(Holds(step, epoch))
+        self._control.post(RankApplied(step, epoch))
 
     def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final

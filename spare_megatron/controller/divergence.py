@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from spare_megatron.controller import audits
 from spare_megatron.controller.messages import WEIGHTS, Loss
-from spare_megatron.controller.outcome import Outcome, decide, minority, stop, views, with_checkpoint, without
 from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import Transition, decide, minority, stop, views, with_checkpoint, without
 
-Fence = Callable[[State, tuple[Loss, ...]], Outcome]
+Fence = Callable[[State, tuple[Loss, ...]], Transition]
 
 
-def check_weights(state: State, fence: Fence) -> Outcome | None:
+def check_weights(state: State, fence: Fence) -> Transition | None:
     """What follows when the votes' weights are not all the same; None when they are. ``fence`` loses groups."""
     suspects = minority({g: v.weights_digest for g, v in state.votes.items()}, state.witnesses)
     step = state.committed[0]

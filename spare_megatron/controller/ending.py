@@ -15,11 +15,21 @@ from dataclasses import replace
 
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
-from spare_megatron.controller.outcome import Outcome, counted, decide, describe, ignore, proved, stop, views, without
 from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import (
+    Transition,
+    counted,
+    decide,
+    describe,
+    ignore,
+    proved,
+    stop,
+    views,
+    without,
+)
 
 
-def saved(state: State, event: Saved) -> Outcome:
+def saved(state: State, event: Saved) -> Transition:
     """A checkpoint is complete: it counts now, or when its weights have been compared."""
     group = event.group
     if state.live.get(group) != event.incarnation:
@@ -37,7 +47,7 @@ def saved(state: State, event: Saved) -> Outcome:
     return ignore(replace(state, unproved=event), f"group {group} saved step {event.step}: it counts when {when}")
 
 
-def vote(state: State, event: Vote) -> Outcome:
+def vote(state: State, event: Vote) -> Transition:
     """A group's vote on the last weights."""
     if event.epoch != state.epoch or not event.ok:
         return ignore(state, f"group {event.group} voted in epoch {event.epoch}, the run ends in epoch {state.epoch}")
@@ -45,7 +55,7 @@ def vote(state: State, event: Vote) -> Outcome:
     return _settle(voted, [], f"group {event.group} voted on the weights after step {state.committed[0]}")
 
 
-def applied(state: State, event: Applied) -> Outcome:
+def applied(state: State, event: Applied) -> Transition:
     """A group has nothing left to do in this epoch; a newer one may make it the group that saves."""
     if event.epoch != state.epoch:
         return ignore(state, f"group {event.group} is done with epoch {event.epoch}, the run ends in {state.epoch}")
@@ -53,7 +63,7 @@ def applied(state: State, event: Applied) -> Outcome:
     return _settle(done, [], f"group {event.group} is done")
 
 
-def lost(before: State, after: State, fences: list[Action], why: str) -> Outcome:
+def lost(before: State, after: State, fences: list[Action], why: str) -> Transition:
     """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
 
     The member with the lowest id saves (trainer.loop). When it dies before its checkpoint counts, the next one is
@@ -85,7 +95,7 @@ def ending(state: State) -> tuple[str, str]:
     return "finished", f"step {step}, the last, is committed and applied by all {len(state.live)} live groups"
 
 
-def _settle(state: State, before: Iterable[Action], why: str) -> Outcome:
+def _settle(state: State, before: Iterable[Action], why: str) -> Transition:
     """Once every live group has voted, compare; then what was saved counts, and the job is over when all are done."""
     actions = list(before)
     if state.votes.keys() != state.live.keys():
@@ -102,7 +112,7 @@ def _settle(state: State, before: Iterable[Action], why: str) -> Outcome:
     return decide(state, actions, f"{why}; {len(state.applied_last)} of {len(state.live)} groups are done")
 
 
-def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
+def _fence(state: State, losses: tuple[Loss, ...]) -> Transition:
     gone = {loss.group for loss in losses}
     after = replace(
         state,

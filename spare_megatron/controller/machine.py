@@ -32,13 +32,13 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
-from spare_megatron.controller.outcome import Outcome, decide, ignore, stop
 from spare_megatron.controller.state import State, initial_state, opened_state
+from spare_megatron.controller.transition import Transition, decide, ignore, stop
 
 __all__ = ["State", "initial_state", "step"]
 
 
-def step(state: State, event: Event) -> Outcome:
+def step(state: State, event: Event) -> Transition:
     """The state after ``event``, what is to be done about it, and why."""
     if isinstance(event, Opened):
         return _opened(state, event)
@@ -71,7 +71,7 @@ def step(state: State, event: Event) -> Outcome:
     return _stop_requested(state, event)
 
 
-def _opened(state: State, event: Opened) -> Outcome:
+def _opened(state: State, event: Opened) -> Transition:
     if event.fencing <= state.fencing:
         return ignore(state, f"fencing number {event.fencing} is not above {state.fencing}")
     if event.life == state.life and state.spec is not None:
@@ -88,7 +88,7 @@ def _opened(state: State, event: Opened) -> Outcome:
     )
 
 
-def _after_stop(state: State, event: Event) -> Outcome:
+def _after_stop(state: State, event: Event) -> Transition:
     """Whoever still speaks is told that the job is over; a checkpoint that comes late still counts."""
     if isinstance(event, Hello | Vote):
         return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
@@ -97,7 +97,7 @@ def _after_stop(state: State, event: Event) -> Outcome:
     return ignore(state, "the job is over")
 
 
-def _hello(state: State, event: Hello) -> Outcome:
+def _hello(state: State, event: Hello) -> Transition:
     """A group arrives, comes back, or is told that its place is taken (rules 8 and 9)."""
     group, incarnation = event.group, event.incarnation
     refusal = _refusal(state, event)
@@ -115,7 +115,7 @@ def _hello(state: State, event: Hello) -> Outcome:
     return _queue(state, event)
 
 
-def _answered(outcome: Outcome, group: int) -> Outcome:
+def _answered(outcome: Transition, group: int) -> Transition:
     """A Hello that itself ends the job is told so too, also where its group is in no set yet."""
     state, decision = outcome
     actions = list(decision.actions) if state.stopped else []
@@ -142,7 +142,7 @@ def _refusal(state: State, event: Hello) -> str:
     return ""
 
 
-def _arrive(state: State, event: Hello) -> Outcome:
+def _arrive(state: State, event: Hello) -> Transition:
     group = event.group
     arrived = replace(
         state,
@@ -153,7 +153,7 @@ def _arrive(state: State, event: Hello) -> Outcome:
     return begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
 
 
-def _all_here(state: State, event: AllHere) -> Outcome:
+def _all_here(state: State, event: AllHere) -> Transition:
     """Many first Hellos. Where none of them can be anything but an arrival, and only the last can begin the job, they
     are taken together; else one by one."""
     spec = state.job
@@ -172,7 +172,7 @@ def _all_here(state: State, event: AllHere) -> Outcome:
     return outcome
 
 
-def _return(state: State, event: Hello) -> Outcome:
+def _return(state: State, event: Hello) -> Transition:
     """A member says Hello again: it gets its view, unless it knows more, or less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
@@ -195,10 +195,10 @@ def _return(state: State, event: Hello) -> Outcome:
     return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
 
 
-def _queue(state: State, event: Hello) -> Outcome:
+def _queue(state: State, event: Hello) -> Transition:
     """A new incarnation: the death of the older one, and a place in the queue for admission."""
     group = event.group
-    outcome: Outcome = ignore(state, "")
+    outcome: Transition = ignore(state, "")
     if group in state.live:
         detail = f"incarnation {event.incarnation} took its place"
         outcome = lose(state, Lost((Loss(group, state.live[group], "replaced", detail=detail),)))
@@ -214,7 +214,7 @@ def _queue(state: State, event: Hello) -> Outcome:
     return decide(queued, decision.actions, f"{decision.reason}; {reason}" if decision.reason else reason)
 
 
-def _startup_over(state: State, event: StartupOver) -> Outcome:
+def _startup_over(state: State, event: StartupOver) -> Transition:
     if state.phase != "forming":
         return ignore(state, "the job has begun")
     spec = state.job
@@ -225,7 +225,7 @@ def _startup_over(state: State, event: StartupOver) -> Outcome:
     return begin(replace(state, gone=missing), here)
 
 
-def _tuned(state: State, event: Tuned) -> Outcome:
+def _tuned(state: State, event: Tuned) -> Transition:
     if state.phase != "running":
         return ignore(state, f"{event.reason}; no step is in flight")
     tuned = replace(
@@ -236,7 +236,7 @@ def _tuned(state: State, event: Tuned) -> Outcome:
     return decide(tuned, [], event.reason)
 
 
-def _stop_requested(state: State, event: StopRequested) -> Outcome:
+def _stop_requested(state: State, event: StopRequested) -> Transition:
     if state.phase == "forming":
         return stop(state, "left", f"{event.reason}; nothing was trained yet")
     if state.phase == "ending" or state.leave:

@@ -14,8 +14,17 @@ import numpy as np
 from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
-from spare_megatron.controller.outcome import Outcome, decide, describe, ignore, stop, views, with_checkpoint, without
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
+from spare_megatron.controller.transition import (
+    Transition,
+    decide,
+    describe,
+    ignore,
+    stop,
+    views,
+    with_checkpoint,
+    without,
+)
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -23,7 +32,7 @@ GIVE_UP_HEARTBEATS = 60
 """Heartbeat time-outs for which a step must have failed before the job gives it up: five minutes by default."""
 
 
-def begin(state: State, why: str) -> Outcome:
+def begin(state: State, why: str) -> Transition:
     """The groups that have come are the first members; the first step is planned."""
     spec = state.job
     if spec.first_step >= spec.last_step:
@@ -50,7 +59,7 @@ def begin(state: State, why: str) -> Outcome:
     return decide(begun, views(begun), f"{why}; step {begun.step_in_flight} begins, {drawn.reason}")
 
 
-def begin_if_ready(state: State, why: str) -> Outcome:
+def begin_if_ready(state: State, why: str) -> Transition:
     """Begin when every group has come or is known to be gone."""
     spec = state.job
     if len(state.live) + len(state.gone) < spec.num_groups:
@@ -68,7 +77,7 @@ def begin_if_ready(state: State, why: str) -> Outcome:
     return begin(state, f"{why}; {len(state.live)} groups are here, {len(state.gone)} are gone")
 
 
-def lose(state: State, event: Lost) -> Outcome:
+def lose(state: State, event: Lost) -> Transition:
     """Groups are gone: a new epoch without them, their pieces patched on the survivors."""
     losses = [loss for loss in event.losses if _concerns(state, loss)]
     if not losses:
@@ -119,14 +128,14 @@ def _raise_highest(highest: Mapping[int, int], losses: Iterable[Loss]) -> Mappin
     return raised
 
 
-def _with_actions(outcome: Outcome, before: list[Action]) -> Outcome:
+def _with_actions(outcome: Transition, before: list[Action]) -> Transition:
     state, decision = outcome
     return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
 
 
 def _shrink(
     after: State, before: State, dead: set[int], progress: Mapping[int, int], fences: list[Action], why: str
-) -> Outcome:
+) -> Transition:
     """A new epoch of a running job without the members ``dead``."""
     spec = after.job
     live = tuple(sorted(after.live))
@@ -187,7 +196,7 @@ def _patched_plan(
     return before.plan.grown(live, added.added), added
 
 
-def retry(state: State, retries: Retries, why: str, failing_s: float) -> Outcome:
+def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:
     """The same members try the step again in a new epoch, later and later (protocol rule 11). It is given up when it
     has failed often, and for long: many quick failures may be one short disturbance."""
     give_up_s = GIVE_UP_HEARTBEATS * state.job.heartbeat_timeout_s
@@ -203,7 +212,7 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Outcome
     return decide(again, views(again, delay_s), reason)
 
 
-def ask(state: State, verdict: audits.Verdict) -> Outcome:
+def ask(state: State, verdict: audits.Verdict) -> Transition:
     """Groups disagree over pieces: further hosts compute them in a new epoch of the same members, who reduce again. No
     such host: nobody can say which weights the step would give."""
     asked = audits.deciders(state, verdict)
@@ -230,7 +239,7 @@ def ask(state: State, verdict: audits.Verdict) -> Outcome:
     return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {len(again.live)} groups")
 
 
-def send_back_late_joiners(state: State, event: JoinersLate) -> Outcome:
+def send_back_late_joiners(state: State, event: JoinersLate) -> Transition:
     """Nobody waits for a joiner longer than its grace: those without a piece leave the epoch."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"the joiners of epoch {event.epoch} are late, which is over")
@@ -241,7 +250,7 @@ def send_back_late_joiners(state: State, event: JoinersLate) -> Outcome:
     return lose(state, Lost(tuple(Loss(group, state.live[group], "late", detail=detail) for group in late)))
 
 
-def admit(state: State, why: str) -> Outcome:
+def admit(state: State, why: str) -> Transition:
     """Groups that wait become members: no piece in the step in flight, a share of the steps after it (rule 13)."""
     spec = state.job
     live = {**state.live, **state.waiting}

@@ -92,11 +92,11 @@ class StartupOver:
 
 
 WEIGHTS = -1
-"""Stands for the weights where a piece could: in ``View.disputed`` and ``Part.piece``."""
+"""Stands for the weights where a piece could: in ``View.disputed`` and ``ParameterChecksum.piece``."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterChecksum:
     """The checksum of one parameter's gradient of one piece on one rank, or of the parameter itself (piece
     ``WEIGHTS``): what names the place of wrong arithmetic or damaged memory."""
 
@@ -142,7 +142,7 @@ class Vote:
     """(piece, checksum of its gradient) of those of ``pieces`` that are selected for an audit, in order."""
     audits: tuple[tuple[int, int], ...] = ()
     """(piece, checksum of its gradient) of every piece that the group audited, in order."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ParameterChecksum, ...] = ()
     """Of the pieces (or ``WEIGHTS``) that the view called disputed."""
 
 

@@ -26,11 +26,11 @@ from spare_megatron.controller.messages import (
     Standstill,
     Vote,
 )
-from spare_megatron.controller.outcome import Outcome, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.controller.state import NO_PLAN, Retries, State
+from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 
 
-def vote(state: State, event: Vote) -> Outcome:
+def vote(state: State, event: Vote) -> Transition:
     """Count one group's vote; commit when it is the last one."""
     group = event.group
     if state.live.get(group) != event.incarnation:
@@ -63,7 +63,7 @@ def vote(state: State, event: Vote) -> Outcome:
     return _all_ok(counted)
 
 
-def all_voted(state: State, event: AllVoted) -> Outcome:
+def all_voted(state: State, event: AllVoted) -> Transition:
     """The single votes of every live group at once, all ok, all for their plans."""
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
@@ -74,7 +74,7 @@ def all_voted(state: State, event: AllVoted) -> Outcome:
     return _with_proof(state, _commit)
 
 
-def applied(state: State, event: Applied) -> Outcome:
+def applied(state: State, event: Applied) -> Transition:
     """A joiner holds the state of t*, or a member has finished the run's last step."""
     group = event.group
     if state.live.get(group) != event.incarnation:
@@ -91,14 +91,14 @@ def applied(state: State, event: Applied) -> Outcome:
     )
 
 
-def _vote_of_another_step(state: State, event: Vote) -> Outcome:
+def _vote_of_another_step(state: State, event: Vote) -> Transition:
     if (event.step, event.epoch) == state.committed:
         reason = f"group {event.group} voted for step {event.step} again: it missed the commit"
         return decide(state, [SendView(state.view_of(event.group))], reason)
     return ignore(state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight")
 
 
-def standstill(state: State, event: Standstill) -> Outcome:
+def standstill(state: State, event: Standstill) -> Transition:
     """Everybody waits for everybody: an attempt that failed, for which nobody voted (rule 11)."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"{event.detail}; that was in epoch {event.epoch} of a job that is {state.phase}")
@@ -106,7 +106,7 @@ def standstill(state: State, event: Standstill) -> Outcome:
     return retry(state, retries, event.detail, event.failing_s)
 
 
-def _failed_vote(state: State, event: Vote) -> Outcome:
+def _failed_vote(state: State, event: Vote) -> Transition:
     """Somebody could not reduce: fence who explains it, else try again (rule 11)."""
     current, old = event.epoch == state.epoch, state.retries
     retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
@@ -122,19 +122,19 @@ def _failed_vote(state: State, event: Vote) -> Outcome:
     return retry(state, retries, why, event.failing_s)
 
 
-def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Outcome | None:
+def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Transition | None:
     """Lose the group; None if that would end the job: then it is better tried again."""
     detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {failures}, the last one: {why}"
     outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
     return None if outcome[0].stopped else outcome
 
 
-def _all_ok(state: State) -> Outcome:
+def _all_ok(state: State) -> Transition:
     """Every live group voted ok (rule 12)."""
     return check_weights(state, _fence) or _with_proof(state, _same_weights)
 
 
-def _with_proof(state: State, follows: Callable[[State], Outcome]) -> Outcome:
+def _with_proof(state: State, follows: Callable[[State], Transition]) -> Transition:
     """All votes agree on the weights that the step began with: a checkpoint of them counts, whatever follows, if the
     group that wrote it is one of those that voted."""
     state, accepts, counts = proved(state)
@@ -145,7 +145,7 @@ def _with_proof(state: State, follows: Callable[[State], Outcome]) -> Outcome:
     return after, replace(decision, actions=actions, reason=f"{counts}; {decision.reason}")
 
 
-def _same_weights(state: State) -> Outcome:
+def _same_weights(state: State) -> Transition:
     """Compare what the audits found and the results, then commit."""
     verdict = audits.judge(state)
     if verdict.wrong:
@@ -165,11 +165,11 @@ def _same_weights(state: State) -> Outcome:
     return _fence(state, diverged(state, suspects, f"reduced result of step {state.step_in_flight} differs"))
 
 
-def _fence(state: State, losses: tuple[Loss, ...]) -> Outcome:
+def _fence(state: State, losses: tuple[Loss, ...]) -> Transition:
     return lose(state, Lost(losses))
 
 
-def _fence_wrong(state: State, verdict: audits.Verdict) -> Outcome:
+def _fence_wrong(state: State, verdict: audits.Verdict) -> Transition:
     """Lose the groups whose arithmetic is wrong; what is known of the disputed pieces stays known for this step."""
     losses = (
         Loss(group, state.live[group], "corrupt", position, detail)
@@ -189,7 +189,7 @@ def _check_partition(state: State) -> None:
     assert total == len(seen) == sum(seen), f"votes of step {state.step_in_flight} are no partition of the batch"
 
 
-def _commit(state: State) -> Outcome:
+def _commit(state: State) -> Transition:
     """(t, e) is committed; the plan of t + 1 is the standing assignment, in the same record."""
     step = state.step_in_flight
     assert state.standing is not None, "a running job has a standing assignment"

@@ -351,9 +351,9 @@ class Coordinator:
             self._apply(protobuf_codec.read(report.applied, Applied))
         elif kind == "saved":
             self._apply(protobuf_codec.read(report.saved, Saved))
-        elif kind == "report":
-            told = json.loads(report.report.report_json)
-            self._records.report(report.report.step, told)
+        elif kind == "step_report":
+            told = json.loads(report.step_report.report_json)
+            self._records.report(report.step_report.step, told)
             self._tuning.report(told)
         elif kind == "seen" and report.seen.epoch == self._state.epoch:
             self._records.book.seen(group, time.time())

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.placement import Placement
+from spare_megatron.theory.endured import Floats
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 ROUNDS = 10
 """Halvings of the interval in which the time of completion lies."""
 

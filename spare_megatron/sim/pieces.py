@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.balance import completion_s
-from spare_megatron.sim.engine import Engine, Returns, job_spec
+from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
 from spare_megatron.sim.script import Script
 
 PLACEMENTS_TRIED = 200
 
 
-class PiecesEngine(Engine):
+class PiecesEngine(PolicyTrial):
     """Microbatch granularity, with everything that a policy may add to it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

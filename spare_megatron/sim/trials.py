@@ -11,12 +11,12 @@ from statistics import fmean
 from typing import Any
 
 from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.engine import Engine, Outcome
 from spare_megatron.sim.failures import Ring
 from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.sim.published import ReplicationEngine, SpareEngine
+from spare_megatron.sim.policy_trial import PolicyTrial, TrialResult
+from spare_megatron.sim.published_policies import ReplicationEngine, SpareEngine
 
-ENGINES: Mapping[str, type[Engine]] = {
+ENGINES: Mapping[str, type[PolicyTrial]] = {
     "checkpoint": ReplicationEngine,
     "replication": ReplicationEngine,
     "spare": SpareEngine,
@@ -35,7 +35,7 @@ class Case:
     check: bool = False
 
 
-def run_one(case: Case, seed: int) -> Outcome:
+def run_one(case: Case, seed: int) -> TrialResult:
     """One trial in this process."""
     engine = ENGINES[case.policy.name]
     return engine(case.cluster, case.policy, seed, case.trace, case.domains, case.check).run()
@@ -43,10 +43,10 @@ def run_one(case: Case, seed: int) -> Outcome:
 
 def run_many(
     jobs: Sequence[tuple[Case, int]], workers: int | None = None, done: Callable[[int], None] | None = None
-) -> list[Outcome]:
+) -> list[TrialResult]:
     """Every (case, seed), in order; ``done(n)`` is told how many are finished."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(jobs))
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialResult] = []
     if workers <= 1:
         for case, seed in jobs:
             outcomes.append(run_one(case, seed))
@@ -62,7 +62,7 @@ def run_many(
     return outcomes
 
 
-def summary(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
+def summary(outcomes: Sequence[TrialResult], seed: int) -> dict[str, Any]:
     """Means over the trials; a ratio of None where a trial did not progress."""
     ratios = [outcome.ratio for outcome in outcomes]
     known = [ratio for ratio in ratios if ratio is not None]

@@ -15,10 +15,8 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from spare_megatron.theory.endured import Endured
+from spare_megatron.theory.endured import Endured, Floats
 from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
-
-Floats = NDArray[np.float64]
 
 HOSTS_LOCAL_MAX = 8
 """Above this redundancy local shortage does not add to the bound."""
@@ -31,7 +29,7 @@ SURVIVAL_MIN = 1e-4
 
 
 @dataclass(frozen=True)
-class Work:
+class MaxLoad:
     """Load of the most loaded survivor, in shards."""
 
     after: Floats
@@ -40,7 +38,7 @@ class Work:
     """Mean over the states k = 0 .. endured in which a job is before its fatal loss, each counted once."""
 
 
-def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured) -> Work:
+def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured) -> MaxLoad:
     """``pieces_per_shard`` = 1 is shard granularity. ``endured`` is that of the same offsets."""
     redundancy = len(offsets)
     reached = np.flatnonzero(endured.survival >= SURVIVAL_MIN)
@@ -50,7 +48,7 @@ def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured
     if 2 <= redundancy <= HOSTS_LOCAL_MAX and redundancy < num_groups and len(lost) > 1:
         after = bound + _above(num_groups, offsets, pieces_per_shard, lost, bound)
     weights = endured.survival[lost]
-    return Work(after, float((after * weights).sum() / weights.sum()))
+    return MaxLoad(after, float((after * weights).sum() / weights.sum()))
 
 
 def bounds(num_groups: int, lost: NDArray[np.int64], pieces_per_shard: int) -> Floats:

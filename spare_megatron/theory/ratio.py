@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr
 
-Floats = NDArray[np.float64]
+from spare_megatron.theory.endured import Floats
 
 INTERVALS = 60
 """Save intervals tried, spaced evenly in their logarithm."""
@@ -52,7 +52,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExpectedRun:
     """Expected course of a job."""
 
     ratio: float
@@ -130,7 +130,7 @@ def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Patch:
+class PatchCost:
     """What survivors compute for a loss in the middle of a step."""
 
     shards: float = 0.0
@@ -139,11 +139,11 @@ class Patch:
     """(shards, groups): so many groups compute so much more, beside their own work of the step."""
 
     @staticmethod
-    def spread(pieces: int, hosts: int) -> Patch:
+    def spread(pieces: int, hosts: int) -> PatchCost:
         """A shard's pieces, spread over so many hosts: some take one more than the others."""
         least, more = divmod(pieces, hosts)
         levels = ((least + 1, more), (least, hosts - more))
-        return Patch(beside=tuple((taken / pieces, count) for taken, count in levels if taken and count))
+        return PatchCost(beside=tuple((taken / pieces, count) for taken, count in levels if taken and count))
 
     def cost_s(self, work: Floats, living: NDArray[np.int64], costs: Costs) -> Floats:
         """What the step takes longer: few groups patch, and the slowest of all is waited for anyway."""
@@ -155,14 +155,14 @@ class Patch:
 
 
 def outcome(
-    num_groups: int, work: Floats, survival: Floats, patch: Patch, costs: Costs, planned: bool = True
-) -> Outcome | None:
+    num_groups: int, work: Floats, survival: Floats, patch: PatchCost, costs: Costs, planned: bool = True
+) -> ExpectedRun | None:
     """``work[k]`` shards of the most loaded group after k losses, ``survival[k]`` the chance to get there.
 
     None: the job makes no progress."""
     base_s = costs.compute_s + costs.reduce_s
     horizon_s = costs.steps * base_s
-    found: Outcome | None = None
+    found: ExpectedRun | None = None
     for _ in range(3):
         rate = losses_factor(num_groups, costs, horizon_s)
         if costs.rejoin_s is None:
@@ -180,7 +180,7 @@ def _steps_s(num_groups: int, work: Floats, lost: NDArray[np.int64], costs: Cost
 
 
 def _masked_s(
-    num_groups: int, work: Floats, lost: NDArray[np.int64], step_s: Floats, patch: Patch, costs: Costs
+    num_groups: int, work: Floats, lost: NDArray[np.int64], step_s: Floats, patch: PatchCost, costs: Costs
 ) -> Floats:
     """What a masked loss at a uniform time of a step adds to it, on the mean. docs/theory.md, section 4.
 
@@ -204,12 +204,12 @@ def _cycles(
     num_groups: int,
     work: Floats,
     survival: Floats,
-    patch: Patch,
+    patch: PatchCost,
     costs: Costs,
     rate: float,
     horizon_s: float,
     planned: bool,
-) -> Outcome | None:
+) -> ExpectedRun | None:
     """No re-join: all cycles are alike. Columns are the losses after which a restart is planned, rows the intervals."""
     standing = np.concatenate([np.zeros(costs.standby_groups, dtype=np.int64), np.arange(len(work))])
     reach = survival[standing]
@@ -250,7 +250,7 @@ def _cycles(
     down = (fatal[column] + alive[column]) * restart
     mean_step_s = float(up_s[column] / made[row, column])
     ends = float(fatal[column] + alive[column])
-    return Outcome(
+    return ExpectedRun(
         ratio=float(ratio[row, column]),
         availability=float(1 - down / total_s[column]),
         interval_steps=int(intervals[row]),
@@ -279,11 +279,11 @@ def _steady(
     num_groups: int,
     work: Floats,
     survival: Floats,
-    patch: Patch,
+    patch: PatchCost,
     costs: Costs,
     rate: float,
     horizon_s: float,
-) -> Outcome | None:
+) -> ExpectedRun | None:
     """Re-join after T: a group is away for the share u = T / (N m + T); lost = those that no standby replaces."""
     assert costs.rejoin_s is not None
     members = num_groups + costs.standby_groups
@@ -316,7 +316,7 @@ def _steady(
     row = int(np.argmin(ratio))
     if not np.isfinite(ratio[row]) or up_s < costs.restart_s + costs.save_s:
         return None
-    return Outcome(
+    return ExpectedRun(
         ratio=float(ratio[row]),
         availability=float(1 - fatal_chance * restart / total_s),
         interval_steps=int(intervals[row]),

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-Floats = NDArray[np.float64]
+from spare_megatron.theory.endured import Floats
 
 ROUNDS = 6
 """Iterations: as long a chain as matters where short sets are rare."""

@@ -10,25 +10,12 @@ every rank of a group gets the same calls with the same arguments, whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-PieceHook = Callable[[str, int], None]
-"""('forward', n) when this rank starts the n-th piece of a run, ('backward', n) when it is done with it;
-('evaluate', n) after the n-th batch of an evaluation; ('audit', n) before the forward and after the backward of the
-n-th audited piece."""
-
-
-class Outlet(Protocol):
-    """Where accumulators leave while a run still computes. Called by the thread that computes."""
-
-    def ready(self, tensor: int, stop: int) -> None:
-        """Elements of tensor number ``tensor`` before ``stop``, and all tensors before it, are final for this run."""
-
-    def spoil(self, reason: str) -> None:
-        """Something that was told to be final was added to: nothing that has left may be used."""
+from spare_megatron.config.engine_hooks import Outlet, PieceHook
 
 
 class StepEngine(Protocol):

@@ -8,15 +8,16 @@ from typing import Any, Protocol
 
 import torch
 
-from spare_megatron.trainer.engine import Outlet, StepEngine
+from spare_megatron.config.engine_hooks import Outlet
+from spare_megatron.trainer.engine import StepEngine
 
-Source = Callable[[int, Sequence[int]], Iterator[Any]]
+BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 
 
 class EvaluatesPieces(StepEngine, Protocol):
     """A step engine that can also run pieces forward only."""
 
-    def evaluate(self, step: int, pieces: Sequence[int], source: Source) -> Mapping[str, float]:
+    def evaluate(self, step: int, pieces: Sequence[int], source: BatchSource) -> Mapping[str, float]:
         """Sums of the loss function's values over ``pieces`` of ``source``; collective in the group."""
 
 
@@ -87,7 +88,7 @@ class PassThrough:
         """As the engine's."""
         return self.engine.weights_checksums()
 
-    def evaluate(self, step: int, pieces: Sequence[int], source: Source) -> Mapping[str, float]:
+    def evaluate(self, step: int, pieces: Sequence[int], source: BatchSource) -> Mapping[str, float]:
         """As the engine's."""
         return self.engine.evaluate(step, pieces, source)
 

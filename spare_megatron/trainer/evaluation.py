@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.trainer.engine_decorator import PassThrough, Source
+from spare_megatron.trainer.engine_decorator import BatchSource, PassThrough
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Evaluation:
     name: str
     """'validation' or 'test'."""
     iterations: int
-    source: Callable[[int, int], Source]
+    source: Callable[[int, int], BatchSource]
     """``source(state, iteration)``: microbatches of that batch in the evaluation of ``state``."""
 
 

@@ -86,7 +86,7 @@ class TrainingLoop:
     def _apply(self, committed: Committed) -> None:
         self.session.progress("apply", committed.step, 0)
         report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
-        self.session.applied(committed.step, {**report, **self._save_cost})
+        self.session.report_step(committed.step, {**report, **self._save_cost})
         self._save_cost = {}
 
     def _saves(self, live: tuple[int, ...]) -> bool:
@@ -145,7 +145,7 @@ class TrainingLoop:
                 self._save(committed, 0.0, final=True)
                 saved = True
             self._vote_on_the_end(self.session.orders)
-            self.session.holds(step, epoch)
+            self.session.applied(step, epoch)
             while not orders.over and orders.epoch == epoch:
                 orders = self.session.wait(orders.version)
         return orders

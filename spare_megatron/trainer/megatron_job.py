@@ -37,10 +37,10 @@ from spare_megatron.data.piece_loader import (
 )
 from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.megatron_adapter import versions
-from spare_megatron.megatron_adapter.checkpoint import checkpointing
-from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share
+from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
-from spare_megatron.megatron_adapter.engine import MegatronEngine
+from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import build_replica
 from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
@@ -310,9 +310,9 @@ def _saver(
         return None
     flags = plain(vars(args))
     batches = start.batches(job)
-    checkpointer = checkpointing.Checkpointer(engine.replica)
+    checkpointer = group_checkpoint.Checkpointer(engine.replica)
 
-    def take(step: int, directory: Path, copied: bool) -> Share:
+    def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
         consumed = batches.consumed_before(step + 1)
         exact = engine.exact.state if engine.exact is not None else None
         return checkpointer.take(

@@ -17,7 +17,7 @@ import torch
 
 from spare_megatron.trainer.engine_decorator import PassThrough
 
-Figures = Callable[[int], Mapping[str, Any]]
+DiagnosticsOf = Callable[[int], Mapping[str, Any]]
 """``figures(step)``: what is added to the report of a step that has been applied; may be collective in the group."""
 
 
@@ -31,7 +31,7 @@ class StepHooks:
     """Between the last backward pass of a committed step and its update."""
     after: Sequence[Callable[[int], None]] = ()
     """With the step that has been applied."""
-    figures: Sequence[Figures] = ()
+    figures: Sequence[DiagnosticsOf] = ()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from spare_megatron.checkpoint.files import Entry
+from spare_megatron.checkpoint.files import ManifestEntry
 
 WAIT = timedelta(days=7)
 """A disk may be slow; a dead rank ends its group, and so this wait."""
@@ -26,7 +26,7 @@ class Written:
     """One rank's files are on the disk, or why not."""
 
     failure: str = ""
-    files: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, ManifestEntry] = field(default_factory=dict)
     report: bytes = b""
     """What position 0 needs to complete the checkpoint."""
 

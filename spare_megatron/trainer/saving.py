@@ -47,7 +47,7 @@ TICK_S = 0.5
 _REASON_CHARS = 250
 
 
-class Share(Protocol):
+class CheckpointShare(Protocol):
     """One rank's part of a checkpoint; what training does next does not change it."""
 
     def write(self, create: Create) -> bytes:
@@ -78,7 +78,7 @@ class _Flight:
     """What the coordinator is asked about; the closing round's own number is above that of the last step."""
     trained: int
     partial: Path
-    share: Share
+    share: CheckpointShare
     ask: Ask
     stall_s: float
     """Time that training waited until the share was taken."""
@@ -104,7 +104,7 @@ class GroupSaver:
     """Steps between checkpoints; None: only where the run ends."""
     last_step: int
     """Last step that trains: a round after it (the closing evaluation) is saved under its number."""
-    take: Callable[[int, Path, bool], Share]
+    take: Callable[[int, Path, bool], CheckpointShare]
     """``take(step, directory, copied)``: this rank's share; ``copied`` when training goes on meanwhile. Collective."""
     agree: Callable[[bool], bool]
     """What position 0 gives, on every rank of the group; collective."""

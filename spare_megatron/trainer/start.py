@@ -12,7 +12,7 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint import checkpointing
+from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.trainer.job_arguments import JobArguments
 
@@ -52,7 +52,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
         return Start()
     restart = job.place.life > 1
     fresh = job.checkpoint.finetune and not restart
-    loaded = checkpointing.load(
+    loaded = group_checkpoint.load(
         directory,
         replica,
         optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),

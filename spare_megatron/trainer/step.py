@@ -31,7 +31,7 @@ from spare_megatron.control.reports import checksum_of
 from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import WEIGHTS, Part
+from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum
 from spare_megatron.trainer.engine import StepEngine
 
 Parts = Mapping[int, Mapping[str, int]]
@@ -47,7 +47,7 @@ class LeaveError(Exception):
 
 
 class Replicas(Protocol):
-    """The part of :class:`~spare_megatron.collectives.replica.ReplicaCommunicators` that a step needs."""
+    """The part of :class:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators` that a step needs."""
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""
@@ -271,7 +271,7 @@ class StepRunner:
             checksums=[(piece, _checksum(inside.get(piece, {}))) for piece in compared],
             audits=[(piece, _checksum(audited.get(piece, {}))) for piece in self._audited],
             parts=[
-                Part(piece, self.session.position, name, checksum)
+                ParameterChecksum(piece, self.session.position, name, checksum)
                 for piece in orders.disputed
                 for name, checksum in self._parts(piece, inside, audited).items()
             ],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spare_megatron.collectives.reduction import GradientReduction, PlainReduction
-from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place

@@ -40,35 +40,35 @@ def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_r
     Tensors are [micro batch size, sequence length] (the attention mask [micro batch size, 1, seq, seq]); None where
     this pipeline stage does not need one. Collective in the tensor-parallel group.
     """
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
     if mtp_on_this_rank:
         raise NotImplementedError("multi-token prediction is not supported")
     args = get_args()
-    return batches.batch_on_this_tensor_rank(
+    return microbatch_broadcast.batch_on_this_tensor_rank(
         data_iterator, args.micro_batch_size, args.seq_length, args.create_attention_mask_in_dataloader
     )
 
 
 def get_batch_on_this_cp_rank(batch: dict[str, Any]) -> dict[str, Any]:
     """The part of each sequence that this context-parallel rank computes; the batch itself without CP."""
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    return batches.batch_on_this_context_rank(batch)
+    return microbatch_broadcast.batch_on_this_context_rank(batch)
 
 
 def is_first_or_last_pipeline_stage(vp_stage: int | None = None) -> bool:
     """Whether this rank (or its model chunk ``vp_stage``) reads samples."""
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    return batches.is_first_or_last_stage(vp_stage)
+    return microbatch_broadcast.is_first_or_last_stage(vp_stage)
 
 
 def is_dataset_built_on_rank(vp_stage: int | None = None) -> bool:
     """Whether this rank needs data sets: tensor-parallel rank 0 of the first and the last stage."""
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    return batches.is_first_or_last_stage(vp_stage) and batches.tensor_rank() == 0
+    return microbatch_broadcast.is_first_or_last_stage(vp_stage) and microbatch_broadcast.tensor_rank() == 0
 
 
 def get_blend_and_blend_per_split(args: Namespace) -> tuple[Blend | None, list[Blend | None] | None]:
@@ -124,24 +124,24 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | N
 
     Collective in the model-parallel group; a figure is not negative.
     """
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    largest = batches.max_over_model(-1.0 if stat is None else float(stat))
+    largest = microbatch_broadcast.max_over_model(-1.0 if stat is None else float(stat))
     return None if largest == -1.0 else largest
 
 
 def logical_and_across_model_parallel_group(input: bool) -> bool:
     """Whether it is true on every rank of this pipeline; collective in the model-parallel group."""
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    return batches.max_over_model(0.0 if input else 1.0) == 0.0
+    return microbatch_broadcast.max_over_model(0.0 if input else 1.0) == 0.0
 
 
 def report_memory(name: str) -> None:
     """Print what the device's memory holds, on inner data rank 0 of each group; 0 without CUDA."""
-    from spare_megatron.megatron_adapter.data import batches
+    from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    if batches.data_rank() == 0:
+    if microbatch_broadcast.data_rank() == 0:
         figures = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
         parts = [f"{each.replace('memory_', '').replace('_', ' ')}: {_mebibytes(each):.2f}" for each in figures]
         print(f"[Rank {get_args().rank}] {name} memory (MB) | {' | '.join(parts)}", flush=True)

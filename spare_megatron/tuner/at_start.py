@@ -12,7 +12,7 @@ from typing import Literal
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.theory.published import best_availability, best_interval_s
 from spare_megatron.tuner.choose import candidate, choose
-from spare_megatron.tuner.cluster import LLAMA3_MTBF_GPU_HOURS, Cluster
+from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 
 UPDATE_FACTOR_MAX = 4.0
 """An updated interval stays within this factor of the one chosen at the start."""
@@ -183,7 +183,7 @@ def updated_interval(
 def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
     if measured.num_groups == 1 or measured.redundancy == 1:
         return _unmasked(measured, mtbf_s, source)
-    cluster = Cluster(
+    cluster = ClusterFigures(
         gpus=measured.num_groups * measured.group_size,
         gpus_per_group=measured.group_size,
         mtbf_s=mtbf_s,

@@ -17,7 +17,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
 from spare_megatron.theory import depth, endured, ratio
-from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
 """Candidates this close in time to train count as equal."""
@@ -45,7 +45,7 @@ class Candidate:
     """The same up to the planned restart; mean_work where there is none."""
     stage_gib_per_group: float
     stage_s: float
-    outcome: ratio.Outcome | None
+    outcome: ratio.ExpectedRun | None
     """None: no progress."""
     method: str
     """How endurable_failures was computed."""
@@ -70,7 +70,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RedundancyPlan:
     """The choice, all candidates in order of r, and the sentence that says why."""
 
     chosen: Candidate
@@ -78,7 +78,7 @@ class Plan:
     reason: str
 
 
-def choose(cluster: Cluster, redundancy: int | None = None) -> Plan:
+def choose(cluster: ClusterFigures, redundancy: int | None = None) -> RedundancyPlan:
     """``redundancy`` given outright is honoured; ConfigError when nothing makes progress or r > N."""
     num_groups = cluster.num_groups
     if redundancy is not None and not 1 <= redundancy <= num_groups:
@@ -103,10 +103,10 @@ def choose(cluster: Cluster, redundancy: int | None = None) -> Plan:
         raise ConfigError(_impossible(cluster, allowed))
     best = min(_ratio(each) for each in possible)
     chosen = next(each for each in possible if _ratio(each) <= best * (1 + TIE))
-    return Plan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
+    return RedundancyPlan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
 
 
-def choose_granularity(cluster: Cluster, redundancy: int | None = None) -> tuple[Plan, str]:
+def choose_granularity(cluster: ClusterFigures, redundancy: int | None = None) -> tuple[RedundancyPlan, str]:
     """:func:`choose` in the granularity of less time to train, whatever the cluster's; what the other would take."""
     plan = choose(replace(cluster, granularity="microbatch"), redundancy)
     try:
@@ -119,7 +119,7 @@ def choose_granularity(cluster: Cluster, redundancy: int | None = None) -> tuple
     return plan, f"whole shards (--granularity shard, r = {r}) would take {share:.3f} of that time"
 
 
-def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
+def standbys(cluster: ClusterFigures, chosen: Candidate) -> tuple[int, float]:
     """(how many of the cluster's groups are best kept as standbys, time to train with them over that of ``chosen``).
 
     The others take the standbys' share of the batch, so each computes N / (N - n) of a shard."""
@@ -146,14 +146,14 @@ def standbys(cluster: Cluster, chosen: Candidate) -> tuple[int, float]:
     return best
 
 
-def candidate(cluster: Cluster, redundancy: int) -> Candidate:
+def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     """What this redundancy leads to on this cluster."""
     num_groups = cluster.num_groups
     whole = cluster.granularity == "shard"
     pieces = 1 if whole else cluster.pieces_per_shard
     lives, loads = _load(num_groups, redundancy, pieces)
     hosts = max(1, redundancy - 1)
-    patch = ratio.Patch(SHARD_PATCHES) if whole else ratio.Patch.spread(pieces, hosts)
+    patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
     found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
@@ -170,14 +170,14 @@ def candidate(cluster: Cluster, redundancy: int) -> Candidate:
     )
 
 
-def _lasting_s(cluster: Cluster, endurable_failures: float) -> float:
+def _lasting_s(cluster: ClusterFigures, endurable_failures: float) -> float:
     """Mean seconds from a start to the wipe-out, at the rate of all groups: up to the fatal loss, which comes after
     the endured ones and those that standbys replace. docs/theory.md, section 5."""
     return (endurable_failures + 1 + cluster.standby_groups) * cluster.mtbf_s
 
 
 @lru_cache(maxsize=256)
-def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.Work]:
+def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.MaxLoad]:
     offsets = range(num_groups) if redundancy == num_groups else _offsets(num_groups, redundancy)
     lives = endured.endured(num_groups, offsets)
     return lives, depth.work(num_groups, offsets, pieces, lives)
@@ -192,7 +192,7 @@ def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:
     return tuple(sorted(int(mark) for mark in (drawn - drawn[0]) % num_groups))
 
 
-def _costs(cluster: Cluster, stage_s: float) -> ratio.Costs:
+def _costs(cluster: ClusterFigures, stage_s: float) -> ratio.Costs:
     return ratio.Costs(
         mtbf_s=cluster.mtbf_s,
         restart_s=cluster.restart_s + stage_s,
@@ -212,7 +212,7 @@ def _ratio(each: Candidate) -> float:
     return each.outcome.ratio if each.outcome is not None else float("inf")
 
 
-def _impossible(cluster: Cluster, tried: list[Candidate]) -> str:
+def _impossible(cluster: ClusterFigures, tried: list[Candidate]) -> str:
     longest = max(tried, key=lambda each: each.endurable_failures)
     needed = cluster
     while needed.mtbf_s < MTBF_S_MAX and candidate(needed, longest.redundancy).outcome is None:
@@ -228,7 +228,7 @@ def _impossible(cluster: Cluster, tried: list[Candidate]) -> str:
     )
 
 
-def _reason(cluster: Cluster, chosen: Candidate, candidates: tuple[Candidate, ...], given: bool) -> str:
+def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candidate, ...], given: bool) -> str:
     found = chosen.outcome
     assert found is not None
     parts = [

@@ -15,8 +15,8 @@ from typing import Any
 
 from spare_megatron.controller import codec, invariants, machine
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.outcome import minority
 from spare_megatron.controller.state import Plan, Standing, State
+from spare_megatron.controller.transition import minority
 from spare_megatron.coordinator import journal
 from tests.explore.keep import Keeper, Kept
 

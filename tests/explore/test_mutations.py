@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from spare_megatron.control.group_aggregation import Ballots
-from spare_megatron.controller import codec, divergence, ending, machine, member, membership, outcome, voting
+from spare_megatron.controller import codec, divergence, ending, machine, member, membership, transition, voting
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.outcome import Outcome
 from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import Transition
 from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
@@ -35,11 +35,11 @@ def finds(shape: Shape, what: str) -> None:
     assert f"play it: {found.value.moves[0]}" in str(found.value)
 
 
-def after_step(patch: Patch, change: Callable[[State, m.Event, State, m.Decision], Outcome]) -> None:
+def after_step(patch: Patch, change: Callable[[State, m.Event, State, m.Decision], Transition]) -> None:
     """Let the machine decide something else."""
     decide = machine.step
 
-    def step(state: State, event: m.Event) -> Outcome:
+    def step(state: State, event: m.Event) -> Transition:
         return change(state, event, *decide(state, event))
 
     patch.setattr(machine, "step", step)
@@ -51,11 +51,11 @@ def test_a_newcomer_that_ends_the_job_and_is_not_told(monkeypatch: Patch) -> Non
 
 
 def test_a_late_save_that_replaces_a_newer_one(monkeypatch: Patch) -> None:
-    def counted(state: State, event: m.Saved | None) -> outcome.Counted:
+    def counted(state: State, event: m.Saved | None) -> transition.Counted:
         after, accepts, why = real(state, event)
         return (after if event is None else replace(after, unproved=None)), accepts, why
 
-    real = outcome.counted
+    real = transition.counted
     monkeypatch.setattr(ending, "counted", counted)
     finds(RETURN, "does not end from here")
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_counts_although_votes_spoke_against_it(monkeypatch: P
 
 
 def test_a_good_checkpoint_that_is_thrown_away_with_its_group(monkeypatch: Patch) -> None:
-    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
         gone = after.unproved is not None and after.unproved.group not in after.live
         return (replace(after, unproved=None) if gone else after), decision
 
@@ -102,7 +102,7 @@ def test_a_member_whose_last_commit_goes_back(monkeypatch: Patch) -> None:
 
 
 def test_votes_that_are_kept_in_a_new_epoch(monkeypatch: Patch) -> None:
-    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
         again = after.epoch > before.epoch and after.committed == before.committed and after.phase == "running"
         votes = {group: vote for group, vote in before.votes.items() if group in after.live}
         return (replace(after, votes=votes) if again else after), decision
@@ -114,7 +114,7 @@ def test_votes_that_are_kept_in_a_new_epoch(monkeypatch: Patch) -> None:
 def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
     real = voting.vote
 
-    def vote(state: State, event: m.Vote) -> Outcome:
+    def vote(state: State, event: m.Vote) -> Transition:
         return real(state, replace(event, epoch=max(event.epoch, state.epoch)) if event.ok else event)
 
     monkeypatch.setattr(voting, "vote", vote)
@@ -122,14 +122,14 @@ def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
 
 
 def test_a_save_that_counts_before_its_weights_are_compared(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ending, "saved", lambda state, event: outcome.decide(*outcome.counted(state, event)))
+    monkeypatch.setattr(ending, "saved", lambda state, event: transition.decide(*transition.counted(state, event)))
     finds(Shape(faults=0, save_every=1), "counts before its weights were compared")
 
 
 def test_a_commit_with_a_joiner_that_does_not_hold_the_state(monkeypatch: Patch) -> None:
     real = membership.admit
 
-    def admit(state: State, why: str) -> Outcome:
+    def admit(state: State, why: str) -> Transition:
         return real(replace(state, holders=state.holders | state.waiting.keys()), why)
 
     monkeypatch.setattr(membership, "admit", admit)
@@ -178,7 +178,7 @@ def test_a_journal_that_loses_part_of_an_event(monkeypatch: Patch) -> None:
 def test_a_machine_that_remembers_what_no_journal_holds(monkeypatch: Patch) -> None:
     seen: list[m.Event] = []
 
-    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Outcome:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
         seen.append(event)
         return after, replace(decision, reason=f"{decision.reason}, decision {len(seen)}")
 

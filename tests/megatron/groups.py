@@ -72,7 +72,7 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
         expert=settings.expert,
         timeout_s=60.0,
     )
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
 
     return MegatronEngine(

@@ -45,8 +45,8 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer import user_state
@@ -71,7 +71,7 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
         engine.run(1, pieces)
         loss = engine.apply(1, engine.local_sum(), engine.scalars())["loss"]
         loader.close()
-        checkpointing.save(save, replica, step=1, consumed_samples=2, args=plain(vars(args)))
+        group_checkpoint.save(save, replica, step=1, consumed_samples=2, args=plain(vars(args)))
     finally:
         world.destroy()
         user_state.clear()

@@ -64,7 +64,7 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
     """Two runs of PP2 in one group of ranks 0 and 1: after saving at step 0, and after loading that."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
@@ -75,9 +75,9 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
         try:
             peers = groups.peers_of(PrefixStore(f"unused peers{start}{rank}", store), 0, 1)
             if start is None:
-                checkpointing.save(path, engine.replica, step=0, consumed_samples=0)
+                group_checkpoint.save(path, engine.replica, step=0, consumed_samples=0)
             else:
-                assert checkpointing.load(path, engine.replica).step == 0
+                assert group_checkpoint.load(path, engine.replica).step == 0
             histories.append([groups.one_step(engine, peers, one, 0, step) for step in (1, 2, 3)])
         finally:
             world.destroy()
@@ -110,23 +110,25 @@ def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: s
 
 
 def write(engine: Any, group: int, target: str) -> None:
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
     batch = engine.world.shape.global_batch_size
     if group == 0:
-        checkpointing.save(target, engine.replica, step=SAVED, consumed_samples=SAVED * batch, args={"flag": "value"})
+        group_checkpoint.save(
+            target, engine.replica, step=SAVED, consumed_samples=SAVED * batch, args={"flag": "value"}
+        )
 
 
 def read(engine: Any, start: str) -> None:
     from spare_megatron.config.errors import ConfigError
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        checkpointing.load(start + "-absent", engine.replica)
+        group_checkpoint.load(start + "-absent", engine.replica)
     if start.endswith("experts"):
         with pytest.raises(ConfigError, match=r"cannot be loaded into this model: .*; give the flags of the model"):
-            checkpointing.load(start.replace("experts", "dense"), engine.replica)
-    loaded = checkpointing.load(start, engine.replica)
+            group_checkpoint.load(start.replace("experts", "dense"), engine.replica)
+    loaded = group_checkpoint.load(start, engine.replica)
     assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)
     assert loaded.args.get("flag", "value") == "value"
 

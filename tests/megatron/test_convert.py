@@ -28,8 +28,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Of the model that the written flags describe, with the weights loaded as a job loads them."""
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
@@ -38,7 +39,7 @@ def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
     try:
         replica = build_replica(job.settings(128), here)
-        assert checkpointing.load(save / "iter_0000001", replica, optimizer=False).step == 1
+        assert group_checkpoint.load(save / "iter_0000001", replica, optimizer=False).step == 1
         model = replica.chunks[0].eval()
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
@@ -86,7 +87,8 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     make(kind, tmp_path / "hf")
@@ -117,8 +119,8 @@ def test_dropouts_are_those_of_the_config(kind: str) -> None:
 
 
 def test_parts_of_a_large_model_have_an_index(tmp_path: Path) -> None:
-    from spare_megatron.checkpoint.convert.convert import Wish
-    from spare_megatron.checkpoint.convert.convert import convert as run_it
+    from spare_megatron.checkpoint.convert.conversion import Wish
+    from spare_megatron.checkpoint.convert.conversion import convert as run_it
 
     model = make("llama", tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "ours", "hf", "core")

@@ -44,7 +44,8 @@ OLDER, NEWER, LAST = 2, 4, 6
 @contextmanager
 def replica() -> Iterator[Any]:
     """The job's model in a world of this process alone."""
-    from spare_megatron.megatron_adapter.model.replica import build_replica, world
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer.job_arguments import parse_job
 
     job, _ = parse_job(FLAGS)
@@ -58,13 +59,13 @@ def replica() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def save(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of steps 2 and 4."""
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
     save = tmp_path_factory.mktemp("damage") / "save"
     with replica() as made:
         for step in (OLDER, NEWER):
             directory = save / iteration_name(step)
-            checkpointing.save(directory, made, step=step, consumed_samples=2 * step)
+            group_checkpoint.save(directory, made, step=step, consumed_samples=2 * step)
             write_manifest(directory, entries_of(directory))
     (save / TRACKER).write_text(str(NEWER))
     return save
@@ -136,7 +137,7 @@ def test_a_flipped_byte_in_any_file_is_found(save: Path, capsys: pytest.CaptureF
 def test_without_checksums_what_cannot_be_read_is_one_sentence(save: Path, name: str) -> None:
     """A checkpoint of Megatron-LM has no manifest, and torch reads a tensor without looking at its checksum: there a
     flipped byte goes unseen unless it makes the file unreadable."""
-    from spare_megatron.megatron_adapter.checkpoint import checkpointing
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
     directory = save / iteration_name(OLDER)
     manifest = (directory / MANIFEST).read_text()
@@ -144,7 +145,7 @@ def test_without_checksums_what_cannot_be_read_is_one_sentence(save: Path, name:
     try:
         with replica() as made, flipped(directory / name, 0, 1):
             with pytest.raises(ConfigError, match=str(directory)) as caught:
-                checkpointing.load(directory, made)
+                group_checkpoint.load(directory, made)
             assert "\n" not in str(caught.value)
     finally:
         (directory / MANIFEST).write_text(manifest)

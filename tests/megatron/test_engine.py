@@ -81,7 +81,7 @@ def random_orders(rank: int, store: Any) -> dict[str, Any]:
     """Losses of two runs with dropout that compute their pieces in different orders and segments; norms' weights."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.model.state import model_tensors
+    from spare_megatron.megatron_adapter.model.state_snapshot import model_tensors
 
     result = {}
     for name, one in RANDOM.items():
@@ -135,7 +135,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
     """Two groups, the second has no piece: what each reports, and the digests of both after one step."""
     from torch.distributed import PrefixStore
 
-    from spare_megatron.megatron_adapter.model.state import weights_digest
+    from spare_megatron.megatron_adapter.model.state_snapshot import weights_digest
     from tests.megatron import groups
 
     one = case(steps=1, loads=[8, 0])
@@ -152,7 +152,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
 
 def snapshot(rank: int, store: Any) -> dict[str, Any]:
     """A snapshot after step 1 put back after step 3: steps 2 and 3 again."""
-    from spare_megatron.megatron_adapter.model.state import put_back, take, weights_digest
+    from spare_megatron.megatron_adapter.model.state_snapshot import put_back, take, weights_digest
 
     segments = [list(range(8))]
     with Group(one_group(pipeline=2), rank, store) as engine:

@@ -54,7 +54,7 @@ def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     settings = job.settings(128)
     sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
     world = init_group_world(job.shape, rank, store, **sizes, timeout_s=60.0)
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
 
     def source(step: int, pieces: Sequence[int]) -> Iterator[torch.Tensor]:

@@ -35,7 +35,7 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.piece_loader import PieceLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
-    from spare_megatron.megatron_adapter.engine import MegatronEngine
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world as group_world
     from spare_megatron.megatron_adapter.model.replica import build_replica
     from spare_megatron.trainer import user_state

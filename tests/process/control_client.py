@@ -97,7 +97,7 @@ class Client:
         while not orders.over:
             if done < orders.epoch:
                 self.session.reduced(step + 1, orders.epoch, True)
-                self.session.holds(step, orders.epoch)
+                self.session.applied(step, orders.epoch)
                 done = orders.epoch
             orders = self.session.wait(orders.version)
         self.session.close()
@@ -148,7 +148,7 @@ class Client:
         self.session.progress("apply", step, 0)
         self.injector.fire("apply", step, 0)
         report = {"lm loss": 1.0 / step, "grad_norm": 0.5, "lr": 1e-3, "tokens": 64}
-        self.session.applied(step, report if self.place.position == self.place.group_size - 1 else {})
+        self.session.report_step(step, report if self.place.position == self.place.group_size - 1 else {})
         interval = self.args.save_interval
         if interval and step % interval == 0 and orders.group == min(orders.live_groups) and self.place.is_leader:
             threading.Thread(target=self._save, args=(step,), daemon=True).start()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
-from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 
 SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
 

@@ -21,7 +21,7 @@ import torch
 
 from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.reduction import Reduction
-from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.store import StoreServer
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from spare_megatron.collectives import reduction_attempt
 from spare_megatron.collectives.reduction import PlainReduction, ReduceOutcome, Reduction
-from spare_megatron.collectives.replica import Membership, ReplicaCommunicators
+from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.store import StoreServer
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import Link

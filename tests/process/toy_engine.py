@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.files import Create
+from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.control.reports import checksum_of
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
-from spare_megatron.trainer.engine import Outlet
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
 

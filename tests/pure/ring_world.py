@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spare_megatron.collectives.hearing import BEATS, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.hearing import BEATS, LEFT, RIGHT, Hearing, LinkBeat, Traffic
 from spare_megatron.controller.messages import Link
 
 TIMEOUT_S = 1.0
@@ -142,7 +142,7 @@ class RingWorld:
         for side in (LEFT, RIGHT):
             self._send(member, side, "C", self._saying(1 - side, hearing.beat(side, member.traffic)))
 
-    def _saying(self, side: int, beat: Beat) -> Callable[[Member], None]:
+    def _saying(self, side: int, beat: LinkBeat) -> Callable[[Member], None]:
         def say(member: Member) -> None:
             member.hearing.hear(side, beat, self.now_s)
             self._speak(member)

@@ -147,9 +147,9 @@ class Player:
             "checksums": tuple((p, found[p]) for p in inside),
             "audits": tuple((p, found[p]) for p in told),
             "parts": tuple(
-                [m.Part(m.WEIGHTS, rank, "weight", weights[rank]) for rank in (0, 1) if asked]
+                [m.ParameterChecksum(m.WEIGHTS, rank, "weight", weights[rank]) for rank in (0, 1) if asked]
                 + [
-                    m.Part(p, rank, "weight", found[p] if rank == wrong_rank else p)
+                    m.ParameterChecksum(p, rank, "weight", found[p] if rank == wrong_rank else p)
                     for p in sorted(self.state.disputes)
                     if p in (*inside, *told)
                     for rank in (0, 1)

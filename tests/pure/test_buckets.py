@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from spare_megatron.collectives.buckets import (
     LEAST_BYTES,
     OVERLAPPED_BUCKETS,
+    BucketLayout,
     BufferPool,
     Header,
-    Layout,
     overlapped_bytes,
 )
 from spare_megatron.collectives.reduction import PlainReduction
@@ -25,9 +25,9 @@ class _User:
         self.busy = True
 
 
-def _layout(sizes: list[int], bucket_bytes: int, scalars: tuple[str, ...] = ()) -> Layout:
+def _layout(sizes: list[int], bucket_bytes: int, scalars: tuple[str, ...] = ()) -> BucketLayout:
     tensors = [torch.empty(size) for size in sizes]
-    return Layout.of(tensors, dict.fromkeys(scalars, 0.0), PlainReduction(), bucket_bytes)
+    return BucketLayout.of(tensors, dict.fromkeys(scalars, 0.0), PlainReduction(), bucket_bytes)
 
 
 @given(st.lists(st.integers(0, 5000), max_size=4), st.integers(1, 20000))
@@ -78,7 +78,7 @@ def test_groups_that_reduce_different_things_have_different_digests() -> None:
 
 def test_a_tensor_that_is_not_flat_is_refused() -> None:
     with pytest.raises(AssertionError, match="one dimension"):
-        Layout.of([torch.empty(2, 2)], {}, PlainReduction(), 100)
+        BucketLayout.of([torch.empty(2, 2)], {}, PlainReduction(), 100)
 
 
 def test_the_pool_hands_out_no_buffer_that_somebody_may_still_write_to() -> None:

@@ -291,7 +291,7 @@ def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
 def test_printing_outlives_a_full_disk() -> None:
     program = "\n".join(
         (
-            "from spare_megatron.control.output import outlive_the_disk",
+            "from spare_megatron.control.standard_output import outlive_the_disk",
             "import os, sys",
             "outlive_the_disk()",
             "print('lost', flush=True)",

@@ -26,7 +26,7 @@ class Session:
     def saved(self, step: int, directory: str) -> bool:
         return True
 
-    def holds(self, step: int, epoch: int) -> None:
+    def applied(self, step: int, epoch: int) -> None:
         self._said.append(f"holds in epoch {epoch}")
 
     def wait(self, version: int) -> Orders:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Beat, Hearing, Traffic
+from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Hearing, LinkBeat, Traffic
 from spare_megatron.collectives.ring_links import pack, unpack
 from spare_megatron.controller.blame import Culprit, Evidence, culprit
 from spare_megatron.controller.messages import Link, Vote
@@ -138,7 +138,7 @@ def _ring_of_four(suspects: tuple[int, ...] = ()) -> Hearing:
     return hearing
 
 
-def _pass(hearing: Hearing, traffic: Traffic, until_s: float, speaking: tuple[int, ...], beat: Beat) -> float:
+def _pass(hearing: Hearing, traffic: Traffic, until_s: float, speaking: tuple[int, ...], beat: LinkBeat) -> float:
     """Rounds until the member gives up: when."""
     now_s = hearing._looked_s
     while now_s < until_s and not hearing.over:
@@ -149,7 +149,7 @@ def _pass(hearing: Hearing, traffic: Traffic, until_s: float, speaking: tuple[in
     return now_s
 
 
-IDLE = Beat(0, False)
+IDLE = LinkBeat(0, False)
 
 
 def test_silence_for_the_timeout_is_a_mute_link() -> None:
@@ -170,23 +170,23 @@ def test_a_suspect_has_half_the_time_until_it_has_held() -> None:
 def test_bytes_that_were_sent_and_do_not_come_are_a_mute_link_though_beats_come() -> None:
     hearing = _ring_of_four()
     traffic = Traffic(received=100, wants=True)
-    assert _pass(hearing, traffic, 5.0, (LEFT, RIGHT), Beat(200, True)) == pytest.approx(TIMEOUT_S, abs=0.11)
+    assert _pass(hearing, traffic, 5.0, (LEFT, RIGHT), LinkBeat(200, True)) == pytest.approx(TIMEOUT_S, abs=0.11)
     assert hearing.links == {Link(0, 1, True)}
 
 
 def test_nobody_is_mute_whose_bytes_are_not_wanted() -> None:
     hearing = _ring_of_four()
-    assert _pass(hearing, Traffic(received=100), 5.0, (LEFT, RIGHT), Beat(200, True)) >= 5.0
+    assert _pass(hearing, Traffic(received=100), 5.0, (LEFT, RIGHT), LinkBeat(200, True)) >= 5.0
 
 
 def test_what_went_mute_with_the_first_is_named_too() -> None:
     hearing = _ring_of_four()
     hearing.hear(RIGHT, IDLE, 0.05)
-    hearing.hear(LEFT, Beat(0, False, True, frozenset({Link(2, 3, True)})), 0.1)
+    hearing.hear(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.1)
     assert hearing.links == {Link(2, 3, True)}, "the right neighbour was just heard"
     hearing = _ring_of_four()
     _pass(hearing, Traffic(), 0.9, (LEFT,), IDLE)
-    hearing.hear(LEFT, Beat(0, False, True, frozenset({Link(2, 3, True)})), 0.9)
+    hearing.hear(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.9)
     assert hearing.links == {Link(2, 3, True), Link(2, 1, True)}
 
 
@@ -206,7 +206,7 @@ def test_an_end_without_a_farewell_is_weak_evidence_after_a_grace() -> None:
 def test_who_says_farewell_is_not_named_when_its_connections_end() -> None:
     hearing = _ring_of_four()
     hearing.end(RIGHT, 0.1)
-    hearing.hear(RIGHT, Beat(0, False, bye=True), 0.15)
+    hearing.hear(RIGHT, LinkBeat(0, False, bye=True), 0.15)
     hearing.look(Traffic(), 0.6)
     assert hearing.links == frozenset()
 
@@ -221,9 +221,11 @@ def test_the_time_in_which_this_process_did_not_run_is_nobodys_silence() -> None
 def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_is_not() -> None:
     traffic = Traffic(received=100, wants=True, patient=False)
     absent, waiting = _ring_of_four(), _ring_of_four()
-    assert _pass(absent, traffic, 5.0, (LEFT, RIGHT), Beat(100, False)) == pytest.approx(TIMEOUT_S, abs=0.11)
+    assert _pass(absent, traffic, 5.0, (LEFT, RIGHT), LinkBeat(100, False)) == pytest.approx(TIMEOUT_S, abs=0.11)
     assert absent.links == {Link(0, 1, False)}
-    assert _pass(waiting, traffic, 9.0, (LEFT, RIGHT), Beat(100, True)) == pytest.approx(HOLD_ON * TIMEOUT_S, abs=0.11)
+    assert _pass(waiting, traffic, 9.0, (LEFT, RIGHT), LinkBeat(100, True)) == pytest.approx(
+        HOLD_ON * TIMEOUT_S, abs=0.11
+    )
     assert waiting.links == frozenset()
 
 
@@ -236,7 +238,7 @@ def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_
 )
 @example(0, False, False, frozenset(), 1)
 def test_a_beat_comes_out_as_it_went_in(sent: int, wants: bool, bye: bool, links: frozenset[Link], cut: int) -> None:
-    beat = Beat(sent, wants, bye, links)
+    beat = LinkBeat(sent, wants, bye, links)
     inbox = bytearray(pack(beat)[:-cut] if cut else pack(beat))
     if cut:
         assert unpack(inbox) is None

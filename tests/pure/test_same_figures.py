@@ -11,7 +11,7 @@ import hashlib
 import pytest
 
 from spare_megatron.controller import messages as m
-from spare_megatron.sim import job
+from spare_megatron.sim import job_control
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.trials import Case, run_one
 
@@ -51,9 +51,9 @@ def test_a_seed_gives_the_same_decisions_and_time(
     cluster: Cluster, policy: Policy, time_s: str, digest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = hashlib.sha256()
-    feed = job.JobControl.feed
+    feed = job_control.JobControl.feed
 
-    def watched(control: job.JobControl, event: m.Event) -> m.Decision:
+    def watched(control: job_control.JobControl, event: m.Event) -> m.Decision:
         decision = feed(control, event)
         seen.update(decision.reason.encode())
         standing = control.state.standing
@@ -61,7 +61,7 @@ def test_a_seed_gives_the_same_decisions_and_time(
             seen.update(standing.assignment.owner.tobytes())
         return decision
 
-    monkeypatch.setattr(job.JobControl, "feed", watched)
+    monkeypatch.setattr(job_control.JobControl, "feed", watched)
     outcome = run_one(Case(cluster, policy), SEED)
     assert seen.hexdigest()[:16] == digest
     # Not to the bit: how the C library rounds a power is its own affair.

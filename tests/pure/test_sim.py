@@ -16,10 +16,10 @@ import pytest
 from spare_megatron.placement import build_placement, placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.engine import RATIO_MAX, Outcome
 from spare_megatron.sim.failures import failures_of, record
 from spare_megatron.sim.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
 from spare_megatron.sim.pieces import PiecesEngine
+from spare_megatron.sim.policy_trial import RATIO_MAX, TrialResult
 from spare_megatron.sim.script import scripted
 from spare_megatron.sim.trials import ENGINES, Case, run_one
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = Cluster(12, mtbf_s=400.0, reduce_s=2.0, restart_s=600.0)
 
 
-def simulate(cluster: Cluster, policy: Policy, seed: int = 3, **options: object) -> Outcome:
+def simulate(cluster: Cluster, policy: Policy, seed: int = 3, **options: object) -> TrialResult:
     return run_one(Case(cluster, policy, check=True, **options), seed)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.data.preprocess.text_files import Place, blocks
+from spare_megatron.data.preprocess.text_files import ReadPosition, blocks
 
 KEYS = ("text",)
 TEXTS = [["a", "größe\n", "x" * 700, ""], ["b" * n for n in range(40)], ["last, with no line's end"]]
@@ -36,7 +36,7 @@ def write(folder: Path, kind: str) -> list[Path]:
     return files
 
 
-def documents(files: list[Path], size: int, start: Place) -> list[tuple[str, bytes]]:
+def documents(files: list[Path], size: int, start: ReadPosition) -> list[tuple[str, bytes]]:
     """(what it is called, line) of every document."""
     found = blocks(files, KEYS, size, start)
     return [(one.where(at), line) for one in found for at, line in enumerate(one.data.splitlines()) if line]
@@ -46,19 +46,19 @@ def documents(files: list[Path], size: int, start: Place) -> list[tuple[str, byt
 @pytest.mark.parametrize("size", [1, 64, 1000, 1 << 20])
 def test_reading_goes_on_behind_any_block(tmp_path: Path, kind: str, size: int) -> None:
     files = write(tmp_path, kind)
-    whole = documents(files, 1 << 20, Place())
+    whole = documents(files, 1 << 20, ReadPosition())
     texts = [texts[0] for texts in TEXTS] if kind == "txt" else [text for texts in TEXTS for text in texts]
     assert [json.loads(line)["text"] for _, line in whole] == texts
-    assert documents(files, size, Place()) == whole
+    assert documents(files, size, ReadPosition()) == whole
     read = 0
-    for block in blocks(files, KEYS, size, Place()):
+    for block in blocks(files, KEYS, size, ReadPosition()):
         read += sum(map(bool, block.data.splitlines()))
         assert documents(files, size, block.end) == whole[read:]
 
 
 def test_a_block_names_its_lines(tmp_path: Path) -> None:
     files = write(tmp_path, "jsonl")
-    for block in blocks(files, KEYS, 64, Place()):
+    for block in blocks(files, KEYS, 64, ReadPosition()):
         for at, line in enumerate(block.data.splitlines()):
             number = files.index(Path(block.source))
             assert files[number].read_bytes().splitlines()[block.first + at - 1] == line

@@ -20,7 +20,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.theory import depth, endured, published, ratio
 from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 from spare_megatron.tuner.choose import candidate
-from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 SEED = 7_141
 
@@ -169,13 +169,15 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
     costs = ratio.Costs(300, 3600, 60, 64, num_groups / 100, weibull_shape=0.78)
     blocks, scheme, _ = CELLS[num_groups]
     copies = endured.replication(num_groups, 3)
-    found = ratio.outcome(num_groups, np.full(num_groups, 3.0), copies.survival, ratio.Patch(0.0), costs, planned=False)
+    found = ratio.outcome(
+        num_groups, np.full(num_groups, 3.0), copies.survival, ratio.PatchCost(0.0), costs, planned=False
+    )
     assert found is not None
     assert found.ratio == pytest.approx(blocks, rel=0.05)
     offsets = build_placement(num_groups, 9).offsets
     lives = endured.endured(num_groups, offsets)
     loads = depth.work(num_groups, offsets, 1, lives)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, ratio.Patch(0.1), costs, planned=False)
+    found = ratio.outcome(num_groups, loads.after, lives.survival, ratio.PatchCost(0.1), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(scheme, rel=0.05)
     assert found.restart_after is None
@@ -183,7 +185,7 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
 
 def test_no_losses_cost_only_saves() -> None:
     costs = ratio.Costs(1e15, 60, 1, 10, 1, jitter=0.0)
-    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), ratio.Patch(0.0), costs)
+    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), ratio.PatchCost(0.0), costs)
     assert found is not None
     assert found.ratio == pytest.approx(1.0, abs=1e-3)
     assert found.availability == pytest.approx(1.0, abs=1e-6)
@@ -201,9 +203,9 @@ def test_standbys_and_rejoin_help() -> None:
     lives = endured.endured(200, offsets)
     loads = depth.work(200, offsets, 16, lives)
 
-    def course(**more: float) -> ratio.Outcome:
+    def course(**more: float) -> ratio.ExpectedRun:
         costs = ratio.Costs(300, 3600, 60, 64, 2, **more)  # type: ignore[arg-type]
-        found = ratio.outcome(200, loads.after, lives.survival, ratio.Patch.spread(16, 4), costs)
+        found = ratio.outcome(200, loads.after, lives.survival, ratio.PatchCost.spread(16, 4), costs)
         assert found is not None
         return found
 
@@ -219,7 +221,7 @@ def test_standbys_and_rejoin_help() -> None:
 def test_a_rebuild_costs_what_outlasts_the_computing(rebuild_s: float) -> None:
     """docs/theory.md, section 4: the closed form against the mean over every time of a step, 12 s + 3 s of it."""
     costs = ratio.Costs(300, 600, 10, 12, 3, rebuild_s=rebuild_s, jitter=0.0)
-    for patch in (ratio.Patch(), ratio.Patch(0.25)):
+    for patch in (ratio.PatchCost(), ratio.PatchCost(0.25)):
         patch_s = patch.shards * costs.compute_s
         at = (np.arange(15_000) + 0.5) / 1000
         computing = np.maximum(patch_s, rebuild_s - (12 - at))
@@ -243,7 +245,7 @@ REBUILDS = Path(__file__).parents[2] / "benchmarks" / "results" / "rebuild_sweep
 def test_cost_of_slow_rebuilds_against_simulated(policy: str, redundancy: int, more: dict[str, Any]) -> None:
     """benchmarks/rebuild_sweep.py, N = 1000: what a slower rebuild adds is within 1% of the time to train."""
     rows = {row["policy"]: row for row in json.loads(REBUILDS.read_text())["results"]}
-    cluster = Cluster(600_000, 600, 300, 3600, 60, 64, 10, weibull_shape=0.78, **more)
+    cluster = ClusterFigures(600_000, 600, 300, 3600, 60, 64, 10, weibull_shape=0.78, **more)
 
     def planned(rebuild_s: float) -> float:
         found = candidate(replace(cluster, rebuild_s=rebuild_s), redundancy).outcome
@@ -258,7 +260,7 @@ def test_cost_of_slow_rebuilds_against_simulated(policy: str, redundancy: int, m
 def test_a_rebuild_is_not_down_time() -> None:
     """As in the simulator, where a group computes while communicators form anew."""
     costs = ratio.Costs(300, 0, 0, 12, 3, rebuild_s=10.0, rejoin_s=100.0)
-    found = ratio.outcome(10, np.ones(10), (np.arange(11) < 10).astype(float), ratio.Patch(), costs)
+    found = ratio.outcome(10, np.ones(10), (np.arange(11) < 10).astype(float), ratio.PatchCost(), costs)
     assert found is not None
     assert found.availability == 1.0
 

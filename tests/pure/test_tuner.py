@@ -17,11 +17,11 @@ from spare_megatron.theory import published
 from spare_megatron.theory.ratio import slowest
 from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
 from spare_megatron.tuner.choose import TIE, choose, choose_granularity
-from spare_megatron.tuner.cluster import Cluster
+from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import Shape, fitting, memory, table
 from spare_megatron.tuner.trace import parse_trace
 
-CLUSTER = Cluster(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
+CLUSTER = ClusterFigures(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
 FLAGS = ["--gpus", "120000", "--gpus-per-group", "600", "--restart-s", "3600", "--save-s", "60"]
 FLAGS += ["--compute-s", "64", "--reduce-s", "2"]
 JOB = Measured(8, 16, 120.0, 20.0, 10.0, 1.0, 16, 100_000, mtbf_gpu_hours=500.0)
@@ -65,7 +65,7 @@ def test_impossible_cluster_says_what_is_needed() -> None:
 
 def test_checkpoint_only_lasts_up_to_its_first_loss() -> None:
     """mu(N, 1) = 1: no loss is endured, the first one is fatal and comes after m; docs/theory.md, section 5."""
-    rare = Cluster(1000, 100, 21600, 900, 30, 20, 2)
+    rare = ClusterFigures(1000, 100, 21600, 900, 30, 20, 2)
     alone = choose(rare, 1).chosen
     assert alone.endurable_failures == 0
     assert alone.outcome is not None
@@ -236,7 +236,7 @@ def test_granularity_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_job_that_only_single_pieces_keep_going_is_planned() -> None:
     """Steps of over an hour while groups are lost every three minutes: with whole shards none is ever done."""
-    cluster = Cluster(400, 8, mtbf_s=174, restart_s=38, save_s=2, compute_s=4755, reduce_s=945)
+    cluster = ClusterFigures(400, 8, mtbf_s=174, restart_s=38, save_s=2, compute_s=4755, reduce_s=945)
     with pytest.raises(ConfigError):
         choose(replace(cluster, granularity="shard"))
     plan, other = choose_granularity(cluster)

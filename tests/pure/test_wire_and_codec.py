@@ -25,7 +25,7 @@ from spare_megatron.controller.messages import (
     Loss,
     Lost,
     Opened,
-    Part,
+    ParameterChecksum,
     Saved,
     SendCommit,
     SendFenced,
@@ -57,7 +57,7 @@ views = st.builds(
 )
 signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
-parts = st.lists(st.builds(Part, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
+parts = st.lists(st.builds(ParameterChecksum, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
 links = st.lists(st.builds(Link, small, small, st.booleans()), max_size=3).map(tuple)
 votes = st.builds(
     Vote,

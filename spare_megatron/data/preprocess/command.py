@@ -22,8 +22,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
 from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
-from spare_megatron.data.preprocess.output import Output, Progress, progress_of
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
+from spare_megatron.data.preprocess.token_files import EncodingProgress, Output, progress_of
 from spare_megatron.flags import refusals
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.specs import docs_of, specs_of
@@ -144,7 +144,7 @@ class Run:
         settings = settings_of(args, self.files)
         self._record = Path(f"{args.output_prefix}.progress")
         found = progress_of(self._record, settings)
-        self.progress = found or Progress(settings, tokens=dict.fromkeys(args.json_keys, 0))
+        self.progress = found or EncodingProgress(settings, tokens=dict.fromkeys(args.json_keys, 0))
         self.outputs: dict[str, Output] = {}
         if found is not None:
             say(f"Going on behind {found.documents} documents of an interrupted run.")
@@ -212,7 +212,7 @@ class Run:
             output.remove()
 
 
-def preprocess(args: Namespace, say: Callable[[str], None]) -> Progress:
+def preprocess(args: Namespace, say: Callable[[str], None]) -> EncodingProgress:
     """Write the files; what was written. What the user must mend leaves nothing behind, any other end a record."""
     run = Run(args, say)
     try:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.data.preprocess.text_files import Block, Place
+from spare_megatron.data.preprocess.text_files import Block, ReadPosition
 
 BLOCKS_AHEAD = 4
 """Blocks in flight for each worker: a slow one does not let the others run dry."""
@@ -55,7 +55,7 @@ class EncodedBlock:
 
     bytes_in: int
     """Of the input, for the rate."""
-    end: Place
+    end: ReadPosition
     dtype: str
     """Of the tokens: uint16 or int32, which the vocabulary decides."""
     keys: dict[str, Encoded]

@@ -17,7 +17,7 @@ import numpy as np
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import HEADER_BYTES, DataFile, check_file
-from spare_megatron.data.preprocess.output import WRITE_BYTES, write_index
+from spare_megatron.data.preprocess.token_files import WRITE_BYTES, write_index
 
 PROGRAM = "tools/merge_datasets.py"
 EXAMPLE = """example:

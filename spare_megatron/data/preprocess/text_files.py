@@ -29,7 +29,7 @@ ROWS = 1024
 """Of a Parquet file, decoded at once."""
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """Where a block ends and the next one begins."""
 
     file: int = 0
@@ -52,7 +52,7 @@ class Block:
     """Number of the first line or row, from 1."""
     data: bytes
     """Lines of JSON in UTF-8."""
-    end: Place
+    end: ReadPosition
 
     def where(self, at: int) -> str:
         """What to call the ``at``-th line of the block, from 0."""
@@ -84,24 +84,24 @@ def check_inputs(words: Sequence[str]) -> None:
                 _module(path)
 
 
-def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: Place) -> Iterator[Block]:
+def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: ReadPosition) -> Iterator[Block]:
     """The documents behind ``start``, about ``size`` bytes at a time. ConfigError for a file that cannot be read."""
     for number in range(start.file, len(files)):
         path = files[number]
         source = "the input" if len(files) == 1 else str(path)
-        place = start if number == start.file else Place(number)
+        place = start if number == start.file else ReadPosition(number)
         if path.suffix == ".parquet":
             yield from _rows(path, source, keys, size, place)
         elif path.name.removesuffix(".gz").removesuffix(".zst").endswith(".txt"):
             with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
                 line = json.dumps(dict.fromkeys(keys, text.read()))
-            yield Block(source, "", 1, line.encode(), Place(number + 1))
+            yield Block(source, "", 1, line.encode(), ReadPosition(number + 1))
         else:
             with _opened(path) as file:
                 yield from _lines(file, source, size, place)
 
 
-def _lines(file: BinaryIO, source: str, size: int, place: Place) -> Iterator[Block]:
+def _lines(file: BinaryIO, source: str, size: int, place: ReadPosition) -> Iterator[Block]:
     """Blocks end at the end of a line; a longer line is a block of its own."""
     if file.seekable():
         file.seek(place.offset)
@@ -116,11 +116,11 @@ def _lines(file: BinaryIO, source: str, size: int, place: Place) -> Iterator[Blo
             continue
         data = b"".join([*pending, part[:cut]])
         pending = [part[cut:]]
-        end = Place(place.file, place.offset + len(data), place.items + data.count(b"\n"))
+        end = ReadPosition(place.file, place.offset + len(data), place.items + data.count(b"\n"))
         yield Block(source, "line", place.items + 1, data, end)
         place = end
     if last := b"".join(pending):
-        yield Block(source, "line", place.items + 1, last, Place(place.file + 1))
+        yield Block(source, "line", place.items + 1, last, ReadPosition(place.file + 1))
 
 
 def _parts(total: int, size: int) -> Iterator[int]:
@@ -143,7 +143,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield raw
 
 
-def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: Place) -> Iterator[Block]:
+def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: ReadPosition) -> Iterator[Block]:
     with _module(path).ParquetFile(path) as file:
         missing = [key for key in keys if key not in file.schema_arrow.names]
         if missing:
@@ -164,11 +164,11 @@ def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: Place)
                 pending.append(json.dumps(row).encode())
                 held += len(pending[-1])
                 if held >= size:
-                    end = Place(place.file, 0, number)
+                    end = ReadPosition(place.file, 0, number)
                     yield Block(source, "row", place.items + 1, b"\n".join(pending), end)
                     pending, held, place = [], 0, end
         if pending:
-            yield Block(source, "row", place.items + 1, b"\n".join(pending), Place(place.file + 1))
+            yield Block(source, "row", place.items + 1, b"\n".join(pending), ReadPosition(place.file + 1))
 
 
 def _module(path: Path) -> Any:

@@ -3,9 +3,9 @@
 megatron-core writes files from forked processes and collects results through a Manager process, also when it saves
 synchronously. A rank has threads (control plane, communicators): forking it can hang, and a Manager would outlive a
 killed rank. So megatron-core plans here and does not write: :meth:`ShareWriter.take` is its planning, a collective of
-the group on the training thread; :meth:`Share.write` and :meth:`Share.finish` call no collective, touch nothing that
-training changes and may run on any thread. What the ranks must tell each other in between is bytes, which the caller
-carries.
+the group on the training thread; :meth:`TorchDistShare.write` and :meth:`TorchDistShare.finish` call no collective,
+touch nothing that training changes and may run on any thread. What the ranks must tell each other in between is bytes,
+which the caller carries.
 
 May assume: every rank of the group takes the same steps in the same order. Promises: no disk is touched before
 ``write``, so a full or broken one cannot stop a collective half way; the plan is gathered twice, later saves of the
@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, Seriali
 
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
 
-Create = Callable[[str], AbstractContextManager[BinaryIO]]
+FileOpener = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a file of the checkpoint, by name, for writing; on leaving it is on the disk."""
 
 METADATA = ".metadata"
@@ -58,7 +58,7 @@ class ShareWriter:
         self._validated = False
         self._host: dict[Any, torch.Tensor] = {}
 
-    def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> Share:
+    def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> TorchDistShare:
         """Plan ``state`` (megatron-core's sharded state dict) and hold what this rank writes of it. Collective.
 
         Args:
@@ -75,7 +75,7 @@ class ShareWriter:
         ]
         if compute_device().type == "cuda":
             torch.cuda.synchronize()
-        return Share(buckets, copy.deepcopy(common), planned.writer, planned.metadata)
+        return TorchDistShare(buckets, copy.deepcopy(common), planned.writer, planned.metadata)
 
     def _held(self, item: Any, tensor: torch.Tensor, copied: bool) -> torch.Tensor:
         tensor = tensor.detach()
@@ -91,7 +91,7 @@ class ShareWriter:
 
 
 @dataclass
-class Share:
+class TorchDistShare:
     """What one rank writes of a checkpoint. Its methods may run on any thread."""
 
     buckets: list[tuple[str, list[Any], list[Any]]] = field(repr=False)
@@ -100,7 +100,7 @@ class Share:
     _writer: FileSystemWriterAsync = field(repr=False)
     _metadata: Any = field(repr=False)
 
-    def write(self, create: Create) -> bytes:
+    def write(self, create: FileOpener) -> bytes:
         """Write this rank's files; what :meth:`finish` must know of them. OSError, or torch's RuntimeError of it."""
         transforms, results = self._writer.transforms, []
         for key, byte_items, tensor_items in self.buckets:
@@ -109,7 +109,7 @@ class Share:
                     results.append(_write_item(transforms, stream, data, item, key, SerializationFormat.TORCH_SAVE))
         return pickle.dumps(results)
 
-    def finish(self, create: Create, reports: Sequence[bytes]) -> None:
+    def finish(self, create: FileOpener, reports: Sequence[bytes]) -> None:
         """Rank 0, once every rank has written: what makes their files one checkpoint. ``metadata.json``, by which
         megatron-core knows one, comes last."""
         with create(COMMON_STATE_FNAME) as stream:

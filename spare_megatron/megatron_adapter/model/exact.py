@@ -27,7 +27,7 @@ from spare_megatron import kernels
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
-from spare_megatron.megatron_adapter.model.group_sum import GroupSum, Part, parts_of
+from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -196,13 +196,13 @@ class ExactGradients:
             return whole
         ranks = range(buffer.sum.group.size())
         pieces = [piece for rank in ranks for piece in self._kept_of(number, rank)]
-        inside = [(slot, Part(part.start, part.stop, part.start)) for slot, part in pieces]
+        inside = [(slot, BufferSlice(part.start, part.stop, part.start)) for slot, part in pieces]
         sums = self._checksums_of(inside, self._accumulators)
         dist.all_reduce(sums, group=buffer.sum.group)
         first = sum(len(self._kept_of(number, rank)) for rank in ranks[: buffer.sum.group.rank()])
         return sums[first : first + len(self._kept_of(number))]
 
-    def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, Part]]:
+    def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, BufferSlice]]:
         """(slot, part) of each parameter of a buffer of which ``rank`` of its group (this one) keeps something."""
         buffer = self._buffers[number]
         parts = buffer.sum.parts if rank is None else buffer.of_ranks[rank]
@@ -210,7 +210,7 @@ class ExactGradients:
         cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
         return [(index, part) for index, part in cuts if part is not None]
 
-    def _checksums_of(self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _checksums_of(self, pieces: Sequence[tuple[int, BufferSlice]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
         """The checksum (int64) of each (slot, part), in the order of the buffers, which lies in ``sums`` of its
         buffer."""
         found, done = torch.zeros(len(pieces), dtype=torch.int64, device=self._reports.device), 0
@@ -264,7 +264,9 @@ class ExactGradients:
         return self._fault(self._kept, self._given[:-1], self._given[-1], "sum inside the group")
 
     def _accumulators_fault(self, slots: Sequence[int]) -> str:
-        whole = [(number, Part(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]]
+        whole = [
+            (number, BufferSlice(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]
+        ]
         expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
         return self._fault(whole, self._accumulators, expected, "accumulator")
 
@@ -275,7 +277,7 @@ class ExactGradients:
         return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
 
     def _fault(
-        self, pieces: Sequence[tuple[int, Part]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
+        self, pieces: Sequence[tuple[int, BufferSlice]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
     ) -> str:
         found = self._checksums_of(pieces, sums)
         wrong = (found != expected.to(found.device)).nonzero().flatten().tolist()

@@ -11,22 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 from spare_megatron.megatron_adapter.model.replica import Replica
 
 log = logging.getLogger(__name__)
-
-
-class Outlet(Protocol):
-    """See :class:`spare_megatron.trainer.engine.Outlet`."""
-
-    def ready(self, tensor: int, stop: int) -> None: ...
-
-    def spoil(self, reason: str) -> None: ...
 
 
 class Outflow:

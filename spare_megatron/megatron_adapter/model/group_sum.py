@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Part:
+class BufferSlice:
     """Elements ``start`` to ``stop`` of a buffer, which lie at ``at`` in what a rank sums over groups."""
 
     start: int
@@ -31,21 +31,21 @@ class Part:
         """Its sum."""
         return summed[self.at : self.at + self.size]
 
-    def cut(self, start: int, stop: int) -> Part | None:
+    def cut(self, start: int, stop: int) -> BufferSlice | None:
         """What it has of ``start`` to ``stop``; None for nothing."""
         first, end = max(start, self.start), min(stop, self.stop)
-        return Part(first, end, self.at + first - self.start) if first < end else None
+        return BufferSlice(first, end, self.at + first - self.start) if first < end else None
 
 
-def parts_of(buffer: Any, group: dist.ProcessGroup, rank: int | None = None) -> list[Part]:
+def parts_of(buffer: Any, group: dist.ProcessGroup, rank: int | None = None) -> list[BufferSlice]:
     """What ``rank`` of the group (this one) keeps of a gradient buffer of megatron-core: all, or its shard of each
     bucket (megatron-core's ``shard_buffer``)."""
     if not buffer.ddp_config.use_distributed_optimizer or group.size() == 1:
-        return [Part(0, buffer.grad_data.numel(), 0)]
+        return [BufferSlice(0, buffer.grad_data.numel(), 0)]
     rank, parts, at = group.rank() if rank is None else rank, [], 0
     for bucket in buffer.buckets:
         size = bucket.grad_data.numel() // group.size()
-        parts.append(Part(bucket.offset + rank * size, bucket.offset + (rank + 1) * size, at))
+        parts.append(BufferSlice(bucket.offset + rank * size, bucket.offset + (rank + 1) * size, at))
         at += size
     return parts
 
@@ -53,7 +53,7 @@ def parts_of(buffer: Any, group: dist.ProcessGroup, rank: int | None = None) -> 
 class GroupSum:
     """A flat tensor of this rank, which is never written, and its sum over ``group``."""
 
-    def __init__(self, mine: torch.Tensor, group: dist.ProcessGroup, parts: Sequence[Part]) -> None:
+    def __init__(self, mine: torch.Tensor, group: dist.ProcessGroup, parts: Sequence[BufferSlice]) -> None:
         """``parts``: what this rank needs of the sum (:func:`parts_of`)."""
         self.mine, self.group, self.parts = mine, group, parts
         self.scattered = sum(part.size for part in parts) < mine.numel()

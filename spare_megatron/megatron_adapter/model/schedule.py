@@ -25,6 +25,7 @@ from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch.autograd import Variable
 
+from spare_megatron.config.engine_hooks import PieceHook
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
@@ -36,11 +37,6 @@ ForwardStep = Callable[..., Any]
 PieceSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """(step, pieces) -> iterator over this rank's microbatch of each of the pieces, in order. Called once for each chunk;
 consumed only where the forward step reads it, so it must cost nothing until then."""
-
-PieceHook = Callable[[str, int], None]
-"""('forward', n) when this stage starts the n-th piece of a run, ('backward', n) when this stage is done with the n-th
-piece: once for each piece, also where the stage has several chunks (a piece enters and leaves it through the first).
-('audit', n) at the same moments of the n-th audited piece."""
 
 _AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
 

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint import optimizer_gather
-from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import Share, ShareWriter
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     BUCKETS,
     FORM,
@@ -84,7 +84,7 @@ class Checkpointer:
         args: Mapping[str, Any] | None = None,
         rank_state: Any = None,
         copied: bool = True,
-    ) -> Share:
+    ) -> TorchDistShare:
         """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
 
         Args:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from spare_megatron.controller.messages import AcceptSave, Action, Decision, Deferred, Loss, Saved, SendStop, SendView
 from spare_megatron.controller.state import State
 
-Outcome = tuple[State, Decision]
+Transition = tuple[State, Decision]
 
 
-def ignore(state: State, reason: str) -> Outcome:
+def ignore(state: State, reason: str) -> Transition:
     """Nothing changes."""
     return state, Decision((), reason, state.epoch)
 
 
-def decide(state: State, actions: Iterable[Action], reason: str) -> Outcome:
+def decide(state: State, actions: Iterable[Action], reason: str) -> Transition:
     """The state with what is to be done and why."""
     made = actions if isinstance(actions, Deferred) else tuple(actions)
     return state, Decision(made, reason, state.epoch)
@@ -29,7 +29,7 @@ def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> 
     return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
 
 
-def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Outcome:
+def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Transition:
     """The job is over for every group that is still there, also for those that wait to be admitted.
 
     A checkpoint that waited for votes counts as it is, unless the job failed: nobody can make that comparison any more.

@@ -18,11 +18,11 @@ import numpy as np
 
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import placement_from_offsets
-from spare_megatron.sim.engine import Engine, job_spec
 from spare_megatron.sim.intervals import save_interval_steps
+from spare_megatron.sim.policy_trial import PolicyTrial, job_spec
 
 
-class _SavesBySteps(Engine):
+class _SavesBySteps(PolicyTrial):
     """The published policies save every so many steps."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

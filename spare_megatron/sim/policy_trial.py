@@ -18,7 +18,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.failures import Ring, failures_of
 from spare_megatron.sim.intervals import save_interval_s
-from spare_megatron.sim.job import JobControl
+from spare_megatron.sim.job_control import JobControl
 
 RATIO_MAX = 50.0
 """A job that takes this many times the failure-free time is called impossible: it does not progress."""
@@ -26,7 +26,7 @@ JITTER_BLOCK = 64
 
 
 @dataclass
-class Tally:
+class TrialCounts:
     """What one trial counted."""
 
     failures: int = 0
@@ -52,7 +52,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """One trial."""
 
     time_s: float
@@ -61,12 +61,12 @@ class Outcome:
     availability: float
     mean_work: float
     seed: int
-    tally: Tally = field(default_factory=Tally)
+    tally: TrialCounts = field(default_factory=TrialCounts)
     events: int = 0
     """Controller events."""
 
 
-class Engine:
+class PolicyTrial:
     """One trial of one policy."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Engine:
         self.alive: NDArray[np.bool_] = np.ones(cluster.num_groups, dtype=np.bool_)
         self.held: list[int] = []
         """Groups that failed when nobody looked: they are found dead at the next look."""
-        self.tally = Tally()
+        self.tally = TrialCounts()
         self.control = JobControl(self._spec(), check)
         self.saved_step = 0
         self.last_save_s = 0.0
@@ -125,7 +125,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------- the trial
 
-    def run(self) -> Outcome:
+    def run(self) -> TrialResult:
         """The whole job."""
         steps = self.policy.steps
         self._open(0)
@@ -143,10 +143,12 @@ class Engine:
                 self._recover()
         return self._outcome(self.now_s / self.failure_free_s)
 
-    def _outcome(self, ratio: float | None) -> Outcome:
+    def _outcome(self, ratio: float | None) -> TrialResult:
         runs = max(1, self.tally.steps_run)
         available = 1.0 - self.tally.down_s / self.now_s if self.now_s else 1.0
-        return Outcome(self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events)
+        return TrialResult(
+            self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events
+        )
 
     def _open(self, first_step: int, offsets: Sequence[int] | None = None) -> None:
         self.control.open(first_step, self._members(), offsets)

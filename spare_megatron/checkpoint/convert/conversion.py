@@ -80,7 +80,7 @@ def open_source(load_dir: Path, loader: str) -> tuple[Source, str]:
     if (directory / "metadata.json").exists():
         if reason:
             raise ConfigError(f"{reason}; use another checkpoint")
-        from spare_megatron.megatron_adapter.checkpoint.checkpointing import read_common
+        from spare_megatron.megatron_adapter.checkpoint.group_checkpoint import read_common
 
         return torch_dist.TorchDistSource(directory, read_common(directory)), "torch_dist"
     if any(directory.glob("mp_rank_*")):

@@ -27,13 +27,14 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
+from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
-from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, Outlet, gradient_buffers
+from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.model.schedule import ForwardStep, PieceHook, PieceRun, PieceSource, routing_counts
-from spare_megatron.megatron_adapter.model.state import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.schedule import ForwardStep, PieceRun, PieceSource, routing_counts
+from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 OVERFLOWS, NOT_FINITE = "overflows", "not finite"
 """Scalars of the exact sum: ranks of which a piece exceeded the bound, or was NaN or infinite."""
 
-Flips = Callable[[str, int, int], bool]
+StepFlips = Callable[[str, int, int], bool]
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -62,7 +63,7 @@ class MegatronEngine:
         probe_piece: int = 0,
         on_piece: PieceHook | None = None,
         method: str = "fp32",
-        flips: Flips | None = None,
+        flips: StepFlips | None = None,
         batches: BatchSchedule | None = None,
     ) -> None:
         """

@@ -18,7 +18,7 @@ _MAY_BE_ZERO = ("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterFigures:
     """Names are those of the flags of spare-plan; times in seconds."""
 
     gpus: int

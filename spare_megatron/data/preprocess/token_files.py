@@ -24,14 +24,14 @@ import numpy as np
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import DTYPES, HEADER
 from spare_megatron.data.preprocess.encode import Encoded
-from spare_megatron.data.preprocess.text_files import Place
+from spare_megatron.data.preprocess.text_files import ReadPosition
 
 WRITE_BYTES = 1 << 22
 KINDS = ("bin", "lengths", "documents")
 """Files of a part: tokens; int32 tokens of each sequence; int32 sequences of each document."""
 
 
-class Part:
+class PartFiles:
     """Documents one behind the other, in files that only grow; ``sizes`` (bytes of each) cuts them to what is good."""
 
     def __init__(self, path: str, sizes: list[int] | None) -> None:
@@ -71,7 +71,7 @@ class Output:
 
     def __init__(self, prefix: str, dtype: str, partitions: int, sizes: list[list[int]] | None = None) -> None:
         self.prefix, self.dtype, self.documents = prefix, np.dtype(dtype), 0
-        self.parts = [Part(f"{prefix}.part{n}", sizes[n] if sizes else None) for n in range(partitions)]
+        self.parts = [PartFiles(f"{prefix}.part{n}", sizes[n] if sizes else None) for n in range(partitions)]
 
     def add(self, block: Encoded) -> None:
         """The documents of a block, dealt out to the parts in turn."""
@@ -137,11 +137,11 @@ def write_index(path: Path, dtype: np.dtype[Any], lengths: Any, documents: Any, 
 
 
 @dataclass
-class Progress:
+class EncodingProgress:
     """How far a run is; ``settings`` says of which run."""
 
     settings: dict[str, Any]
-    place: Place = field(default_factory=Place)
+    place: ReadPosition = field(default_factory=ReadPosition)
     dtype: str = ""
     documents: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
@@ -158,15 +158,15 @@ class Progress:
         beside.replace(path)
 
 
-def progress_of(path: Path, settings: dict[str, Any]) -> Progress | None:
+def progress_of(path: Path, settings: dict[str, Any]) -> EncodingProgress | None:
     """What an interrupted run with these settings left; None: nothing. ConfigError where it was another run."""
     if not path.is_file():
         return None
     try:
-        found = Progress(**json.loads(path.read_text()))
+        found = EncodingProgress(**json.loads(path.read_text()))
     except (ValueError, TypeError):
         raise ConfigError(f"{path} cannot be read as the record of an interrupted run; remove it") from None
-    found.place = Place(*found.place)
+    found.place = ReadPosition(*found.place)
     for name, value in settings.items():
         if found.settings.get(name) != value:
             raise ConfigError(

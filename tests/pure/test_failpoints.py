@@ -175,7 +175,13 @@ def test_every_operation_is_in_the_code_and_documented() -> None:
 
 def test_every_file_is_in_the_code_and_documented() -> None:
     """The names that the code gives to the files of a run directory and of a checkpoint directory."""
-    modules = ("control/run_directory", "trainer/rendezvous", "coordinator/server", "coordinator/terms", "launch/slurm")
+    modules = (
+        "control/run_directory",
+        "trainer/rendezvous",
+        "coordinator/server",
+        "coordinator/terms",
+        "launch/slurm_job",
+    )
     names = set()
     for module in (*modules, "checkpoint/folder"):
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):

@@ -10,21 +10,16 @@ from spare_megatron.controller.messages import Link, ParameterChecksum
 
 PHASES = (
     "start",
-    "join",
     "forward",
     "backward",
-    "compute",
-    "patch",
-    "rebuild",
     "reduce",
     "vote",
     "apply",
     "evaluate",
     "checkpoint",
-    "end",
 )
-"""What a training thread can be at. Within a step it goes through them in this order, but for the patch, which
-brings it back to computing."""
+"""What a training thread can be at. Within a step it goes through them in this order, but for each further piece and
+each patch, which bring it back to ``forward``."""
 COMPLETE = frozenset({"reduce", "vote"})
 """Phases in which all pieces of a segment are done."""
 

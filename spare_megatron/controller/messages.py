@@ -385,4 +385,3 @@ class Decision:
     """A tuple, or :class:`Deferred`, which equals the tuple that it makes."""
     reason: str = ""
     epoch: int = 0
-    notes: tuple[str, ...] = field(default=())

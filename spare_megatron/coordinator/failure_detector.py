@@ -18,7 +18,7 @@ from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.control.reports import PHASES
 from spare_megatron.controller.messages import Loss
 
-WAITING = frozenset({"rebuild", "reduce", "vote"})
+WAITING = frozenset({"reduce", "vote"})
 """Phases in which a rank waits for other groups."""
 _ORDER = {phase: index for index, phase in enumerate(PHASES)}
 TICKS_PER_INTERVAL = 4

@@ -175,9 +175,9 @@ def test_every_operation_is_in_the_code_and_documented() -> None:
 
 def test_every_file_is_in_the_code_and_documented() -> None:
     """The names that the code gives to the files of a run directory and of a checkpoint directory."""
-    modules = ("control/run_directory", "trainer/rendezvous", "coordinator/server", "coordinator/terms", "launch/slurm")
+    modules = ("control/run_directory", "trainer/rendezvous", "coordinator/server", "coordinator/terms")
     names = set()
-    for module in (*modules, "checkpoint/folder"):
+    for module in (*modules, "launch/slurm_job", "checkpoint/folder"):
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
             if isinstance(node, ast.JoinedStr | ast.Constant) and isinstance(getattr(node, "value", ""), str):
                 names.add(_text(node).replace("*", "N"))

@@ -9,7 +9,6 @@ May assume nothing: neither torch nor megatron is imported by importing this mod
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,18 +154,3 @@ _SCHEDULER_FIELDS = frozenset(
         "lr_wsd_decay_style",
     }
 )
-
-
-def as_plain(settings: MegatronSettings) -> dict[str, Any]:
-    """The settings as nested plain values, for fingerprints and checkpoints."""
-    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in sorted(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return getattr(value, "__qualname__", None) or str(value)

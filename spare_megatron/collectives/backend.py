@@ -51,6 +51,10 @@ class Backend(Protocol):
     def evidence(self) -> frozenset[Link]:
         """What is known by now of links between members, in ranks. Any thread, any time, also after :meth:`release`."""
 
+    @property
+    def over(self) -> str:
+        """Why nothing can be summed any more, as far as it is known by now; empty while it can. As ``evidence``."""
+
     def form(self) -> None:
         """Meet the other members and connect. Raises what went wrong, or because of :meth:`cut`."""
 
@@ -61,9 +65,9 @@ class Backend(Protocol):
         error after the time-out.
         """
 
-    def cut(self) -> None:
+    def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
-        told that it was given up. Any thread, any time, more than once; well under a millisecond, never blocks."""
+        told why. Any thread, any time, more than once; well under a millisecond, never blocks."""
 
     def unblock(self) -> None:
         """The part of giving up that may take a while; called once, after :meth:`cut`, from a thread of its own."""

@@ -77,9 +77,8 @@ class NcclBackend:
         self._clients = clients
         self._timeout_s = timeout_s
         self._device = device
-        self._cut = threading.Event()
         self._reach = RingBackend(replace(seat, prefix=f"{seat.prefix}/reach"), clients, timeout_s)
-        """Finds members that are gone before NCCL is called."""
+        """Finds members that are gone or have given up: before NCCL is called, and while it sums."""
         self._client: dist.TCPStore | None = None
         self._group: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -91,6 +90,10 @@ class NcclBackend:
     def evidence(self) -> frozenset[Link]:
         """Only what TCP shows: NCCL says that something went wrong, not where."""
         return self._reach.evidence
+
+    @property
+    def over(self) -> str:
+        return self._reach.over
 
     def form(self) -> None:
         seat = self._seat
@@ -127,9 +130,8 @@ class NcclBackend:
             time.sleep(POLL_S)
         self._go_on()  # an aborted kernel ends, too
 
-    def cut(self) -> None:
-        self._cut.set()
-        self._reach.cut()
+    def cut(self, why: str) -> None:
+        self._reach.cut(why)
 
     def unblock(self) -> None:
         self._reach.unblock()
@@ -145,9 +147,9 @@ class NcclBackend:
             self._client = None
 
     def _go_on(self) -> None:
-        """Before and after each call of NCCL: BackendError when the communicator was given up."""
-        if self._cut.is_set():
-            raise BackendError("given up")
+        """Before and after each call of NCCL: BackendError when this member or another has given up."""
+        if self.over:
+            raise BackendError(self.over)
 
     def _drain(self) -> None:
         """Until nothing touches the buffer of the last sum: an abort ends its kernel, and this sees it end."""

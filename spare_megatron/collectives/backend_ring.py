@@ -60,6 +60,10 @@ class RingBackend:
     def evidence(self) -> frozenset[Link]:
         return self._links.evidence
 
+    @property
+    def over(self) -> str:
+        return self._links.over
+
     def form(self) -> None:
         seat = self.seat
         meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s, self._suspects)
@@ -89,8 +93,8 @@ class RingBackend:
         finally:
             self._traffic.wants = self._traffic.offers = False
 
-    def cut(self) -> None:
-        self._links.cut("given up")
+    def cut(self, why: str) -> None:
+        self._links.cut(why)
 
     def unblock(self) -> None:
         if self._meeting is not None:

@@ -53,6 +53,12 @@ class Communicator:
         return not self.dead and self.done != self.submitted
 
     @property
+    def cause(self) -> str:
+        """Why nothing can be summed any more: of an error, what is known about it by now."""
+        known = self._backend.over if self._backend is not None else ""
+        return known or self.error
+
+    @property
     def links(self) -> tuple[Link, ...]:
         """What did not arrive, between which groups, as far as this member knows by now."""
         known = {(link.sender, link.receiver): link for link in self._unmet}
@@ -87,7 +93,7 @@ class Communicator:
             self.error = self.error or reason
             backend = self._backend
         if backend is not None and not self.dead:
-            backend.cut()
+            backend.cut(reason)
 
     def give_up(self) -> None:
         """From now on nobody waits for it. Any thread; never blocks."""
@@ -97,7 +103,7 @@ class Communicator:
             backend = self._backend
             if backend is None or self.dead:
                 return
-        backend.cut()
+        backend.cut("given up when the epoch was over")
         self._start(self._help, backend, f"replicas-e{self.epoch}-end")
 
     def join(self, until_s: float) -> None:
@@ -120,7 +126,7 @@ class Communicator:
             self._serve(backend)
         except Exception as error:
             self._note_error(error)
-        backend.cut()
+        backend.cut(self.error or "given up")
         with self._changed:
             self._changed.wait_for(lambda: self.given_up, backend.linger_s)
         with contextlib.suppress(Exception):

@@ -12,8 +12,8 @@ leads from a sender to a receiver, and only the receiver can tell that it is bro
   computes says so: neither is mute.
 - it *ended* when a connection ended and no farewell came before or soon after.
 
-What a member knows goes round the ring in its farewell (the *bye*), so that all members vote with the same evidence and
-nobody names a neighbour that only gave up because of somebody else.
+What a member knows goes round the ring in its farewell (the *bye*), with the reason of whoever gave up first, so that
+all members vote with the same evidence and nobody names a neighbour that only gave up because of somebody else.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class LinkBeat:
     """It has given this epoch up."""
     links: frozenset[Link] = frozenset()
     """Of a bye: the evidence, its own and what others told it, in ranks."""
+    why: str = ""
+    """Of a bye: what made the first member give up."""
 
 
 class _Ear:
@@ -97,6 +99,8 @@ class Hearing:
         """``suspects``: ranks whose link to this one was mute in the epoch before."""
         self.over = ""
         """Why this member can sum no more in this epoch."""
+        self._cause = ""
+        """Why the first member gave up; empty while only ended connections are known."""
         self.version = 0
         """Of the evidence."""
         self._rank = rank
@@ -125,7 +129,9 @@ class Hearing:
     def beat(self, side: int, traffic: Traffic) -> LinkBeat:
         """What is to be said to a neighbour now."""
         sent = traffic.sent if side == RIGHT else 0
-        return LinkBeat(sent, traffic.wants, bool(self.over), self.links if self.over else frozenset())
+        if not self.over:
+            return LinkBeat(sent, traffic.wants)
+        return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
         """Both connections to this neighbour stand."""
@@ -144,18 +150,25 @@ class Hearing:
             self._note(beat.links)
             if not knew_mute and any(link.mute for link in beat.links):
                 self._take_stock(clock_s, self._timeout_s)
-            self.give_up(f"rank {ear.rank} of the ring gave up{self._because()}")
+            why = f"rank {ear.rank} of the ring gave up"
+            self._stop(f"{why}: {beat.why}" if beat.why else why, beat.why)
 
     def end(self, side: int, now_s: float) -> None:
         """A connection to this neighbour ended, or was refused."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.ended_s is None:
             ear.ended_s = clock_s
-        self.give_up(f"the connection to rank {ear.rank} of the ring is lost")
+        self._stop(f"the connection to rank {ear.rank} of the ring is lost", "")
 
     def give_up(self, why: str) -> None:
-        """Nothing more can be summed in this epoch; the first reason stays."""
-        self.over = self.over or why
+        """Nothing more can be summed in this epoch."""
+        self._stop(why, why)
+
+    def _stop(self, why: str, cause: str) -> None:
+        """The first reason stays, but for an ended connection: a farewell that says why may come after the end."""
+        if not self.over or (cause and not self._cause):
+            self.version += bool(self.over)
+            self.over, self._cause = why, cause
 
     def look(self, traffic: Traffic, now_s: float, data_age_s: float = math.inf) -> None:
         """Time has passed: to be called at least once between two beats.
@@ -237,7 +250,3 @@ class Hearing:
             if self._links.get(pair, False) < link.mute or pair not in self._links:
                 self._links[pair] = link.mute
                 self.version += 1
-
-    def _because(self) -> str:
-        mute = sorted(pair for pair, mute in self._links.items() if mute)
-        return "".join(f"; nothing came from rank {sender} to rank {receiver}" for sender, receiver in mute)

@@ -204,7 +204,7 @@ class OpenReduction:
                 self._failed_s = self._failed_s or time.monotonic()
                 mute = any(link.mute for link in communicator.links)
                 if time.monotonic() - self._failed_s > (MUTE_GRACE_S if mute else VIEW_GRACE_S):
-                    raise FailedError(communicator.error)
+                    raise FailedError(communicator.cause)
                 return False
             return communicator.ready
 

@@ -32,8 +32,10 @@ DATA, CONTROL = b"D", b"C"
 DIGEST_BYTES = 16
 LINKS_MAX = 64
 """In one message: it must fit in what a connection takes without blocking. Mute links go first."""
-_HEAD = struct.Struct("!BHQ")
-"""Flags, number of links, bytes sent."""
+WHY_BYTES = 512
+"""Of the reason in a message."""
+_HEAD = struct.Struct("!BHHQ")
+"""Flags, number of links, bytes of the reason, bytes sent."""
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 _READ_BYTES = 4096
@@ -46,21 +48,23 @@ _TCP_INFO = struct.Struct("8x44xI")
 def pack(beat: LinkBeat) -> bytes:
     """A beat as bytes."""
     links = sorted(beat.links, key=lambda link: (not link.mute, link.sender, link.receiver))[:LINKS_MAX]
-    head = _HEAD.pack(_WANTS * beat.wants | _BYE * beat.bye, len(links), beat.sent)
-    return head + b"".join(_LINK.pack(link.sender, link.receiver, link.mute) for link in links)
+    why = beat.why.encode()[:WHY_BYTES]
+    head = _HEAD.pack(_WANTS * beat.wants | _BYE * beat.bye, len(links), len(why), beat.sent)
+    return head + b"".join(_LINK.pack(link.sender, link.receiver, link.mute) for link in links) + why
 
 
 def unpack(inbox: bytearray) -> LinkBeat | None:
     """The first beat of ``inbox``, which is taken out; None when it is not whole."""
     if len(inbox) < _HEAD.size:
         return None
-    flags, count, sent = _HEAD.unpack_from(inbox)
-    size = _HEAD.size + count * _LINK.size
-    if len(inbox) < size:
+    flags, count, letters, sent = _HEAD.unpack_from(inbox)
+    reason = _HEAD.size + count * _LINK.size
+    if len(inbox) < reason + letters:
         return None
-    links = frozenset(Link(s, r, bool(mute)) for s, r, mute in _LINK.iter_unpack(inbox[_HEAD.size : size]))
-    del inbox[:size]
-    return LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE), links)
+    links = frozenset(Link(s, r, bool(mute)) for s, r, mute in _LINK.iter_unpack(inbox[_HEAD.size : reason]))
+    why = inbox[reason : reason + letters].decode(errors="ignore")
+    del inbox[: reason + letters]
+    return LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE), links, why)
 
 
 class _Line:

@@ -80,7 +80,7 @@ def fresh(code: str) -> str:
 
 
 def test_settings_need_neither_torch_nor_megatron() -> None:
-    code = "import sys; from spare_megatron.megatron_adapter import settings; print('torch' in sys.modules)"
+    code = "import sys; from spare_megatron.megatron_adapter.model import settings; print('torch' in sys.modules)"
     assert fresh(code) == "False"
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Hearing, LinkBeat, Traffic
-from spare_megatron.collectives.ring_links import pack, unpack
+from spare_megatron.collectives.ring_links import WHY_BYTES, pack, unpack
 from spare_megatron.controller.blame import Culprit, Evidence, culprit
 from spare_megatron.controller.messages import Link, Vote
 from tests.pure.ring_world import TIMEOUT_S, Network, RingWorld, Starved
@@ -206,9 +206,21 @@ def test_an_end_without_a_farewell_is_weak_evidence_after_a_grace() -> None:
 def test_who_says_farewell_is_not_named_when_its_connections_end() -> None:
     hearing = _ring_of_four()
     hearing.end(RIGHT, 0.1)
-    hearing.hear(RIGHT, LinkBeat(0, False, bye=True), 0.15)
+    version = hearing.version
+    hearing.hear(RIGHT, LinkBeat(0, False, bye=True, why="its tensors differ"), 0.15)
     hearing.look(Traffic(), 0.6)
     assert hearing.links == frozenset()
+    assert hearing.over == "rank 2 of the ring gave up: its tensors differ"
+    assert hearing.version > version, "the left neighbour was only told that a connection ended"
+
+
+def test_the_first_reason_goes_round_the_ring() -> None:
+    hearing = _ring_of_four()
+    hearing.hear(RIGHT, LinkBeat(0, False, bye=True, why="its tensors differ"), 0.1)
+    hearing.hear(LEFT, LinkBeat(0, False, bye=True, why="its disk is full"), 0.2)
+    hearing.give_up("given up")
+    assert hearing.over == "rank 2 of the ring gave up: its tensors differ"
+    assert hearing.beat(LEFT, Traffic()).why == "its tensors differ"
 
 
 def test_the_time_in_which_this_process_did_not_run_is_nobodys_silence() -> None:
@@ -234,11 +246,14 @@ def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_
     st.booleans(),
     st.booleans(),
     st.frozensets(st.builds(Link, st.integers(0, 1 << 30), st.integers(0, 1 << 30), st.booleans()), max_size=64),
-    st.integers(0, 30),
+    st.text(max_size=WHY_BYTES // 4),
+    st.integers(0, 12),
 )
-@example(0, False, False, frozenset(), 1)
-def test_a_beat_comes_out_as_it_went_in(sent: int, wants: bool, bye: bool, links: frozenset[Link], cut: int) -> None:
-    beat = LinkBeat(sent, wants, bye, links)
+@example(0, False, False, frozenset(), "", 1)
+def test_a_beat_comes_out_as_it_went_in(
+    sent: int, wants: bool, bye: bool, links: frozenset[Link], why: str, cut: int
+) -> None:
+    beat = LinkBeat(sent, wants, bye, links, why)
     inbox = bytearray(pack(beat)[:-cut] if cut else pack(beat))
     if cut:
         assert unpack(inbox) is None

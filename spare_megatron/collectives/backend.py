@@ -79,8 +79,8 @@ class Backend(Protocol):
 class Meeting:
     """All members of one communicator arrive; the last one to arrive lets everybody go.
 
-    Costs each member four store operations and the last one N. Nobody polls: each member waits for a key of
-    its own, which is also how :meth:`leave` ends the wait.
+    Costs each member six store operations and the last one N more. Nobody polls: each member waits for a key of its
+    own, which is also how :meth:`leave` ends the wait.
     """
 
     GO, LEFT = b"go", b"left"
@@ -97,10 +97,13 @@ class Meeting:
         self._client = clients.take(seat.store_host, seat.store_port)
         self.store: dist.Store = dist.PrefixStore(seat.prefix, self._client)
 
-    def arrive(self) -> None:
-        """Block until all members are here. BackendError after the time-out, or when :meth:`leave` was called."""
+    def arrive(self, place: str) -> str:
+        """Block until all members are here. BackendError after the time-out, or when :meth:`leave` was called.
+
+        ``place`` is told to the left neighbour; returns that of the right one.
+        """
         seat, store = self._seat, self.store
-        store.set(f"here/{seat.rank}", b"")
+        store.set(f"at/{seat.rank}", place)
         if store.add("arrived", 1) == seat.size:
             for rank in range(seat.size):
                 store.set(f"go/{rank}", self.GO)
@@ -116,6 +119,7 @@ class Meeting:
                 )
         if store.get(f"go/{seat.rank}") != self.GO:
             raise BackendError("given up while the members met")
+        return str(store.get(f"at/{(seat.rank + 1) % seat.size}").decode())
 
     def _let_go(self, wait_s: float) -> bool:
         try:
@@ -125,7 +129,7 @@ class Meeting:
         return True
 
     def _missing(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self._seat.size) if not self.store.check([f"here/{rank}"]))
+        return tuple(rank for rank in range(self._seat.size) if not self.store.check([f"at/{rank}"]))
 
     def leave(self) -> None:
         """End :meth:`arrive` from another thread, now or when it comes (its client is locked: this takes another)."""
@@ -136,11 +140,11 @@ class Meeting:
                 dist.PrefixStore(seat.prefix, client).set(f"go/{seat.rank}", self.LEFT)
                 self._clients.give(seat.store_host, seat.store_port, client)
 
-    def part(self, *keys: str) -> None:
-        """All members have met and connected: remove this one's keys and ``keys`` (an epoch change of a large job
-        would leave millions behind), and let somebody else use the connection."""
+    def part(self) -> None:
+        """All members have met and connected: remove this one's keys (an epoch change of a large job would leave
+        millions behind), and let somebody else use the connection."""
         self._parted = True
-        own = [f"here/{self._seat.rank}", f"go/{self._seat.rank}", *keys]
+        own = [f"at/{self._seat.rank}", f"go/{self._seat.rank}"]
         with contextlib.suppress(dist.DistError):
             for key in own if self._seat.rank else [*own, "arrived"]:
                 self.store.delete_key(key)

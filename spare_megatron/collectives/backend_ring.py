@@ -70,11 +70,9 @@ class RingBackend:
         if self._links.over:  # cut before there was a meeting to leave
             raise BackendError(self._links.over)
         listener = self._listener = _listen(seat)
-        meeting.store.set(f"at/{seat.rank}", self.place(listener))
-        meeting.arrive()
-        host, port = meeting.store.get(f"at/{(seat.rank + 1) % seat.size}").decode().split()
+        host, port = meeting.arrive(self.place(listener)).split()
         self._left, self._right = self._links.connect(listener, host, int(port))
-        meeting.part(f"at/{seat.rank}")
+        meeting.part()
 
     def place(self, listener: socket.socket) -> str:
         """Where the left neighbour is to call: host and port."""

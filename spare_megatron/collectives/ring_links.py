@@ -237,7 +237,7 @@ class RingLinks:
 
     def _attend(self, fd: int, now_s: float) -> None:
         if self._listener is not None and fd == self._listener.fileno():
-            self._accept()
+            self._accept(now_s)
         for line in [line for line in self._lines if line.sock.fileno() == fd]:
             if line.calling:
                 self._called(line, now_s)
@@ -250,23 +250,30 @@ class RingLinks:
         self._lines.append(line)
         if line.sock.connect_ex((host, port)) not in (0, errno.EINPROGRESS):
             self._drop(line, now_s)
+            return
+        _tune(line.sock)
+        line.send(self._digest(self._seat.rank) + kind)
+        line.calling = bool(line.outbox)
 
     def _called(self, line: _Line, now_s: float) -> None:
         if line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._drop(line, now_s)
             return
         line.calling = False
-        _tune(line.sock)
-        line.send(self._digest(self._seat.rank) + line.kind)
+        line.send(b"")
 
-    def _accept(self) -> None:
-        """Whoever calls is told who is here; what it says decides whether it stays."""
-        assert self._listener is not None
-        with contextlib.suppress(OSError):
-            line = _Line(self._listener.accept()[0], LEFT)
+    def _accept(self, now_s: float) -> None:
+        """Whoever calls is told who is here; what it says decides whether it stays. All that is there already is taken
+        at once: each time that a thread waits beside one that computes, it may be a while until it goes on."""
+        while self._listener is not None:
+            try:
+                line = _Line(self._listener.accept()[0], LEFT)
+            except OSError:
+                return
             self._lines.append(line)
             _tune(line.sock)
             line.send(self._digest(self._seat.rank))
+            self._read(line, now_s)
 
     def _read(self, line: _Line, now_s: float) -> None:
         greeting = DIGEST_BYTES + (line.side == LEFT)

@@ -34,7 +34,7 @@ from spare_megatron.control.reports import (
     StopRequest,
 )
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
+from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
 from spare_megatron.controller.messages import JobSpec, View
 
 
@@ -81,7 +81,7 @@ class Agent:
 
     def __init__(self, setup: RankSetup, session: SessionSide, opened: asyncio.Future[None]) -> None:
         self.setup, self._session, self._opened = setup, session, opened
-        self.orders = Orders(group=setup.group, incarnation=setup.incarnation)
+        self.orders = first_orders(setup.group, setup.incarnation)
 
     def take(self, order: pb.Order) -> Change:
         """One order, from the coordinator or passed on by the leader: known, and shown to the training thread."""
@@ -105,7 +105,7 @@ class Agent:
             audits = tuple(commit.audits)
             told = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
             return self._adopt(*told)
-        elif kind == "fenced" and order.fenced.fencing >= self.orders.fencing:
+        elif kind == "fenced" and order.fenced.fencing >= self.orders.view.fencing:
             return self._end(fenced=order.fenced.reason)
         elif kind == "stop":
             return self._end(stop=(order.stop.outcome, order.stop.reason))
@@ -232,7 +232,7 @@ class Follower:
 
     async def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:
-            self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch)))
+            self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch)))
 
     def _greet(self) -> list[pb.RankReport]:
         setup = self._setup
@@ -243,7 +243,7 @@ class Follower:
             fingerprint=setup.spec.fingerprint,
             last_applied=self._last_applied,
         )
-        seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.epoch))
+        seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]
 
     def nudge(self) -> None:

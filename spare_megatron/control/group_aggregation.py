@@ -1,4 +1,4 @@
-"""How a leader makes one word of its group out of the words of its ranks. Pure: no I/O, no clock.
+"""How a leader turns the reports of its ranks into one report of its group. Pure: no I/O, no clock.
 
 A group votes ok when every rank has reduced the same pieces of the same (step, epoch), and no as soon as one rank
 failed. A group has applied a step, holds a state, or has seen an epoch when its last rank says so.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from spare_megatron.control.reports import Reduced, checksum_of
-from spare_megatron.controller.messages import Link, Vote
+from spare_megatron.controller.messages import Link, ReductionResult, Vote
 
 VoteFigures = tuple[tuple[str, float], ...]
 
@@ -23,48 +23,49 @@ class Ballots:
         self._group, self._incarnation, self._size = group, incarnation, group_size
         self._at = (0, 0)
         self._reduced: dict[int, Reduced] = {}
+        """Rank position -> what it said of the newest (step, epoch)."""
         self.last: tuple[Vote, VoteFigures] | None = None
         """The last vote, to be sent again while its (step, epoch) is the present one."""
 
     @property
     def held(self) -> tuple[int, int] | None:
         """(step, epoch) of the reduced result that every rank of the group has, if the last vote was ok."""
-        if self.last is None or not self.last[0].ok:
+        if self.last is None or not self.last[0].result.ok:
             return None
-        return self.last[0].step, self.last[0].epoch
+        return self.last[0].result.at
 
     def add(self, position: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
         """One rank's result; the group's vote when this decides it. Results of an older (epoch, step) are dropped."""
-        at = (reduced.epoch, reduced.step)
+        result = reduced.result
+        at = (result.epoch, result.step)
         if at < self._at:
             return None
         if at > self._at:
             self._at, self._reduced = at, {}
-        voted = self.last is not None and (self.last[0].epoch, self.last[0].step) == at
-        if voted:
+        if self.last is not None and self.last[0].result.at == result.at:
             return None
         self._reduced[position] = reduced
-        if not reduced.ok:
-            detail = f"rank {position}: {reduced.detail or 'no reason given'}"
-            return self._vote(False, detail, reduced.links, reduced.corrupt)
+        if not result.ok:
+            detail = f"rank {position}: {result.detail or 'no reason given'}"
+            return self._vote(False, detail, result.links, result.corrupt)
         if len(self._reduced) < self._size:
             return None
-        if len({_pieces_of(one) for one in self._reduced.values()}) > 1:
-            counts = ", ".join(str(len(self._reduced[p].pieces)) for p in sorted(self._reduced))
+        results = [self._reduced[p].result for p in sorted(self._reduced)]
+        if len(set(map(_pieces_of, results))) > 1:
+            counts = ", ".join(str(len(one.pieces)) for one in results)
             return self._vote(False, f"the ranks of the group reduced different pieces ({counts})", ())
         return self._vote(True, "", ())
 
     def forget_older(self, epoch: int, committed: tuple[int, int]) -> None:
         """A newer epoch: results of other epochs are discarded, but for the one that the last commit is about."""
-        if self.last is not None and self.last[0].epoch < epoch and self.held != committed:
+        if self.last is not None and self.last[0].result.epoch < epoch and self.held != committed:
             self.last = None
 
     def _vote(self, ok: bool, detail: str, links: tuple[Link, ...], corrupt: bool = False) -> tuple[Vote, VoteFigures]:
         epoch, step = self._at
-        ranks = [self._reduced[p] for p in sorted(self._reduced)]
-        vote = Vote(
-            group=self._group,
-            incarnation=self._incarnation,
+        reports = [self._reduced[p] for p in sorted(self._reduced)]
+        ranks = [one.result for one in reports]
+        result = ReductionResult(
             step=step,
             epoch=epoch,
             ok=ok,
@@ -78,8 +79,8 @@ class Ballots:
             audits=_joined_checksums([one.audits for one in ranks]) if ok else (),
             parts=tuple(part for one in ranks for part in one.parts) if ok else (),
         )
-        figures = greatest(one.figures for one in ranks)
-        self.last = (vote, figures)
+        figures = greatest(one.figures for one in reports)
+        self.last = (Vote(self._group, self._incarnation, result), figures)
         return self.last
 
 
@@ -91,9 +92,9 @@ def _joined(digests: Iterable[str]) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _pieces_of(reduced: Reduced) -> tuple[tuple[int, ...], ...]:
+def _pieces_of(result: ReductionResult) -> tuple[tuple[int, ...], ...]:
     """Everything that must be the same on all ranks of a group."""
-    return (reduced.pieces, *(tuple(piece for piece, _ in pairs) for pairs in (reduced.checksums, reduced.audits)))
+    return (result.pieces, *(tuple(piece for piece, _ in pairs) for pairs in (result.checksums, result.audits)))
 
 
 def _joined_checksums(ranks: Sequence[tuple[tuple[int, int], ...]]) -> tuple[tuple[int, int], ...]:

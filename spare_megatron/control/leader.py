@@ -284,18 +284,18 @@ class Leader:
         if self._setup.coordinator:
             return self._setup.coordinator
         known = self._setup.run_dir.coordinator()
-        return None if known is None or known.fencing < self._agent.orders.fencing else known.address
+        return None if known is None or known.fencing < self._agent.orders.view.fencing else known.address
 
     def _greet(self) -> Sequence[pb.GroupReport]:
-        setup, orders = self._setup, self._agent.orders
+        setup, view = self._setup, self._agent.orders.view
         hello = Hello(
             group=setup.group,
             incarnation=setup.incarnation,
             fingerprint=setup.spec.fingerprint,
             last_applied=self._reported.reached,
             held=self._ballots.held,
-            fencing=orders.fencing,
-            committed=orders.committed if orders.epoch else None,
+            fencing=view.fencing,
+            committed=view.committed if view.epoch else None,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,
@@ -343,16 +343,12 @@ class Leader:
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
 
     def _adopt_view(self, change: Change) -> None:
-        orders = self._agent.orders
+        view = self._agent.orders.view
         if change is Change.EPOCH:
-            self._ballots.forget_older(orders.epoch, orders.committed)
-            self._saw(0, orders.epoch)
+            self._ballots.forget_older(view.epoch, view.committed)
+            self._saw(0, view.epoch)
         ballot = self._ballots.last
-        if (
-            change is Change.SAME
-            and ballot is not None
-            and (ballot[0].step, ballot[0].epoch) == (orders.step, orders.epoch)
-        ):
+        if change is Change.SAME and ballot is not None and ballot[0].result.at == (view.step, view.epoch):
             self._uplink.send(_ballot(*ballot))
 
     async def _send_beats(self) -> None:

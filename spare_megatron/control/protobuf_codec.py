@@ -21,7 +21,14 @@ T = TypeVar("T")
 
 _NESTED: dict[str, type] = {
     cls.__name__: cls
-    for cls in (messages.Hello, messages.Link, messages.ParameterChecksum, messages.View, messages.Vote)
+    for cls in (
+        messages.Hello,
+        messages.Link,
+        messages.ParameterChecksum,
+        messages.ReductionResult,
+        messages.View,
+        messages.Vote,
+    )
 }
 
 

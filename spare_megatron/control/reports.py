@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spare_megatron.controller.messages import Link, ParameterChecksum
+from spare_megatron.controller.messages import ReductionResult
 
 PHASES = (
     "start",
@@ -31,21 +31,11 @@ def checksum_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class Reduced:
-    """The reduction of (step, epoch) ended on this rank, well or badly."""
+    """A reduction ended on this rank, well or badly."""
 
-    step: int
-    epoch: int
-    ok: bool
-    pieces: tuple[int, ...] = ()
-    result_digest: str = ""
-    weights_digest: str = ""
-    links: tuple[Link, ...] = ()
-    detail: str = ""
+    result: ReductionResult
     figures: tuple[tuple[str, float], ...] = ()
-    corrupt: bool = False
-    checksums: tuple[tuple[int, int], ...] = ()
-    audits: tuple[tuple[int, int], ...] = ()
-    parts: tuple[ParameterChecksum, ...] = ()
+    """Numbers for the step's line in metrics.jsonl, by name."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from spare_megatron.control.control_thread import ControlThread, Follower, RankS
 from spare_megatron.control.leader import Leader
 from spare_megatron.control.reports import Progress, RankApplied, Reduced, SaveRequest, StepReport, StopRequest
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, Link, ParameterChecksum
+from spare_megatron.controller.member import Orders, first_orders
+from spare_megatron.controller.messages import JobSpec, ReductionResult
 
 OnView = Callable[[Orders], None]
 
@@ -34,7 +34,7 @@ class Session:
     def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
         self.spec, self.position = setup.spec, setup.position
         self._changed = threading.Condition()
-        self._orders = Orders(group=setup.group, incarnation=setup.incarnation)
+        self._orders = first_orders(setup.group, setup.incarnation)
         self._on_view = tuple(on_view)
         self._progress = Progress()
         self._answers: dict[tuple[int, str], bool] = {}
@@ -103,54 +103,15 @@ class Session:
         if self._progress.tick(phase, step, pieces_done):
             self._control.nudge()
 
-    def reduced(
-        self,
-        step: int,
-        epoch: int,
-        ok: bool,
-        pieces: Sequence[int] = (),
-        *,
-        result_digest: str = "",
-        weights_digest: str = "",
-        links: Sequence[Link] = (),
-        corrupt: bool = False,
-        detail: str = "",
-        figures: Mapping[str, float] | None = None,
-        checksums: Sequence[tuple[int, int]] = (),
-        audits: Sequence[tuple[int, int]] = (),
-        parts: Sequence[ParameterChecksum] = (),
-    ) -> None:
-        """The reduction of (step, epoch) ended on this rank: goes to the leader, which votes for the group.
+    def reduced(self, result: ReductionResult, figures: Mapping[str, float] | None = None) -> None:
+        """A reduction ended on this rank: goes to the leader, which votes for the group.
 
         Args:
-            pieces: what went into this reduction, in execution order; equal on all ranks of the group.
-            links: what did not arrive, between which groups.
-            corrupt: this rank's accumulators are damaged: its group must be fenced.
-            detail: what went wrong, for the reason.
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
                 ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded``
                 (the greatest over ranks, summed over groups).
-            checksums, audits: (piece, checksum of this rank's gradient of it) of the selected pieces inside, and of
-                those that were audited, in order.
-            parts: of disputed pieces.
         """
-        self._control.post(
-            Reduced(
-                step=step,
-                epoch=epoch,
-                ok=ok,
-                pieces=tuple(pieces),
-                result_digest=result_digest,
-                weights_digest=weights_digest,
-                links=tuple(links),
-                corrupt=corrupt,
-                detail=detail,
-                figures=tuple(sorted((figures or {}).items())),
-                checksums=tuple(checksums),
-                audits=tuple(audits),
-                parts=tuple(parts),
-            )
-        )
+        self._control.post(Reduced(result, tuple(sorted((figures or {}).items()))))
 
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """This rank has applied the committed ``step``.
@@ -164,7 +125,7 @@ class Session:
 
     def applied(self, step: int, epoch: int) -> None:
         """This rank holds verified state ``step``: said by a joiner that took it from its donors, and by every rank
-        when the run ends (``orders.leave``) and the state is saved. The group's Applied goes out with the last."""
+        when the run ends (``orders.view.leave``) and the state is saved. The group's Applied goes out with the last."""
         self._control.post(RankApplied(step, epoch))
 
     def saved(self, step: int, directory: str) -> bool:

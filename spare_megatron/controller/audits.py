@@ -98,12 +98,15 @@ def padded(audits: Segments, segments: int) -> Segments:
 
 def unlike_the_plan(state: State, vote: Vote) -> str:
     """How the pieces that a vote has checksums of differ from those that its plan asks for; empty when they do not."""
-    inside = selected(state.job, vote.step, vote.pieces)
-    if tuple(piece for piece, _ in vote.checksums) != inside:
-        return f"gave {len(vote.checksums)} checksums for step {vote.step}, {len(inside)} of its pieces are selected"
+    result = vote.result
+    inside = selected(state.job, result.step, result.pieces)
+    if tuple(piece for piece, _ in result.checksums) != inside:
+        return (
+            f"gave {len(result.checksums)} checksums for step {result.step}, {len(inside)} of its pieces are selected"
+        )
     planned = tuple(piece for audits in state.audits.get(vote.group, ()) for piece in audits)
-    if tuple(piece for piece, _ in vote.audits) != planned:
-        return f"audited {len(vote.audits)} pieces in step {vote.step} which are not the {len(planned)} of its plan"
+    if tuple(piece for piece, _ in result.audits) != planned:
+        return f"audited {len(result.audits)} pieces in step {result.step} which are not the {len(planned)} of its plan"
     return ""
 
 
@@ -124,9 +127,9 @@ def judge(state: State) -> Verdict:
     opinions: dict[int, dict[int, int]] = {piece: dict(known) for piece, known in state.disputes.items()}
     wrong: dict[int, tuple[int, str]] = {}
     for group, vote in sorted(state.votes.items()):
-        for piece, checksum in (*vote.checksums, *vote.audits):
+        for piece, checksum in (*vote.result.checksums, *vote.result.audits):
             if opinions.setdefault(piece, {}).setdefault(group, checksum) != checksum:
-                wrong[group] = (-1, f"it found two different gradients of piece {piece} in step {vote.step}")
+                wrong[group] = (-1, f"it found two different gradients of piece {piece} in step {vote.result.step}")
     disputed = {piece: known for piece, known in opinions.items() if piece in state.disputes or _differ(known)}
     undecided = []
     for piece, known in sorted(disputed.items()):
@@ -186,7 +189,7 @@ def _parts(state: State, piece: int, group: int) -> dict[tuple[int, str], int]:
     vote = state.votes.get(group)
     if vote is None:
         return {}
-    return {(part.position, part.name): part.checksum for part in vote.parts if part.piece == piece}
+    return {(part.position, part.name): part.checksum for part in vote.result.parts if part.piece == piece}
 
 
 def deciders(state: State, verdict: Verdict) -> dict[int, tuple[int, ...]] | str:

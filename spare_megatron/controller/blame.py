@@ -40,12 +40,12 @@ class Evidence:
 
     def after(self, vote: Vote) -> Evidence:
         """With what a failed vote says."""
-        if not vote.links:
-            return replace(self, refused=_noted(self.refused, [vote.group], vote.epoch))
+        if not vote.result.links:
+            return replace(self, refused=_noted(self.refused, [vote.group], vote.result.epoch))
         return replace(
             self,
-            mute=_noted(self.mute, [_pair(link) for link in vote.links if link.mute], vote.epoch),
-            ended=_noted(self.ended, [_pair(link) for link in vote.links if not link.mute], vote.epoch),
+            mute=_noted(self.mute, [_pair(link) for link in vote.result.links if link.mute], vote.result.epoch),
+            ended=_noted(self.ended, [_pair(link) for link in vote.result.links if not link.mute], vote.result.epoch),
         )
 
 

@@ -21,7 +21,7 @@ Fence = Callable[[State, tuple[Loss, ...]], Transition]
 
 def check_weights(state: State, fence: Fence) -> Transition | None:
     """What follows when the votes' weights are not all the same; None when they are. ``fence`` loses groups."""
-    suspects = minority({g: v.weights_digest for g, v in state.votes.items()}, state.witnesses)
+    suspects = minority({g: v.result.weights_digest for g, v in state.votes.items()}, state.witnesses)
     step = state.committed[0]
     if suspects is None:
         reason = f"the weights after step {step} differ between groups and no majority agrees"

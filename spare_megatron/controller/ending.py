@@ -49,8 +49,10 @@ def saved(state: State, event: Saved) -> Transition:
 
 def vote(state: State, event: Vote) -> Transition:
     """A group's vote on the last weights."""
-    if event.epoch != state.epoch or not event.ok:
-        return ignore(state, f"group {event.group} voted in epoch {event.epoch}, the run ends in epoch {state.epoch}")
+    if event.result.epoch != state.epoch or not event.result.ok:
+        return ignore(
+            state, f"group {event.group} voted in epoch {event.result.epoch}, the run ends in epoch {state.epoch}"
+        )
     voted = replace(state, votes={**state.votes, event.group: event})
     return _settle(voted, [], f"group {event.group} voted on the weights after step {state.committed[0]}")
 

@@ -118,7 +118,9 @@ def _saves(before: State, event: Event, after: State, decision: Decision) -> Non
         if action.step < before.committed[0] or isinstance(event, AllVoted):
             continue
         votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
-        digests = {votes[g].weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()}
+        digests = {
+            votes[g].result.weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()
+        }
         if len(digests) != 1 or None in digests:
             raise InvariantError(f"the checkpoint of step {action.step} counts before its weights were compared")
 
@@ -136,7 +138,7 @@ def _agreement(before: State, event: Event) -> None:
     votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
     found: dict[int, dict[int, int]] = {}
     for group, vote in votes.items():
-        for piece, checksum in (*vote.checksums, *vote.audits):
+        for piece, checksum in (*vote.result.checksums, *vote.result.audits):
             known = found.setdefault(piece, {})
             known[group] = checksum
             if len(set(known.values())) > 1:
@@ -184,13 +186,11 @@ def _shards(state: State, pieces: Sequence[int]) -> set[int]:
 
 def _votes(state: State) -> None:
     for group, vote in state.votes.items():
-        if state.live.get(group) != vote.incarnation or not vote.ok:
+        if state.live.get(group) != vote.incarnation or not vote.result.ok:
             raise InvariantError(f"a vote of group {group} is counted which is not a live member's ok")
-        if (vote.step, vote.epoch) != (state.step_in_flight, state.epoch):
-            raise InvariantError(
-                f"a vote for {(vote.step, vote.epoch)} counts in {(state.step_in_flight, state.epoch)}"
-            )
-        if list(vote.pieces) != [p for segment in state.segments_of(group) for p in segment]:
+        if vote.result.at != (state.step_in_flight, state.epoch):
+            raise InvariantError(f"a vote for {vote.result.at} counts in {(state.step_in_flight, state.epoch)}")
+        if list(vote.result.pieces) != [p for segment in state.segments_of(group) for p in segment]:
             raise InvariantError(f"the vote of group {group} has other pieces than its plan")
 
 

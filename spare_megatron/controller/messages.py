@@ -118,32 +118,45 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Vote:
-    """A group finished (or failed) the reduction of (step, epoch)."""
+class ReductionResult:
+    """How the reduction of (step, epoch) ended: on one rank, or, in a vote, on all ranks of a group."""
 
-    group: int
-    incarnation: int
     step: int
     epoch: int
     ok: bool
     pieces: tuple[int, ...] = ()
-    """The pieces that went into this reduction."""
+    """The pieces that went into this reduction, in execution order: the same on all ranks of a group."""
     result_digest: str = ""
     weights_digest: str = ""
     links: tuple[Link, ...] = ()
-    """Why the reduction failed, as far as the voter knows: of its own links, and what its neighbours told it."""
+    """Why the reduction failed, as far as is known here: of one's own links, and what the neighbours told."""
     detail: str = ""
-    failing_s: float = 0.0
-    """Of a failed vote: time since this coordinator process heard of the first failed attempt of this step by these
-    members. A duration, because no clock means anything on another host."""
+    """What went wrong, for the reason of the decision."""
     corrupt: bool = False
-    """The group's own accumulators are not the sum of its pieces: it cannot take part any more."""
+    """The accumulators are not the sum of the group's own pieces: it cannot take part any more."""
     checksums: tuple[tuple[int, int], ...] = ()
     """(piece, checksum of its gradient) of those of ``pieces`` that are selected for an audit, in order."""
     audits: tuple[tuple[int, int], ...] = ()
     """(piece, checksum of its gradient) of every piece that the group audited, in order."""
     parts: tuple[ParameterChecksum, ...] = ()
     """Of the pieces (or ``WEIGHTS``) that the view called disputed."""
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """(step, epoch)."""
+        return self.step, self.epoch
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A group finished (or failed) a reduction."""
+
+    group: int
+    incarnation: int
+    result: ReductionResult
+    failing_s: float = 0.0
+    """Of a failed one: time since this coordinator process heard of the first failed attempt of this step by these
+    members. A duration, because no clock means anything on another host."""
 
 
 @dataclass(frozen=True)
@@ -271,11 +284,12 @@ class View:
     live: tuple[tuple[int, int], ...]
     """(group, incarnation) of all members, sorted."""
     committed: tuple[int, int]
-    """(t*, e*); e* is 0 before the first commit of a life."""
+    """(t*, e*); e* is 0 before the first commit of a life. A member that has not applied t* yet applies the reduced
+    result of (t*, e*)."""
     step: int
     """t* + 1."""
     segments: Segments
-    """This group's plan of ``step`` in ``epoch``."""
+    """This group's plan of ``step`` in ``epoch``; inside a step it only grows, one segment at a time."""
     standing: tuple[int, ...]
     """This group's plan of the steps after ``step`` while the epoch lasts."""
     donors: tuple[int, ...] = ()
@@ -286,9 +300,19 @@ class View:
     """Pieces that this group audits in ``step``: entry k is computed in the pipeline of segment k, after its pieces,
     and added to nothing. Segments beyond the last entry have none."""
     disputed: tuple[int, ...] = ()
-    """Pieces over whose gradient groups disagree, or ``WEIGHTS``: the next votes carry parts of them."""
+    """Pieces over whose gradient groups disagree, or ``WEIGHTS``: the next vote has their checksums, parameter by
+    parameter."""
     save: bool = False
     """t* is to be saved."""
+
+    @property
+    def live_groups(self) -> tuple[int, ...]:
+        """Ids of the members, sorted: the index in it is the rank in a replica communicator."""
+        return tuple(group for group, _ in self.live)
+
+    def audits_of(self, segment: int) -> tuple[int, ...]:
+        """The pieces that are audited in the pipeline of a segment."""
+        return self.audits[segment] if segment < len(self.audits) else ()
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class State:
         its arithmetic may differ between groups."""
         if self.outcome not in ("finished", "left"):
             return None
-        return next((vote.weights_digest for vote in self.votes.values() if vote.weights_digest), None)
+        return next((vote.result.weights_digest for vote in self.votes.values() if vote.result.weights_digest), None)
 
     def segments_of(self, group: int) -> Segments:
         """The group's plan of the step in flight."""

@@ -32,27 +32,29 @@ from spare_megatron.controller.transition import Transition, decide, ignore, min
 
 def vote(state: State, event: Vote) -> Transition:
     """Count one group's vote; commit when it is the last one."""
-    group = event.group
+    group, result = event.group, event.result
     if state.live.get(group) != event.incarnation:
         reason = f"group {group} incarnation {event.incarnation} is not in the live set and voted"
         return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
     if state.phase not in ("running", "ending"):
         return ignore(state, f"group {group} voted while the job is {state.phase}")
-    if event.step != state.step_in_flight:
+    if result.step != state.step_in_flight:
         return _vote_of_another_step(state, event)
     if state.phase == "ending":
         return ending.vote(state, event)
-    if event.corrupt:
-        return lose(state, Lost((Loss(group, event.incarnation, "corrupt", detail=event.detail),)))
-    if not event.ok:
+    if result.corrupt:
+        return lose(state, Lost((Loss(group, event.incarnation, "corrupt", detail=result.detail),)))
+    if not result.ok:
         return _failed_vote(state, event)
-    if event.epoch != state.epoch:
-        return ignore(state, f"group {group} voted for epoch {event.epoch}, the epoch is {state.epoch}")
+    if result.epoch != state.epoch:
+        return ignore(state, f"group {group} voted for epoch {result.epoch}, the epoch is {state.epoch}")
     if group not in state.holders:
         return ignore(state, f"group {group} voted before it held the state of step {state.committed[0]}")
     planned = [piece for segment in state.segments_of(group) for piece in segment]
-    if list(event.pieces) != planned:
-        detail = f"voted {len(event.pieces)} pieces for step {event.step} which are not the {len(planned)} of its plan"
+    if list(result.pieces) != planned:
+        detail = (
+            f"voted {len(result.pieces)} pieces for step {result.step} which are not the {len(planned)} of its plan"
+        )
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     unlike = audits.unlike_the_plan(state, event)
     if unlike:
@@ -92,10 +94,11 @@ def applied(state: State, event: Applied) -> Transition:
 
 
 def _vote_of_another_step(state: State, event: Vote) -> Transition:
-    if (event.step, event.epoch) == state.committed:
-        reason = f"group {event.group} voted for step {event.step} again: it missed the commit"
+    result = event.result
+    if result.at == state.committed:
+        reason = f"group {event.group} voted for step {result.step} again: it missed the commit"
         return decide(state, [SendView(state.view_of(event.group))], reason)
-    return ignore(state, f"group {event.group} voted for step {event.step}, {state.step_in_flight} is in flight")
+    return ignore(state, f"group {event.group} voted for step {result.step}, {state.step_in_flight} is in flight")
 
 
 def standstill(state: State, event: Standstill) -> Transition:
@@ -108,9 +111,10 @@ def standstill(state: State, event: Standstill) -> Transition:
 
 def _failed_vote(state: State, event: Vote) -> Transition:
     """Somebody could not reduce: fence who explains it, else try again (rule 11)."""
-    current, old = event.epoch == state.epoch, state.retries
+    result, old = event.result, state.retries
+    current = result.epoch == state.epoch
     retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
-    why = f"group {event.group} failed step {event.step} in epoch {event.epoch}: {event.detail or 'no reason given'}"
+    why = f"group {event.group} failed step {result.step} in epoch {result.epoch}: {result.detail or 'no reason given'}"
     patient = event.failing_s >= state.job.heartbeat_timeout_s
     found = culprit(retries.evidence, state.live, retries.failures, patient)
     fenced = None if found is None else _fence_culprit(state, found, retries.failures, why)
@@ -118,7 +122,7 @@ def _failed_vote(state: State, event: Vote) -> Transition:
         return fenced
     if not current:
         kept = replace(state, retries=retries)
-        return ignore(kept, f"group {event.group} failed in epoch {event.epoch}, which is over; what it saw counts")
+        return ignore(kept, f"group {event.group} failed in epoch {result.epoch}, which is over; what it saw counts")
     return retry(state, retries, why, event.failing_s)
 
 
@@ -152,7 +156,7 @@ def _same_weights(state: State) -> Transition:
         return _fence_wrong(state, verdict)
     if verdict.open:
         return membership.ask(state, verdict)
-    suspects = minority({g: v.result_digest for g, v in state.votes.items()})
+    suspects = minority({g: v.result.result_digest for g, v in state.votes.items()})
     if suspects == frozenset():
         _check_partition(state)
         return _commit(state)
@@ -183,9 +187,9 @@ def _check_partition(state: State) -> None:
     seen = bytearray(state.job.num_groups * state.job.pieces_per_shard)
     total = 0
     for ballot in state.votes.values():
-        for piece in ballot.pieces:
+        for piece in ballot.result.pieces:
             seen[piece] = 1
-        total += len(ballot.pieces)
+        total += len(ballot.result.pieces)
     assert total == len(seen) == sum(seen), f"votes of step {state.step_in_flight} are no partition of the batch"
 
 

@@ -342,11 +342,11 @@ class Coordinator:
             self._detector.heartbeat(group, stream.incarnation, beats, now_s)
         elif kind == "ballot":
             vote = protobuf_codec.read(report.ballot.vote, Vote)
-            if (vote.step, vote.epoch) == (self._state.step_in_flight, self._state.epoch):
+            if vote.result.at == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
-                self._records.book.figures(vote.step, vote.epoch, group, figures)
-                self._tuning.figures(vote.step, vote.epoch, figures)
-            self._apply(vote if vote.ok else replace(vote, failing_s=self._suspicion.failing_s()))
+                self._records.book.figures(*vote.result.at, group, figures)
+                self._tuning.figures(*vote.result.at, figures)
+            self._apply(vote if vote.result.ok else replace(vote, failing_s=self._suspicion.failing_s()))
         elif kind == "applied":
             self._apply(protobuf_codec.read(report.applied, Applied))
         elif kind == "saved":

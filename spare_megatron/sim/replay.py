@@ -57,7 +57,7 @@ def follow(path: Path) -> Followed:
         elif real.committed[0] > before.committed[0] and not isinstance(event, m.Opened):
             simulated, _ = step(simulated, m.AllVoted(before.step_in_flight, before.epoch))
             commits += 1
-        elif isinstance(event, m.Vote) and event.ok and real.epoch == before.epoch and before.phase == "running":
+        elif isinstance(event, m.Vote) and event.result.ok and real.epoch == before.epoch and before.phase == "running":
             continue
         else:
             if arrived:

@@ -72,7 +72,7 @@ class TrainingLoop:
 
     def _wait_for_members(self) -> Orders:
         orders = self.session.orders
-        while orders.epoch == 0 and not orders.over:
+        while orders.view.epoch == 0 and not orders.over:
             orders = self.session.wait(orders.version)
         if orders.over:
             raise LeaveError(orders)
@@ -81,7 +81,7 @@ class TrainingLoop:
     @staticmethod
     def _ends(orders: Orders, step: int) -> bool:
         """True when the run ended with the step before ``step`` (a life that starts at its last step)."""
-        return orders.leave and orders.committed[0] < step
+        return orders.view.leave and orders.view.committed[0] < step
 
     def _apply(self, committed: Committed) -> None:
         self.session.progress("apply", committed.step, 0)
@@ -91,7 +91,7 @@ class TrainingLoop:
 
     def _saves(self, live: tuple[int, ...]) -> bool:
         """One group saves for all: the lowest of those that committed the step."""
-        return self.session.orders.group == min(live)
+        return self.session.orders.view.group == min(live)
 
     def _is_to_save(self, committed: Committed) -> bool:
         """At each step at which the job saves, and as soon as the group that saved last is lost: what it was writing
@@ -122,9 +122,9 @@ class TrainingLoop:
 
     def _vote_on_the_end(self, orders: Orders) -> None:
         """Once in each epoch after the last step; also while a save waits, whose acceptance waits for the votes."""
-        if self._ended is not None and self._voted < orders.epoch and not orders.over:
-            self._voted = orders.epoch
-            self.runner.vote_on_the_end(self._ended, orders)
+        if self._ended is not None and self._voted < orders.view.epoch and not orders.over:
+            self._voted = orders.view.epoch
+            self.runner.vote_on_the_end(self._ended, orders.view)
 
     def _end(self, committed: Committed) -> Orders:
         """The last step is applied: save it if this group is the one, vote on its weights, say so, and stay until the
@@ -140,13 +140,13 @@ class TrainingLoop:
         self._ended = step
         orders = self.session.orders
         while not orders.over:
-            epoch = orders.epoch
-            if self.saver is not None and self._saves(orders.live_groups) and not saved:
+            epoch = orders.view.epoch
+            if self.saver is not None and self._saves(orders.view.live_groups) and not saved:
                 self._save(committed, 0.0, final=True)
                 saved = True
             self._vote_on_the_end(self.session.orders)
             self.session.applied(step, epoch)
-            while not orders.over and orders.epoch == epoch:
+            while not orders.over and orders.view.epoch == epoch:
                 orders = self.session.wait(orders.version)
         return orders
 

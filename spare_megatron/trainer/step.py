@@ -31,7 +31,7 @@ from spare_megatron.control.reports import checksum_of
 from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum
+from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult, View
 from spare_megatron.trainer.engine import StepEngine
 
 Parts = Mapping[int, Mapping[str, int]]
@@ -146,25 +146,26 @@ class StepRunner:
         share = _Share()
         while True:
             orders = self.session.orders
-            if orders.committed[0] >= step:
-                return self._committed(step, orders, attempt, times)
+            view = orders.view
+            if view.committed[0] >= step:
+                return self._committed(step, view, attempt, times)
             if orders.over:
                 raise LeaveError(orders)
-            if ran < len(orders.segments):
-                share = self._run_segment(orders, ran, times)
+            if ran < len(view.segments):
+                share = self._run_segment(view, ran, times)
                 ran += 1
-            elif attempt.epoch != orders.epoch:
-                self._attempt(orders, share, attempt, times)
+            elif attempt.epoch != view.epoch:
+                self._attempt(view, share, attempt, times)
             else:
                 self.session.progress("vote", step, self._done)
                 self.session.wait(orders.version)
 
-    def vote_on_the_end(self, step: int, orders: Orders) -> None:
-        """The run ended with ``step``: vote once more, in the epoch of ``orders``, on the weights that came of it."""
+    def vote_on_the_end(self, step: int, view: View) -> None:
+        """The run ended with ``step``: vote once more, in the epoch of ``view``, on the weights that came of it."""
         self._pieces, self._audited, self._done = [], [], 0
         self._weights = self.engine.weights_digest()
         self._step = step + 1
-        self._report(orders, ReduceOutcome(ok=True, stale=False), StepTimes())
+        self._report(view, ReduceOutcome(ok=True, stale=False), StepTimes())
 
     def on_piece(self, phase: str, n: int) -> None:
         """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
@@ -181,10 +182,10 @@ class StepRunner:
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
 
-    def _run_segment(self, orders: Orders, number: int, times: StepTimes) -> _Share:
-        started_s, pieces, audits = self.clock(), orders.segments[number], orders.audits_of(number)
+    def _run_segment(self, view: View, number: int, times: StepTimes) -> _Share:
+        started_s, pieces, audits = self.clock(), view.segments[number], view.audits_of(number)
         self._patching = number > 0
-        opened = self._open(orders) if self.overlap and number == len(orders.segments) - 1 else None
+        opened = self._open(view) if self.overlap and number == len(view.segments) - 1 else None
         self._computing = True
         self.engine.run(self._step, pieces, audits, selected(self.session.spec, self._step, pieces))
         self._computing = False
@@ -198,46 +199,46 @@ class StepRunner:
             times.compute_s += spent_s
         return share
 
-    def _open(self, orders: Orders) -> OpenReduction | None:
+    def _open(self, view: View) -> OpenReduction | None:
         """Begin the reduction of the newest epoch before its last segment has run."""
         tensors = self.engine.leaving()
         if tensors is None:
             return None
         request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)
-        opened = self.replicas.begin(orders.epoch, request, self._stale(orders))
+        opened = self.replicas.begin(view.epoch, request, self._stale(view))
         self.engine.watch(opened)
         return opened
 
-    def _attempt(self, orders: Orders, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
+    def _attempt(self, view: View, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
         """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
         times.attempts += 1
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
-        outcome = self._reduce(orders, share)
+        outcome = self._reduce(view, share)
         if outcome.stale:
             return
         if outcome.ok:
             self.inject("vote", self._step, 0)
             outcome = self._checked(outcome)
-        attempt.epoch, attempt.live = orders.epoch, orders.live_groups
+        attempt.epoch, attempt.live = view.epoch, view.live_groups
         attempt.outcome, attempt.ended_s = outcome, self.clock()
         times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
-        self._report(orders, outcome, times)
+        self._report(view, outcome, times)
 
-    def _reduce(self, orders: Orders, share: _Share) -> ReduceOutcome:
-        if share.opened is not None and share.opened.epoch == orders.epoch:
+    def _reduce(self, view: View, share: _Share) -> ReduceOutcome:
+        if share.opened is not None and share.opened.epoch == view.epoch:
             return share.opened.finish(share.tensors, share.scalars)
         fault = self.engine.accumulators_fault()
         if fault:
             return ReduceOutcome(ok=False, stale=False, error=fault, fault=fault)
         request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket, overlapped=self.overlap)
-        return self.replicas.reduce(orders.epoch, request, self._stale(orders))
+        return self.replicas.reduce(view.epoch, request, self._stale(view))
 
-    def _stale(self, orders: Orders) -> Callable[[], bool]:
+    def _stale(self, view: View) -> Callable[[], bool]:
         def stale() -> bool:
             newest = self.session.orders
-            return newest.over or newest.epoch != orders.epoch
+            return newest.over or newest.view.epoch != view.epoch
 
         return stale
 
@@ -246,50 +247,51 @@ class StepRunner:
         fault = self.engine.result_fault(outcome.tensors)
         return replace(outcome, ok=False, error=fault) if fault else outcome
 
-    def _report(self, orders: Orders, outcome: ReduceOutcome, times: StepTimes) -> None:
+    def _report(self, view: View, outcome: ReduceOutcome, times: StepTimes) -> None:
         """Tell the leader, which votes for the group."""
         inside, audited = self.engine.piece_checksums(audited=False), self.engine.piece_checksums(audited=True)
         compared = selected(self.session.spec, self._step, self._pieces)
-        self.session.reduced(
-            self._step,
-            orders.epoch,
-            outcome.ok,
+        result = ReductionResult(
+            step=self._step,
+            epoch=view.epoch,
+            ok=outcome.ok,
             pieces=tuple(self._pieces),
             result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
             weights_digest=self._weights,
             links=outcome.links,
             corrupt=bool(outcome.fault),
             detail=outcome.error,
-            figures={
-                "compute_s": times.compute_s,
-                "patch_s": times.patch_s,
-                "rebuild_s": times.rebuild_s,
-                "reduce_s": times.reduce_s,
-                "buckets_early": times.early,
-                "pieces_discarded": self._done - len(self._pieces),
-            },
-            checksums=[(piece, _checksum(inside.get(piece, {}))) for piece in compared],
-            audits=[(piece, _checksum(audited.get(piece, {}))) for piece in self._audited],
-            parts=[
+            checksums=tuple((piece, _checksum(inside.get(piece, {}))) for piece in compared),
+            audits=tuple((piece, _checksum(audited.get(piece, {}))) for piece in self._audited),
+            parts=tuple(
                 ParameterChecksum(piece, self.session.position, name, checksum)
-                for piece in orders.disputed
+                for piece in view.disputed
                 for name, checksum in self._parts(piece, inside, audited).items()
-            ],
+            ),
         )
+        figures = {
+            "compute_s": times.compute_s,
+            "patch_s": times.patch_s,
+            "rebuild_s": times.rebuild_s,
+            "reduce_s": times.reduce_s,
+            "buckets_early": times.early,
+            "pieces_discarded": self._done - len(self._pieces),
+        }
+        self.session.reduced(result, figures)
 
     def _parts(self, piece: int, inside: Parts, audited: Parts) -> Mapping[str, int]:
         return self.engine.weights_checksums() if piece == WEIGHTS else inside.get(piece) or audited.get(piece) or {}
 
-    def _committed(self, step: int, orders: Orders, attempt: _Attempt, times: StepTimes) -> Committed:
-        epoch = orders.committed[1]
+    def _committed(self, step: int, view: View, attempt: _Attempt, times: StepTimes) -> Committed:
+        epoch = view.committed[1]
         outcome = attempt.outcome
-        assert orders.committed[0] == step, f"step {orders.committed[0]} is committed, this rank is in step {step}"
+        assert view.committed[0] == step, f"step {view.committed[0]} is committed, this rank is in step {step}"
         assert outcome is not None, f"step {step} was committed without a vote of this rank"
         assert outcome.ok, f"step {step} was committed although this rank's reduction failed: {outcome.error}"
         assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
         times.commit_s = self.clock() - attempt.ended_s
         self.inject("apply", step, 0)
-        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, orders.leave, orders.save)
+        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, view.leave, view.save)
 
 
 def _checksum(parts: Mapping[str, int]) -> int:

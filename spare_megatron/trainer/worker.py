@@ -81,8 +81,8 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
 def _membership(orders: Orders, position: int) -> Membership:
     host, _, port = orders.store.rpartition(":")
     return Membership(
-        epoch=orders.epoch,
-        groups=orders.live_groups,
+        epoch=orders.view.epoch,
+        groups=orders.view.live_groups,
         position=position,
         store_host=host,
         store_port=int(port),

@@ -93,7 +93,7 @@ class Brains:
         invariants.check(state, event, after, decision)
         brain = self.of(after)
         self._journal(state, event, decision, brain)
-        old = isinstance(event, m.Vote) and event.ok and event.epoch < state.epoch
+        old = isinstance(event, m.Vote) and event.result.ok and event.result.epoch < state.epoch
         assert not old or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
         wrong = tuple(
             (a.group, a.incarnation, a.reason)
@@ -138,13 +138,13 @@ class Brains:
 
 def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     """Weights that a majority is against, once all votes are there."""
-    if not isinstance(event, m.Vote) or not event.ok or event.epoch != state.epoch:
+    if not isinstance(event, m.Vote) or not event.result.ok or event.result.epoch != state.epoch:
         return frozenset()
     votes = {**state.votes, event.group: event}
-    if votes.keys() != state.live.keys() or len({vote.weights_digest for vote in votes.values()}) == 1:
+    if votes.keys() != state.live.keys() or len({vote.result.weights_digest for vote in votes.values()}) == 1:
         return frozenset()
-    suspects = minority({g: vote.weights_digest for g, vote in votes.items()}, state.witnesses) or ()
-    return frozenset((state.committed[0], votes[group].weights_digest) for group in suspects)
+    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, state.witnesses) or ()
+    return frozenset((state.committed[0], votes[group].result.weights_digest) for group in suspects)
 
 
 PLAIN = (int, str, float, bool, type(None))

@@ -18,7 +18,7 @@ from spare_megatron.control.group_aggregation import Ballots
 from spare_megatron.control.reports import Reduced
 from spare_megatron.controller import audits, member
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.member import Change, Orders
+from spare_megatron.controller.member import Change, Orders, first_orders
 from tests.explore.keep import Keeper, Kept
 
 Found = tuple[int, int]
@@ -50,7 +50,7 @@ class Process(NamedTuple):
     """On the way from that coordinator."""
     up: tuple[Kept[m.Event], ...] = ()
     """On the way to it."""
-    orders: Kept[Orders] | None = None
+    orders: Kept[m.View] | None = None
     """None before the first one."""
     applied: int = 0
     weights: str = "0"
@@ -86,7 +86,7 @@ class Process(NamedTuple):
         return f"{self.group}.{self.incarnation}" if self.incarnation else str(self.group)
 
     @property
-    def known(self) -> Orders:
+    def known(self) -> m.View:
         """Its orders, once there are any."""
         assert self.orders is not None, "no orders yet"
         return self.orders.value
@@ -136,21 +136,22 @@ class Processes:
             return self.cut(p) if deaf else None
         if isinstance(action, m.SendStop):
             return None
-        known = p.orders.value if p.orders else Orders(p.group, p.incarnation)
+        before = Orders(p.orders.value) if p.orders else first_orders(p.group, p.incarnation)
         if isinstance(action, m.SendView):
-            told, change = member.take_view(known, action.view)
+            told, change = member.take_view(before, action.view)
         else:
             assert isinstance(action, m.SendCommit)
             mine = dict(action.audits).get(p.group, ())
-            told, change = member.take_commit(known, action.step, action.epoch, action.leave, mine, action.save)
+            told, change = member.take_commit(before, action.step, action.epoch, action.leave, mine, action.save)
         if change is Change.NONE:
             return p
-        if told.committed[0] < known.committed[0]:
-            raise Violation(f"group {p.name} knew commit {known.committed}, now {told.committed}")
-        p = p._replace(orders=self._keep(replace(told, version=0)))
+        known = told.view
+        if known.committed[0] < before.view.committed[0]:
+            raise Violation(f"group {p.name} knew commit {before.view.committed}, now {known.committed}")
+        p = p._replace(orders=self._keep(known))
         if change is Change.EPOCH:
             ballots = self._ballots(p)
-            ballots.forget_older(told.epoch, told.committed)
+            ballots.forget_older(known.epoch, known.committed)
             p = p._replace(ballot=p.ballot if ballots.last else None)
         if change is Change.SAME and p.ballot is not None and self.has_voted(p):
             p = p._replace(up=(*p.up, p.ballot))
@@ -161,7 +162,7 @@ class Processes:
     def has_voted(self, p: Process) -> bool:
         """Whether its last vote is of the present (step, epoch)."""
         vote = p.ballot.value if p.ballot else None
-        return vote is not None and (vote.step, vote.epoch) == (p.known.step, p.known.epoch)
+        return vote is not None and vote.result.at == (p.known.step, p.known.epoch)
 
     def computes(self, p: Process) -> bool:
         """Whether it has something to contribute to the sum of the present epoch."""
@@ -207,7 +208,7 @@ class Processes:
         """The reduction ended, with a result or without one; the vote is on the way."""
         orders, ran = p.known, dict(p.ran)
         inside = audits.selected(self._spec, orders.step, ran)
-        said = Reduced(
+        said = m.ReductionResult(
             orders.step,
             orders.epoch,
             result is not None,
@@ -249,7 +250,7 @@ class Processes:
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.applied != orders.committed[0] or p.ended == orders.epoch:
             return None
-        said = Reduced(orders.step, orders.epoch, True, weights_digest=p.weights)
+        said = m.ReductionResult(orders.step, orders.epoch, True, weights_digest=p.weights)
         return self._vote(p._replace(ended=orders.epoch), said)
 
     def settles(self, p: Process) -> Process | None:
@@ -296,8 +297,8 @@ class Processes:
         free = p.saving is None and not p.asked
         return p._replace(saving=(p.applied, p.weights)) if free and lowest == p.group else p
 
-    def _vote(self, p: Process, said: Reduced) -> Process:
-        ballot = self._ballots(p).add(0, said)
+    def _vote(self, p: Process, said: m.ReductionResult) -> Process:
+        ballot = self._ballots(p).add(0, Reduced(said))
         if ballot is None:
             return p
         vote = self._keep(ballot[0])

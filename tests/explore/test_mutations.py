@@ -88,8 +88,10 @@ def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Pa
 
 def test_a_member_whose_last_commit_goes_back(monkeypatch: Patch) -> None:
     def take_view(orders: member.Orders, view: m.View, *store: str) -> tuple[member.Orders, member.Change]:
-        older = view.epoch > orders.epoch and view.committed[0] < orders.committed[0]
-        return real(replace(orders, committed=view.committed) if older else orders, view, *store)
+        known = orders.view
+        older = view.epoch > known.epoch and view.committed[0] < known.committed[0]
+        back = replace(orders, view=replace(known, committed=view.committed))
+        return real(back if older else orders, view, *store)
 
     real = member.take_view
     monkeypatch.setattr(member, "take_view", take_view)
@@ -115,7 +117,8 @@ def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
     real = voting.vote
 
     def vote(state: State, event: m.Vote) -> Transition:
-        return real(state, replace(event, epoch=max(event.epoch, state.epoch)) if event.ok else event)
+        result = replace(event.result, epoch=max(event.result.epoch, state.epoch))
+        return real(state, replace(event, result=result) if result.ok else event)
 
     monkeypatch.setattr(voting, "vote", vote)
     finds(Shape(faults=1, kinds=frozenset({"fail"}), formed=True), "a vote of an older epoch changes the state")

@@ -24,7 +24,7 @@ from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.messages import JobSpec, ReductionResult
 from spare_megatron.trainer.fault_injection import Injector
 
 
@@ -84,7 +84,7 @@ class Client:
     def run(self) -> ExitCode:
         """Step after step until the job is over."""
         orders = self.session.orders
-        while orders.epoch == 0 and not orders.over:
+        while orders.view.epoch == 0 and not orders.over:
             orders = self.session.wait(orders.version)
         step = self.first_step + 1
         while not self.session.orders.over:
@@ -95,10 +95,10 @@ class Client:
         orders = self.session.orders
         done = 0
         while not orders.over:
-            if done < orders.epoch:
-                self.session.reduced(step + 1, orders.epoch, True)
-                self.session.applied(step, orders.epoch)
-                done = orders.epoch
+            if done < orders.view.epoch:
+                self.session.reduced(ReductionResult(step + 1, orders.view.epoch, True))
+                self.session.applied(step, orders.view.epoch)
+                done = orders.view.epoch
             orders = self.session.wait(orders.version)
         self.session.close()
         if orders.fenced is not None:
@@ -118,19 +118,19 @@ class Client:
             orders = session.orders
             if orders.over:
                 return True
-            if orders.committed[0] >= step:
+            if orders.view.committed[0] >= step:
                 self.latencies.append((step, reduced_s, time.perf_counter()))
                 self._apply(step, orders)
-                return orders.leave
-            if ran < len(orders.segments):
-                self._compute(step, orders.segments[ran], done, patching=ran > 0)
+                return orders.view.leave
+            if ran < len(orders.view.segments):
+                self._compute(step, orders.view.segments[ran], done, patching=ran > 0)
                 ran += 1
-            elif attempted != orders.epoch:
-                attempted = orders.epoch
+            elif attempted != orders.view.epoch:
+                attempted = orders.view.epoch
                 session.progress("reduce", step, len(done))
                 self.injector.fire("reduce", step, 0)
                 reduced_s = time.perf_counter()
-                session.reduced(step, orders.epoch, True, tuple(done), figures={"reduce_s": 0.001})
+                session.reduced(ReductionResult(step, orders.view.epoch, True, tuple(done)), {"reduce_s": 0.001})
                 session.progress("vote", step, len(done))
             else:
                 session.wait(orders.version)
@@ -150,7 +150,12 @@ class Client:
         report = {"lm loss": 1.0 / step, "grad_norm": 0.5, "lr": 1e-3, "tokens": 64}
         self.session.report_step(step, report if self.place.position == self.place.group_size - 1 else {})
         interval = self.args.save_interval
-        if interval and step % interval == 0 and orders.group == min(orders.live_groups) and self.place.is_leader:
+        if (
+            interval
+            and step % interval == 0
+            and self.place.group == min(orders.view.live_groups)
+            and self.place.is_leader
+        ):
             threading.Thread(target=self._save, args=(step,), daemon=True).start()
 
     def _save(self, step: int) -> None:

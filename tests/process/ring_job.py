@@ -25,7 +25,7 @@ from spare_megatron.collectives.replica_communicators import Membership, Replica
 from spare_megatron.collectives.store import StoreServer
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.member import Orders, take_commit, take_end, take_view
+from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_view
 from spare_megatron.placement import build_placement
 from tests.process.relay import Relay
 
@@ -73,7 +73,7 @@ class Group:
     def __init__(self, job: RingJob, group: int, timeout_s: float) -> None:
         self.job, self.id = job, group
         self.replicas = ReplicaCommunicators(group, "gloo", "cpu", timeout_s, BUCKET_BYTES)
-        self.orders = Orders(group, 0)
+        self.orders = first_orders(group, 0)
         self.changed = threading.Condition()
         self._tried = (0, 0)
         """(epoch, step) of the last reduction."""
@@ -85,36 +85,42 @@ class Group:
             self.changed.notify_all()
         if self.orders.over:
             self.replicas.abandon()
-        elif self.orders.epoch > before.epoch:
+        elif self.orders.view.epoch > before.view.epoch:
             self.replicas.adopt(self.job.membership(self.orders))
 
     def _train(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._over() or self._tried < (self.orders.epoch, self.orders.step))
-                orders = self.orders
+                self.changed.wait_for(
+                    lambda: self._over() or self._tried < (self.orders.view.epoch, self.orders.view.step)
+                )
+                view = self.orders.view
             if self._over():
                 return
-            self._tried = (orders.epoch, orders.step)
-            self._reduce(orders)
+            self._tried = (view.epoch, view.step)
+            self._reduce(view)
 
     def _over(self) -> bool:
-        return self.orders.over or self.orders.leave
+        return self.orders.over or self.orders.view.leave
 
-    def _reduce(self, orders: Orders) -> None:
+    def _reduce(self, view: m.View) -> None:
         mine = torch.full((NUMEL,), float(self.id + 1))
         request = Reduction((mine,), {"groups": 1.0}, overlapped=self.job.overlapped)
         outcome = self.replicas.reduce(
-            orders.epoch, request, lambda: self.orders.over or self.orders.epoch != orders.epoch
+            view.epoch, request, lambda: self.orders.over or self.orders.view.epoch != view.epoch
         )
         if outcome.stale:
             return
         if outcome.ok:
-            expected = float(sum(group + 1 for group in orders.live_groups))
+            expected = float(sum(group + 1 for group in view.live_groups))
             assert torch.equal(outcome.tensors[0], torch.full((NUMEL,), expected)), "a wrong sum"
-        pieces = tuple(piece for segment in orders.segments for piece in segment)
+        pieces = tuple(piece for segment in view.segments for piece in segment)
         self.job.vote(
-            m.Vote(self.id, 0, orders.step, orders.epoch, outcome.ok, pieces, links=outcome.links, detail=outcome.error)
+            m.Vote(
+                self.id,
+                0,
+                m.ReductionResult(view.step, view.epoch, outcome.ok, pieces, links=outcome.links, detail=outcome.error),
+            )
         )
 
 
@@ -152,15 +158,16 @@ class RingJob:
 
     def membership(self, orders: Orders) -> Membership:
         """Also what the relay must know of an epoch."""
-        self._members[f"job/e{orders.epoch}/m0"] = orders.live_groups
-        return Membership(orders.epoch, orders.live_groups, 0, self._server.host, self._server.port, "job")
+        self._members[f"job/e{orders.view.epoch}/m0"] = orders.view.live_groups
+        return Membership(orders.view.epoch, orders.view.live_groups, 0, self._server.host, self._server.port, "job")
 
     def vote(self, vote: m.Vote) -> None:
         now_s = time.monotonic()
         with self._changed:
-            self.links.update(vote.links)
-            if not vote.ok:
-                key = (vote.step, tuple(self.state.live))
+            result = vote.result
+            self.links.update(result.links)
+            if not result.ok:
+                key = (result.step, tuple(self.state.live))
                 vote = replace(vote, failing_s=now_s - self._failed_s.setdefault(key, now_s))
             self._feed(vote)
 

@@ -166,7 +166,7 @@ def test_a_rank_that_reconnects_while_a_commit_is_passed_on_is_told_of_it(run_di
         group, back = Group(run_dir), Rank(run_dir, 1)
         try:
             await group.until_the_leader_waits()
-            assert group.session.orders.committed == (0, 0), "the leader's own training thread comes last"
+            assert group.session.orders.view.committed == (0, 0), "the leader's own training thread comes last"
             await back.connect()
             view = (await back.read("view")).view
             assert (list(view.committed.values), view.step) == ([1, 1], 2)
@@ -185,7 +185,7 @@ def test_a_leader_that_moves_while_a_commit_is_passed_on_keeps_it(run_dir: RunDi
             await second.start()
             hello = await asyncio.wait_for(second.hellos.get(), PATIENCE_S)
             assert (hello.last_applied, list(hello.committed.values)) == (0, [1, 1])
-            assert group.session.orders.committed == (1, 1)
+            assert group.session.orders.view.committed == (1, 1)
         finally:
             await group.close()
             await second.stop()

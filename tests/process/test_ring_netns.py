@@ -69,7 +69,9 @@ class NetnsJob:
                 assert line["right"], line
                 if not line["ok"] and not line["stale"]:
                     links = tuple(m.Link(*link) for link in line["links"])
-                    self.feed(m.Vote(group, 0, 1, of_epoch, False, links=links, detail=line["error"]))
+                    self.feed(
+                        m.Vote(group, 0, m.ReductionResult(1, of_epoch, False, links=links, detail=line["error"]))
+                    )
                 if line["ok"] and of_epoch == self.state.epoch:
                     self.sums[group] = self.sums.get(group, 0) + 1
 

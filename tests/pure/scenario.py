@@ -118,9 +118,7 @@ class Player:
         planned = tuple(p for segment in self.state.segments_of(group) for p in segment)
         pieces = tuple(int(p) for p in options["pieces"].split(",")) if "pieces" in options else planned
         step = int(options.get("step", self.state.step_in_flight))
-        return m.Vote(
-            group,
-            incarnation,
+        result = m.ReductionResult(
             step,
             int(options.get("epoch", self.state.epoch)),
             ok="no" not in plain,
@@ -128,9 +126,9 @@ class Player:
             result_digest=options.get("result", ""),
             weights_digest=options.get("weights", ""),
             links=_links(group, options),
-            failing_s=float(options.get("failing", 0.0)),
             **self._checked(group, step, pieces, options),  # type: ignore[arg-type]
         )
+        return m.Vote(group, incarnation, result, float(options.get("failing", 0.0)))
 
     def _checked(self, group: int, step: int, pieces: tuple[int, ...], options: dict[str, str]) -> dict[str, object]:
         """What a vote says of the selected pieces: its own and those that it audited."""

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spare_megatron.controller.blame import Culprit, Evidence, culprit
-from spare_megatron.controller.messages import Link, Vote
+from spare_megatron.controller.messages import Link, ReductionResult, Vote
 
 GROUPS = st.integers(3, 12)
 
 
 def failed(group: int, epoch: int, *links: Link) -> Vote:
-    return Vote(group, 0, 1, epoch, False, links=links)
+    return Vote(group, 0, ReductionResult(1, epoch, False, links=links))
 
 
 def judge(votes: list[Vote], groups: int, failures: int = 1, patient: bool = False) -> Culprit | None:

@@ -65,7 +65,7 @@ def test_all_voted_is_the_single_votes(granularity: str) -> None:
         t, e = state.step_in_flight, state.epoch
         bulk, decision = _feed(state, m.AllVoted(t, e))
         votes = [
-            m.Vote(g, i, t, e, True, tuple(p for segment in state.segments_of(g) for p in segment))
+            m.Vote(g, i, m.ReductionResult(t, e, True, tuple(p for segment in state.segments_of(g) for p in segment)))
             for g, i in state.live.items()
         ]
         single, last = _feed(state, *votes)

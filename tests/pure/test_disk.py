@@ -16,7 +16,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import RunDirectory, glance, write_json
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Action, Hello, JobSpec, SendCommit, Vote
+from spare_megatron.controller.messages import Action, Hello, JobSpec, ReductionResult, SendCommit, Vote
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
 from spare_megatron.coordinator.journal import replay
@@ -324,12 +324,12 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
             coordinator._apply(Hello(group, 0, "f", 0))
-        coordinator._apply(Vote(0, 0, 1, 1, True, (0,)))
+        coordinator._apply(Vote(0, 0, ReductionResult(1, 1, True, (0,))))
         said.clear()
         before = coordinator._state
         with injected(f"{place}=EIO,for_s=0.2"):
-            coordinator._apply(Vote(1, 0, 1, 1, True, (1,)))
-            coordinator._apply(Vote(1, 0, 1, 1, True, (1,)))
+            coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
+            coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
             coordinator._apply(Hello(0, 0, "f", 0, held=(1, 1)))
             assert coordinator._state is before
             assert said == []

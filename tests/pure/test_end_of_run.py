@@ -7,18 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from spare_megatron.controller.member import Orders
+from spare_megatron.controller.messages import View
 from spare_megatron.trainer.loop import TrainingLoop
 from spare_megatron.trainer.step import Committed, StepTimes
 
-ENDING = Orders(0, 0, 1, epoch=1, live=((0, 0), (1, 0)), committed=(3, 1), step=4, leave=True)
+VIEW = View(0, 0, 1, 0, ((0, 0), (1, 0)), (3, 1), 4, (), (), leave=True)
+ENDING = Orders(VIEW, version=1)
 COMMITTED = Committed(3, 1, (), {}, StepTimes(), (0, 1), leave=True)
+
+
+def _of(orders: Orders, group: int) -> Orders:
+    return replace(orders, view=replace(orders.view, group=group))
 
 
 class Session:
     """Orders that follow one another; the last ones stop the job."""
 
     def __init__(self, group: int, later: list[Orders], said: list[str]) -> None:
-        self.orders, self._later, self._said = replace(ENDING, group=group), later, said
+        self.orders, self._later, self._said = _of(ENDING, group), later, said
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
         pass
@@ -30,7 +36,7 @@ class Session:
         self._said.append(f"holds in epoch {epoch}")
 
     def wait(self, version: int) -> Orders:
-        self.orders = replace(self._later.pop(0), group=self.orders.group)
+        self.orders = _of(self._later.pop(0), self.orders.view.group)
         return self.orders
 
 
@@ -41,8 +47,8 @@ class Runner:
     def inject(self, point: str, step: int, n: int) -> None:
         pass
 
-    def vote_on_the_end(self, step: int, orders: Orders) -> None:
-        self._said.append(f"digest in epoch {orders.epoch}")
+    def vote_on_the_end(self, step: int, view: View) -> None:
+        self._said.append(f"digest in epoch {view.epoch}")
 
 
 class Saver:
@@ -78,6 +84,6 @@ def test_the_group_that_saves_copies_before_it_votes() -> None:
 
 
 def test_another_group_votes_at_once_and_copies_when_it_becomes_the_one() -> None:
-    alone = replace(ENDING, version=2, epoch=2, live=((1, 0),))
-    said = end(1, [alone, replace(STOPPED, epoch=2)])
+    alone = replace(ENDING, version=2, view=replace(VIEW, epoch=2, live=((1, 0),)))
+    said = end(1, [alone, replace(STOPPED, view=replace(VIEW, epoch=2))])
     assert said == ["digest in epoch 1", "holds in epoch 1", "copy", "digest in epoch 2", "holds in epoch 2"]

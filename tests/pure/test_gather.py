@@ -1,14 +1,20 @@
-"""How a leader makes one word of its group out of the words of its ranks."""
+"""How a leader turns the reports of its ranks into one report of its group."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, merge_reports
 from spare_megatron.control.reports import Reduced
-from spare_megatron.controller.messages import Link
+from spare_megatron.controller.messages import Link, ReductionResult
 
-OK = Reduced(step=5, epoch=2, ok=True, pieces=(1, 2), figures=(("reduce_s", 1.0),))
+OK = Reduced(ReductionResult(step=5, epoch=2, ok=True, pieces=(1, 2)), (("reduce_s", 1.0),))
+
+
+def unlike(**changes: Any) -> Reduced:
+    """OK but for some of the result's fields."""
+    return replace(OK, result=replace(OK.result, **changes))
 
 
 def test_the_last_rank_makes_the_vote() -> None:
@@ -20,7 +26,14 @@ def test_the_last_rank_makes_the_vote() -> None:
     ballot = ballots.add(1, OK)
     assert ballot is not None
     vote, figures = ballot
-    assert (vote.group, vote.incarnation, vote.step, vote.epoch, vote.ok, vote.pieces) == (3, 1, 5, 2, True, (1, 2))
+    assert (vote.group, vote.incarnation, vote.result.step, vote.result.epoch, vote.result.ok, vote.result.pieces) == (
+        3,
+        1,
+        5,
+        2,
+        True,
+        (1, 2),
+    )
     assert figures == (("patch_s", 0.5), ("reduce_s", 2.0))
     assert ballots.held == (5, 2)
     assert ballots.add(1, OK) is None
@@ -29,10 +42,10 @@ def test_the_last_rank_makes_the_vote() -> None:
 def test_one_failure_is_the_groups_at_once() -> None:
     ballots = Ballots(3, 1, 3)
     ballots.add(0, OK)
-    ballot = ballots.add(1, replace(OK, ok=False, links=(Link(2, 1),), detail="no answer"))
+    ballot = ballots.add(1, unlike(ok=False, links=(Link(2, 1),), detail="no answer"))
     assert ballot is not None
-    assert (ballot[0].ok, ballot[0].links, ballot[0].pieces) == (False, (Link(2, 1),), ())
-    assert "rank 1: no answer" in ballot[0].detail
+    assert (ballot[0].result.ok, ballot[0].result.links, ballot[0].result.pieces) == (False, (Link(2, 1),), ())
+    assert "rank 1: no answer" in ballot[0].result.detail
     assert ballots.add(2, OK) is None
     assert ballots.held is None
 
@@ -40,20 +53,20 @@ def test_one_failure_is_the_groups_at_once() -> None:
 def test_ranks_with_different_pieces_cannot_vote_ok() -> None:
     ballots = Ballots(0, 0, 2)
     ballots.add(0, OK)
-    ballot = ballots.add(1, replace(OK, pieces=(1,)))
+    ballot = ballots.add(1, unlike(pieces=(1,)))
     assert ballot is not None
-    assert not ballot[0].ok
-    assert "different pieces (2, 1)" in ballot[0].detail
+    assert not ballot[0].result.ok
+    assert "different pieces (2, 1)" in ballot[0].result.detail
 
 
 def test_checksums_of_a_piece_are_joined_in_order_of_position() -> None:
     def vote(*ranks: int) -> tuple[tuple[int, int], ...]:
         ballots = Ballots(0, 0, 2)
-        ballots.add(1, replace(OK, audits=((7, ranks[1]),)))
-        ballot = ballots.add(0, replace(OK, audits=((7, ranks[0]),)))
+        ballots.add(1, unlike(audits=((7, ranks[1]),)))
+        ballot = ballots.add(0, unlike(audits=((7, ranks[0]),)))
         assert ballot is not None
-        assert ballot[0].ok
-        return ballot[0].audits
+        assert ballot[0].result.ok
+        return ballot[0].result.audits
 
     assert vote(1, 2)[0][0] == 7
     assert vote(1, 2) == vote(1, 2)
@@ -62,20 +75,20 @@ def test_checksums_of_a_piece_are_joined_in_order_of_position() -> None:
 
 def test_ranks_that_audited_different_pieces_cannot_vote_ok() -> None:
     ballots = Ballots(0, 0, 2)
-    ballots.add(0, replace(OK, audits=((7, 1),)))
+    ballots.add(0, unlike(audits=((7, 1),)))
     ballot = ballots.add(1, OK)
     assert ballot is not None
-    assert not ballot[0].ok
+    assert not ballot[0].result.ok
 
 
 def test_results_of_an_older_epoch_or_step_are_dropped() -> None:
     ballots = Ballots(0, 0, 2)
-    ballots.add(0, replace(OK, epoch=3))
+    ballots.add(0, unlike(epoch=3))
     assert ballots.add(1, OK) is None
-    assert ballots.add(1, replace(OK, epoch=3)) is not None
-    assert ballots.add(0, replace(OK, epoch=3, step=6)) is None
-    assert ballots.add(1, replace(OK, epoch=3)) is None
-    assert ballots.add(1, replace(OK, epoch=3, step=6)) is not None
+    assert ballots.add(1, unlike(epoch=3)) is not None
+    assert ballots.add(0, unlike(epoch=3, step=6)) is None
+    assert ballots.add(1, unlike(epoch=3)) is None
+    assert ballots.add(1, unlike(epoch=3, step=6)) is not None
 
 
 def test_a_newer_epoch_keeps_only_the_result_that_was_committed() -> None:
@@ -89,10 +102,10 @@ def test_a_newer_epoch_keeps_only_the_result_that_was_committed() -> None:
 def test_digests_of_the_ranks_become_one() -> None:
     def digest(first: str, second: str) -> str:
         ballots = Ballots(0, 0, 2)
-        ballots.add(1, replace(OK, weights_digest=second))
-        ballot = ballots.add(0, replace(OK, weights_digest=first))
+        ballots.add(1, unlike(weights_digest=second))
+        ballot = ballots.add(0, unlike(weights_digest=first))
         assert ballot is not None
-        return ballot[0].weights_digest
+        return ballot[0].result.weights_digest
 
     assert digest("", "") == ""
     assert digest("a", "b") == digest("a", "b") != digest("b", "a")

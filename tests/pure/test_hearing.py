@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Hearing, LinkBeat, Traffic
 from spare_megatron.collectives.ring_links import WHY_BYTES, pack, unpack
 from spare_megatron.controller.blame import Culprit, Evidence, culprit
-from spare_megatron.controller.messages import Link, Vote
+from spare_megatron.controller.messages import Link, ReductionResult, Vote
 from tests.pure.ring_world import TIMEOUT_S, Network, RingWorld, Starved
 
 KINDS = ("dead", "sends nothing", "receives nothing", "data link", "whole link")
@@ -42,7 +42,9 @@ def _judged(world: RingWorld, evidence: Evidence, epoch: int) -> tuple[Evidence,
     found = None
     for member in sorted(world.members, key=lambda member: (member.over_s is None, member.over_s)):
         if member.over_s is not None and found is None:
-            vote = Vote(member.rank, 0, 1, epoch, False, links=tuple(sorted(member.hearing.links, key=str)))
+            vote = Vote(
+                member.rank, 0, ReductionResult(1, epoch, False, links=tuple(sorted(member.hearing.links, key=str)))
+            )
             evidence = evidence.after(vote)
             found = culprit(evidence, range(world.size), epoch, False)
     return evidence, found

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import Decision, Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.controller.messages import (
+    Decision,
+    Event,
+    Hello,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    ReductionResult,
+    Vote,
+)
 from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, read, replay, verify
 from spare_megatron.failpoints import injected
 
@@ -18,7 +28,7 @@ SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
 def events() -> list[Event]:
     """A job of three groups that commits two steps and loses a group in the third."""
     hellos = [Hello(g, 0, "f", 0) for g in range(3)]
-    votes = [Vote(g, 0, t, 1, True, (2 * g, 2 * g + 1)) for t in (1, 2) for g in range(3)]
+    votes = [Vote(g, 0, ReductionResult(t, 1, True, (2 * g, 2 * g + 1))) for t in (1, 2) for g in range(3)]
     return [Opened(SPEC, 1, 1), *hellos, *votes, Lost((Loss(1, 0, "exited", 0, "killed"),), ((0, 1), (1, 1), (2, 0)))]
 
 

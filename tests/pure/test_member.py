@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.controller.member import Change, Orders, take_commit, take_end, take_view
+from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
 from spare_megatron.controller.messages import View
 
-START = Orders(group=1, incarnation=0)
+START = first_orders(group=1, incarnation=0)
 VIEW = View(
     group=1,
     incarnation=0,
@@ -29,8 +29,8 @@ def member() -> Orders:
 
 def test_a_view_is_adopted_whole() -> None:
     orders = member()
-    assert (orders.version, orders.epoch, orders.step, orders.segments) == (1, 3, 11, ((4, 5),))
-    assert (orders.store, orders.store_prefix, orders.live_groups) == ("host:1", "life1", (0, 1))
+    assert (orders.version, orders.view.epoch, orders.view.step, orders.view.segments) == (1, 3, 11, ((4, 5),))
+    assert (orders.store, orders.store_prefix, orders.view.live_groups) == ("host:1", "life1", (0, 1))
 
 
 def test_rule_9_a_view_of_the_same_epoch_asks_for_the_vote_again() -> None:
@@ -55,17 +55,17 @@ def test_rule_9_an_older_view_is_ignored() -> None:
 def test_rule_3_a_view_carries_a_commit_that_was_lost_on_the_way() -> None:
     orders, change = take_view(member(), replace(VIEW, committed=(11, 3), step=12))
     assert change is Change.COMMIT
-    assert orders.committed == (11, 3)
+    assert orders.view.committed == (11, 3)
     orders, change = take_view(member(), replace(VIEW, epoch=4, committed=(11, 3), step=12))
     assert change is Change.EPOCH
-    assert orders.committed == (11, 3)
+    assert orders.view.committed == (11, 3)
 
 
 def test_a_commit_moves_on_to_the_standing_assignment_once() -> None:
     orders = member()
     committed, change = take_commit(orders, 11, 3, leave=False)
     assert change is Change.COMMIT
-    assert (committed.step, committed.segments, committed.committed) == (12, ((4, 5, 6),), (11, 3))
+    assert (committed.view.step, committed.view.segments, committed.view.committed) == (12, ((4, 5, 6),), (11, 3))
     assert take_commit(committed, 11, 3, leave=False) == (committed, Change.NONE)
     for step, epoch in ((11, 2), (12, 3), (10, 3)):
         assert take_commit(orders, step, epoch, leave=False) == (orders, Change.NONE)
@@ -73,8 +73,8 @@ def test_a_commit_moves_on_to_the_standing_assignment_once() -> None:
 
 def test_the_last_commit_leaves_nothing_to_compute() -> None:
     orders, _ = take_commit(member(), 11, 3, leave=True)
-    assert orders.leave
-    assert orders.segments == ()
+    assert orders.view.leave
+    assert orders.view.segments == ()
 
 
 def test_another_groups_or_incarnations_view_is_not_ours() -> None:

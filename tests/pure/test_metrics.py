@@ -14,7 +14,7 @@ import pytest
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, Vote
+from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, ReductionResult, Vote
 from spare_megatron.coordinator.records import Records, metrics_lines
 from spare_megatron.observe.boards import Boards, scalars
 from spare_megatron.observe.iteration_line import IterationLines
@@ -49,7 +49,7 @@ class Story:
             pieces = tuple(p for segment in state.segments_of(group) for p in segment)
             figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0)]
             self.book.figures(state.step_in_flight, state.epoch, group, figures)
-            self.tell(Vote(group, incarnation, state.step_in_flight, state.epoch, True, pieces))
+            self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
     def replay(self, book: MetricsBook) -> None:
         """Tell it to another book, from the start."""

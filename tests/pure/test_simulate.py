@@ -113,7 +113,10 @@ RUN: list[tuple[float, m.Event]] = [
     *((1010.0 + group, m.Hello(group, 0, "f", 0)) for group in range(3)),
     (1052.0, m.Lost((m.Loss(1, 0, "exited"),), ((0, 1), (1, 1), (2, 0)))),
     (1060.0, m.Lost((m.Loss(1, 0, "closed"),))),
-    *((1080.0, m.Vote(group, 0, 1, 2, True, pieces)) for group, pieces in ((0, (0, 1, 2, 3)), (2, (4, 5)))),
+    *(
+        (1080.0, m.Vote(group, 0, m.ReductionResult(1, 2, True, pieces)))
+        for group, pieces in ((0, (0, 1, 2, 3)), (2, (4, 5)))
+    ),
     (1090.0, m.Hello(1, 1, "f", 0)),
     (1112.5, m.Lost((m.Loss(2, 0, "silent"),))),
 ]

@@ -26,6 +26,7 @@ from spare_megatron.controller.messages import (
     Lost,
     Opened,
     ParameterChecksum,
+    ReductionResult,
     Saved,
     SendCommit,
     SendFenced,
@@ -59,10 +60,8 @@ signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
 parts = st.lists(st.builds(ParameterChecksum, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
 links = st.lists(st.builds(Link, small, small, st.booleans()), max_size=3).map(tuple)
-votes = st.builds(
-    Vote,
-    group=small,
-    incarnation=small,
+results = st.builds(
+    ReductionResult,
     step=small,
     epoch=small,
     ok=st.booleans(),
@@ -70,10 +69,16 @@ votes = st.builds(
     result_digest=st.text(max_size=5),
     links=links,
     detail=st.text(max_size=5),
-    failing_s=st.floats(0, 1e6),
     checksums=checksums,
     audits=checksums,
     parts=parts,
+)
+votes = st.builds(
+    Vote,
+    group=small,
+    incarnation=small,
+    result=results,
+    failing_s=st.floats(0, 1e6),
 )
 actions = st.one_of(
     st.builds(SendView, views, st.sampled_from([0.0, 0.2])),
@@ -104,9 +109,8 @@ def test_optional_and_named_figures_cross_the_wire() -> None:
     for held in (None, (3, 4)):
         hello = Hello(1, 2, "f", 3, held, 5, held)
         assert protobuf_codec.read(protobuf_codec.fill(pb.Hello(), hello), Hello) == hello
-    reduced = Reduced(
-        1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", (("patch_s", 0.5),), False, ((3, -4),), ((5, 6),)
-    )
+    result = ReductionResult(1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", False, ((3, -4),), ((5, 6),))
+    reduced = Reduced(result, (("patch_s", 0.5),))
     assert protobuf_codec.read(protobuf_codec.fill(pb.Reduced(), reduced), Reduced) == reduced
 
 

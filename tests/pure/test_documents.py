@@ -101,16 +101,32 @@ def test_every_package_has_a_row_in_the_readme() -> None:
     assert words == there
 
 
-def test_the_quick_starts_job_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+def _jobs() -> list[str]:
+    """Every job that a code block starts with all of its flags."""
+    blocks = (block for page in PAGES for block in re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line.startswith("spare-launch ") and "FLAGS" not in line]
+
+
+def test_there_are_jobs_to_check() -> None:
+    assert len(_jobs()) >= 2
+
+
+@pytest.mark.parametrize("job", _jobs())
+def test_a_job_of_a_page_passes_the_check(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(job)
+    environ = {"SPARE_NUM_GROUPS": words[words.index("--num-groups") + 1]}
+    with pytest.raises(SystemExit) as left:
+        parse_job([*words[words.index("pretrain_gpt.py") + 1 :], "--spare-check"], environ)
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("the flags are good")
+
+
+def test_the_quick_start_trains_on_the_data_that_it_prepares() -> None:
     start = (ROOT / "README.md").read_text().partition("## Quick start on real data")[2]
     commands = start.split("```")[1].replace("\\\n", " ").splitlines()
-    launch = next(shlex.split(line) for line in commands if line.startswith("spare-launch"))
+    launch = next(line.split() for line in commands if line.startswith("spare-launch"))
     prepare = next(shlex.split(line) for line in commands if "preprocess_data.py" in line)
     prefix = prepare[prepare.index("--output-prefix") + 1]
     assert launch[launch.index("--data-path") + 1] == f"{prefix}_text_document"
     assert "--save" in launch
-    environ = {"SPARE_NUM_GROUPS": launch[launch.index("--num-groups") + 1]}
-    with pytest.raises(SystemExit) as left:
-        parse_job([*launch[launch.index("pretrain_gpt.py") + 1 :], "--spare-check"], environ)
-    assert left.value.code == 0
-    assert capsys.readouterr().out.startswith("the flags are good")

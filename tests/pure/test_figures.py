@@ -83,7 +83,6 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/design.md", "changes under 20%"),
         ("docs/exact_reduction.md", "used for 16 MB each or more"),
         ("docs/operating.md", "the data time-out (15 s)"),
-        ("docs/reference.md", "start-up time is 600 s"),
         ("docs/slurm.md", "`--spare-heartbeat-timeout-s`, 5 s)"),
         ("docs/slurm.md", "5 s). A candidate"),
         ("docs/slurm.md", "about 10 s, and a heartbeat"),
@@ -117,7 +116,6 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "arithmetic: who reads can compute it again": (
         ("docs/choosing_redundancy.md", "floor(log2 N + 0.833)"),
-        ("docs/reference.md", "floor(log2 N + 0.833)"),
         ("docs/theory.md", "floor(log2 N + 0.833)"),
         ("docs/exact_reduction.md", "y + 1.5 * 2^52"),
         ("docs/exact_reduction.md", "*-0.0* counts as 0: a sum of zeros is +0.0"),

@@ -73,16 +73,20 @@ def report(benchmark: str, config: Mapping[str, object], rows: Sequence[Row], pa
     for row in rows:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
-    script = Path(sys.argv[0]).name
+    write(path, benchmark, shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]), config, rows)
+    return path
+
+
+def write(path: Path, benchmark: str, command: str, config: Mapping[str, object], rows: Sequence[Row]) -> None:
+    """The JSON file alone."""
     record = {
         "benchmark": benchmark,
-        "command": shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]]),
+        "command": command,
         "date_utc": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
-        "hardware": machine,
-        "versions": packages,
+        "hardware": hardware(),
+        "versions": versions(),
         "config": dict(config),
         "results": [dict(row) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-    return path

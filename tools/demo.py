@@ -1,15 +1,16 @@
 """The main job, end to end: real text, real processes, a real SIGKILL inside the reduction, and what came of it.
 
-    python tools/demo.py [--steps 60] [--kill-step 20] [--output runs/demo]
+    python tools/demo.py [--steps 60] [--kill-step 20] [--output runs/demo] [--json FILE]
 
 Text is the machine's own Python standard library; its tokenizer is trained here. The data are kept, so that the second
-start is quick; the two runs are made anew each time.
+start is quick; the two runs are made anew each time. README's table of the demo is benchmarks/results/demo.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from typing import Any
 import sentencepiece
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._report import write
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT_BYTES_MAX = 6_000_000
@@ -51,7 +56,7 @@ def main() -> int:
     console.rule("2. The same job without the failure")
     calm = _train(output / "without-failure", (*flags, "--save", str(output / "without-failure" / "save")), None)
     console.rule("3. What came of it")
-    return _judge(failing, calm, output)
+    return _judge(failing, calm, options)
 
 
 def _options() -> argparse.Namespace:
@@ -59,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="steps of each run")
     parser.add_argument("--kill-step", type=int, default=20, help="step in which the group is killed")
     parser.add_argument("--output", default=str(ROOT / "runs" / "demo"), help="directory of data and runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there as well")
     return parser.parse_args()
 
 
@@ -134,7 +140,8 @@ def _train(run_dir: Path, flags: tuple[str, ...], inject: str | None) -> dict[st
     return {"summary": summary, "lines": lines, "seconds": time.monotonic() - started_s, "save": run_dir / "save"}
 
 
-def _judge(failing: dict[str, Any], calm: dict[str, Any], output: Path) -> int:
+def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Namespace) -> int:
+    """The table, the file that was asked for, and the exit code."""
     summary, lines = failing["summary"], failing["lines"]
     recovery = next((line["recovery"] for line in lines if line["recovery"]), None)
     gaps = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(lines, calm["lines"], strict=True)]
@@ -155,13 +162,38 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], output: Path) -> int:
     ):
         table.add_row(name, value)
     console.print(table)
-    console.print(f"Records: {output}/with-failure (journal.jsonl, metrics.jsonl, summary.json, logs/)")
+    if options.json:
+        row = _row(failing, calm, recovery or {}, max(gaps), digests)
+        config = {"groups": GROUPS, "killed_group": KILLED_GROUP, "model": shlex.join(MODEL)}
+        write(options.json, "demo", shlex.join(["./scripts/demo.sh", *sys.argv[1:]]), config, [row])
+    console.print(
+        f"Records: {Path(options.output).resolve()}/with-failure (journal.jsonl, metrics.jsonl, summary.json, logs/)"
+    )
     good = summary["failures_masked"] == 1 and summary["steps_lost"] == 0 and lines[-1]["loss"] < lines[0]["loss"]
     if not good or digests[0] != digests[1]:
         console.print("[red]The failure left a trace: this is not as it should be.[/red]")
         return 1
     console.print("The failure cost a moment and no work: every step was committed exactly once.")
     return 0
+
+
+def _row(
+    failing: dict[str, Any], calm: dict[str, Any], recovery: dict[str, Any], gap: float, digests: list[str]
+) -> dict[str, object]:
+    summary, lines = failing["summary"], failing["lines"]
+    return {
+        "steps": lines[-1]["step"],
+        **{name: summary[name] for name in ("steps_committed", "failures_masked", "steps_lost")},
+        **{name: value for name, value in recovery.items() if name.endswith("_s")},
+        "loss_first": lines[0]["loss"],
+        "loss_last": lines[-1]["loss"],
+        "loss_last_without_failure": calm["lines"][-1]["loss"],
+        "loss_relative_difference_max": gap,
+        "digest": digests[0],
+        "digest_without_failure": digests[1],
+        "run_s": round(failing["seconds"], 1),
+        "run_without_failure_s": round(calm["seconds"], 1),
+    }
 
 
 def _parts(recovery: dict[str, Any]) -> str:

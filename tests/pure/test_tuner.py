@@ -111,8 +111,7 @@ def test_memory_table() -> None:
 def test_ranks_that_share_parameters_hold_them_whole_and_their_sum(
     inner_data: int, context: int, mode: str, total: float
 ) -> None:
-    """megatron_adapter/model/group_sum.py: a buffer as wide as the accumulator, of this rank's part; docs/theory.md,
-    5."""
+    """megatron_adapter/model/group_sum.py: a buffer as wide as the accumulator, of this rank's part."""
     found = memory(2**30, Shape(8, 2, inner_data, context), mode)
     assert found.parts["weights"] == pytest.approx(2)
     assert found.parts["group_sum"] == pytest.approx(found.parts["accumulator"] / 2)
@@ -123,9 +122,8 @@ def test_ranks_that_share_parameters_hold_them_whole_and_their_sum(
     assert wide.parts["optimizer"] == pytest.approx(3)
 
 
-@pytest.mark.parametrize("page", ["exact_reduction.md", "theory.md"])
-def test_documents_show_the_table_of_the_planner(page: str) -> None:
-    assert table() in (Path(__file__).parents[2] / "docs" / page).read_text()
+def test_the_page_of_exact_sums_shows_the_table_of_the_planner() -> None:
+    assert table() in (Path(__file__).parents[2] / "docs" / "exact_reduction.md").read_text()
 
 
 def test_what_does_not_fit_names_the_d_that_would() -> None:

@@ -1,0 +1,218 @@
+"""Measured figures of README.md and docs/ are those of benchmarks/results, and each has a file there or a reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pure.figures import GENERATED, HISTORY, PAGES, RESULTS, ROOT, Claim, claims, pattern, shown
+
+CLAIMS = tuple(claims())
+WRITE = "python -m tests.pure.figures writes the files' values into the pages"
+
+
+@pytest.mark.parametrize("page", sorted({claim.page for claim in CLAIMS}))
+def test_a_page_says_what_the_results_say(page: str) -> None:
+    text = (ROOT / page).read_text()
+    wrong = [line for claim in CLAIMS if claim.page == page for line in _disagreements(claim, text)]
+    assert not wrong, "\n".join([*wrong, WRITE])
+
+
+def _disagreements(claim: Claim, text: str) -> Iterator[str]:
+    found = list(pattern(claim.words).finditer(text))
+    if len(found) != 1:
+        yield f"{claim.page} has {len(found)} times, not once, the words: {claim.words}"
+        return
+    for said, figure in zip(found[0].groups(), claim.figures, strict=True):
+        if said != shown(figure.value, said):
+            where = " ".join(found[0].group().split())
+            yield f"{claim.page} says {said}, but {figure.value} is in {figure.source}: {where}"
+
+
+def test_a_figure_that_differs_is_told_with_page_and_file() -> None:
+    claim = next(claim for claim in CLAIMS if claim.words.startswith("A masked failure takes"))
+    value = claim.figures[0].value
+    assert list(_disagreements(claim, "A masked failure takes 9.99\ns from")) == [
+        f"README.md says 9.99, but {value} is in masked_failure.json: median_s (part=total_s): "
+        "A masked failure takes 9.99 s from"
+    ]
+    assert next(_disagreements(claim, "A masked failure takes long")).startswith("README.md has 0 times")
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "is_shown"),
+    [
+        (1.0631, "1.06", "1.06"),
+        (-2.26, "0.2", "-2.3"),
+        (2.694, "+2.1", "+2.7"),
+        (1237, "9,999", "1,237"),
+        (2.5463e-08, "1.1e-8", "2.5e-8"),
+        (1.2e-4, "1.1e-4", "1.2e-4"),
+        (0.0, "0", "0"),
+        ("73aca4cb", "00000000", "73aca4cb"),
+    ],
+)
+def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like: str, is_shown: str) -> None:
+    assert shown(value, like) == is_shown
+
+
+def test_the_results_name_the_machine_that_the_pages_name() -> None:
+    """README says so once for all of its figures, other pages where they have timings."""
+    used = {
+        source for claim in CLAIMS for figure in claim.figures for source in re.findall(r"[\w.]+\.json", figure.source)
+    }
+    machines = {
+        (hardware["cpu"], hardware["cores"], tuple(hardware.get("gpus", ())))
+        for source in used
+        for hardware in [json.loads((RESULTS / source).read_text())["hardware"]]
+    }
+    assert machines == {("AMD EPYC", 2, ())}, "README's section on what was measured names the machine"
+    assert "**Measured** on two cores of an AMD EPYC, without GPU" in (ROOT / "README.md").read_text()
+
+
+# Figures without a results file. A heading stands for its whole section, other words for themselves. A reason says why
+# no file is needed; what was measured belongs into a file of benchmarks/results and a claim.
+EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
+    "settings, as the code has them": (
+        ("docs/design.md", "30 minutes by default"),
+        ("docs/design.md", "gathers losses for 3 ms"),
+        ("docs/design.md", "256 times"),
+        ("docs/design.md", "changes under 20%"),
+        ("docs/exact_reduction.md", "used for 16 MB each or more"),
+        ("docs/operating.md", "the data time-out (15 s)"),
+        ("docs/slurm.md", "`--spare-heartbeat-timeout-s`, 5 s)"),
+        ("docs/slurm.md", "5 s). A candidate"),
+        ("docs/slurm.md", "about 10 s, and a heartbeat"),
+        ("docs/slurm.md", "SIGUSR1 (120 s before"),
+        ("docs/theory.md", "changes under 20%"),
+        ("docs/troubleshooting.md", "They have 600 s"),
+        ("docs/walk.md", "after 0.3 s, kills"),
+        ("docs/walk.md", "closed for 0.5 s is a death, or 5 s without"),
+        ("docs/walk.md", "known within 3 ms"),
+        ("docs/walk.md", "waits 0.2 s (`VIEW_GRACE_S`)"),
+        ("docs/when_a_gpu_dies.md", "(5 s); a rank"),
+        ("docs/when_a_gpu_dies.md", "(60 s). Everything"),
+    ),
+    "what was run: a benchmark's or an example's own input": (
+        ("docs/choosing_redundancy.md", "15 minutes for a restart"),
+        ("docs/design.md", "F = 0.05, 0.25 and 1"),
+        ("docs/simulator.md", "re-join after 600 s"),
+        ("docs/simulator.md", "take 0.1 to 30 s to form anew"),
+        ("docs/simulator.md", "restart in exactly 60 min"),
+        ("docs/simulator.md", "`Reading.patch_work` = 0.07 shards"),
+        ("docs/simulator.md", "patch work 0 / 0.28"),
+        ("docs/simulator.md", "0.1 s against 30 s"),
+        ("docs/simulator.md", "Up to 3 s"),
+        ("docs/simulator.md", "every 200,000 s"),
+        ("docs/theory.md", "Cost of R = 30 s against 0.1 s"),
+        ("docs/theory.md", "(mean 300 s, shape 0.78, jitter 0.05)"),
+    ),
+    "goals": (
+        ("docs/exact_reduction.md", "Goals are 0.8 of a copy"),
+        ("docs/simulator.md", "The goal of 2 s"),
+    ),
+    "arithmetic: who reads can compute it again": (
+        ("docs/choosing_redundancy.md", "floor(log2 N + 0.833)"),
+        ("docs/theory.md", "floor(log2 N + 0.833)"),
+        ("docs/exact_reduction.md", "y + 1.5 * 2^52"),
+        ("docs/exact_reduction.md", "*-0.0* counts as 0: a sum of zeros is +0.0"),
+        ("docs/exact_reduction.md", "T^1.5"),
+        ("docs/exact_reduction.md", "move 9: 1.8 is the most"),
+        ("docs/holes.md", "until 0.749 of a lease after the claim, the new one serves at 0.5;"),
+        ("docs/holes.md", "within the 10 ms in which"),
+        ("docs/when_a_gpu_dies.md", "up to 1.5 times as long"),
+    ),
+    "what spare-plan prints: the command is beside it": (
+        ("docs/choosing_redundancy.md", "in shards: 1.39 = its steps take 1.39 times as long"),
+        ("docs/choosing_redundancy.md", "within 0.5% of the best"),
+        ("docs/choosing_redundancy.md", "most of the 1.158 is the save (30 s that"),
+        ("docs/simulator.md", "## 600,000 GPUs"),
+        ("docs/theory.md", "## 7. Worked example: 600,000 GPUs, staged and shared data"),
+    ),
+    "computed from the page's formulas": (
+        ("docs/theory.md", "| 64 | 1.269 | 1.060 | 1.019 | 1.006 | 1.001 |"),
+        ("docs/theory.md", "| 200 | 1.329 | 1.083 | 1.030 | 1.010 | 1.003 | 1.001 | 1.001 |"),
+        ("docs/theory.md", "| 1000 | 1.357 | 1.075 | 1.025 | 1.011 | 1.005 | 1.003 | 1.001 |"),
+        ("docs/theory.md", "the factor is below 1.002"),
+        ("docs/theory.md", "With c = 74 s, a = 10 s a rebuild of 3 s costs 0.4 s a loss, one of 30 s 9 s."),
+        ("docs/theory.md", "re-join r = 6 +2.2 /"),
+        ("docs/theory.md", "r = 7 +1.7 /"),
+        ("docs/theory.md", "shared +2.4 /"),
+        ("docs/theory.md", "With a restart of 3,600 s and m = 300 s: 7,743 / 7,253 / 7,130 s"),
+        ("docs/theory.md", "tries 1% and 3%"),
+        ("docs/theory.md", "| 5.64 | {} | 2.921 | {} | 2.03 |"),
+        ("docs/theory.md", "| 4.33 | {} | 2.471 | {} | 1.67 |"),
+        ("docs/theory.md", "| 3.97 | {} | 2.331 | {} | 1.56 |"),
+        ("docs/theory.md", "## 5. Choice (`tuner/choose.py`)"),
+    ),
+    "found once, without a results file, and the page says so": (
+        ("docs/theory.md", "## 2. Losses endured (`theory/endured.py`)"),
+        ("docs/theory.md", "the mean work was 3% low at"),
+        ("docs/theory.md", "the work was 1.4% high at"),
+        ("docs/theory.md", "| no re-join, no planned restart |" + " {} / {} |" * 9),
+        ("docs/theory.md", "| planned restart | | |" + " {} / {} |" * 7),
+        ("docs/theory.md", "| re-join after 600 s | | |" + " {} / {} |" * 5),
+        ("docs/theory.md", "up to 16% too low where a restart comes every few losses (r = 3): clocks of shape 0.78"),
+        ("docs/theory.md", "both agree within 3%"),
+        ("docs/theory.md", "## 6. Failure domains (`placement/domains.py`)"),
+        ("docs/when_a_gpu_dies.md", "## The timeline"),
+    ),
+}
+PENDING = () if (RESULTS / "demo.json").exists() else (("README.md", "## Demo"),)
+"""The demo's figures, as long as nobody has written benchmarks/results/demo.json."""
+
+UNIT = r"(?:ns|us|ms|s|min|minutes|seconds|hours|h|times|points|[kMG]i?B(?:/s)?)\b|%"
+FIGURE = re.compile(rf"(?<![\w.,/:#-])[+-]?(?:\d[\d,]*\.\d+(?:e-?\d+)?|\d[\d,]*(?:e-?\d+)?(?=\s*(?:{UNIT})))")
+"""A number with a decimal point, or one before a unit."""
+NO_TEXT = re.compile(
+    r"```.*?```|`[^`\n]*`|\]\([^)\s]*\)|arXiv [\d.]+|\b(?:Python|Slurm) \d+\.\d+|\b\d+\.\d+\.\d+\b|^ {4}[^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
+"""Code, link targets, numbers of papers and of versions, and formulas that stand by themselves."""
+
+
+def _blank(text: str, start: int, end: int) -> str:
+    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+
+
+def _section(text: str, heading: str) -> tuple[int, int]:
+    """From the heading to the next one of its rank or above; (-1, -1) where there is none."""
+    start = (f"\n{text}").find(f"\n{heading}\n")
+    if start < 0:
+        return -1, -1
+    following = re.compile(rf"^#{{1,{heading.count('#')}}} ", re.MULTILINE).search(text, start + 1)
+    return start, following.start() if following else len(text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in (HISTORY, GENERATED)])
+def test_no_figure_is_there_without_a_file_or_a_reason(page: str) -> None:
+    whole = text = (ROOT / page).read_text()
+    for claim in CLAIMS:
+        for match in pattern(claim.words).finditer(whole) if claim.page == page else ():
+            for group in range(1, len(claim.figures) + 1):
+                text = _blank(text, *match.span(group))
+    gone = []
+    for where, words in (*(pair for pairs in EXEMPT.values() for pair in pairs), *PENDING):
+        if where != page:
+            continue
+        spans = (
+            [_section(whole, words)] if words.startswith("#") else [m.span() for m in pattern(words).finditer(whole)]
+        )
+        if not spans or spans[0] == (-1, -1):
+            gone.append(words)
+        for start, end in spans:
+            text = _blank(text, start, end) if start >= 0 else text
+    assert not gone, f"{page} no longer has what is exempt there: {gone}"
+    for match in NO_TEXT.finditer(whole):
+        text = _blank(text, *match.span())
+    left = [
+        f"{page}:{whole.count(chr(10), 0, match.start()) + 1}: {match.group()} in: "
+        + " ".join(whole[max(0, match.start() - 50) : match.end() + 30].split())
+        for match in FIGURE.finditer(text)
+    ]
+    assert not left, (
+        "figures that neither a claim of tests/pure/figures.py nor a reason in EXEMPT covers:\n" + "\n".join(left)
+    )

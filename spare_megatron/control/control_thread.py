@@ -134,7 +134,15 @@ class Agent:
 
     def beat(self) -> pb.Beat:
         """:attr:`progress` as a message."""
-        return protobuf_codec.fill(pb.Beat(position=self.setup.position), self.progress)
+        now = self.progress
+        return pb.Beat(
+            position=self.setup.position,
+            step=now.step,
+            phase=now.phase,
+            counter=now.counter,
+            in_phase=now.in_phase,
+            pieces_done=now.pieces_done,
+        )
 
     def _settle(self, error: ConfigError | None) -> None:
         if not self._opened.done():

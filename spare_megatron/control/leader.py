@@ -383,7 +383,7 @@ class Leader:
         if orders.fenced is not None:
             return pb.Order(refused=pb.Refused(reason=orders.fenced))
         view = pb.ViewOrder(store=orders.store, store_prefix=orders.store_prefix)
-        protobuf_codec.fill(view.view, orders)
+        protobuf_codec.fill(view.view, orders.view)
         return pb.Order(view=view)
 
 

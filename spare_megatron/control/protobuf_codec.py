@@ -1,13 +1,12 @@
 """Dataclasses <-> protobuf messages, by field name, driven by the messages' own descriptors.
 
-A field that a protobuf message has and a dataclass too is carried; nothing else is. Tuples of numbers are repeated
-fields, or ``Integers`` where they are optional or stand inside another tuple; ``Pairs`` are flattened; figures are
-name and number.
+Every field of a protobuf message is a field of its dataclass; what only the dataclass has is not carried. Tuples of
+numbers are repeated fields, or ``Integers`` where they are optional or stand inside another tuple; ``Pairs`` are
+flattened; figures are name and number.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -33,9 +32,9 @@ _NESTED: dict[str, type] = {
 
 
 def fill(message: Message, value: object) -> Message:
-    """``message`` with every field set that the dataclass ``value`` has under the same name."""
+    """``message`` with every field set as the dataclass ``value`` has it under the same name; None is left out."""
     for field in message.DESCRIPTOR.fields:
-        part = getattr(value, field.name, None)
+        part = getattr(value, field.name)
         if part is None:
             continue
         if field.type != FieldDescriptor.TYPE_MESSAGE:
@@ -68,10 +67,8 @@ def _pairs(value: tuple[tuple[int, int], ...]) -> Message:
 
 
 def read(message: Message, cls: type[T]) -> T:
-    """The dataclass ``cls`` with every field that ``message`` has under the same name; defaults for the others."""
-    names = {item.name for item in fields(cls)}  # type: ignore[arg-type]
-    known = [field for field in message.DESCRIPTOR.fields if field.name in names]
-    return cls(**{field.name: _value(message, field) for field in known})
+    """The dataclass ``cls`` with every field of ``message``; defaults for what only the dataclass has."""
+    return cls(**{field.name: _value(message, field) for field in message.DESCRIPTOR.fields})
 
 
 def _value(message: Message, field: FieldDescriptor) -> Any:

@@ -14,8 +14,6 @@ class Tuning:
 
     save_interval: bool = False
     """--save-interval auto."""
-    save_every: int | None = None
-    """--save-interval STEPS: kept as it is."""
     redundancy: bool = False
     """--spare-redundancy auto: chosen for the next start, from what the first steps and a save cost."""
     restart_after: int | None = 0

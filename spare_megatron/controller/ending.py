@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
+from spare_megatron.controller.saves import saver
 from spare_megatron.controller.state import State
 from spare_megatron.controller.transition import (
     Transition,
@@ -68,8 +69,8 @@ def applied(state: State, event: Applied) -> Transition:
 def lost(before: State, after: State, fences: list[Action], why: str) -> Transition:
     """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
 
-    The member with the lowest id saves (trainer.loop). When it dies before its checkpoint counts, the next one is
-    asked: a view of a new epoch, in which all vote and say Applied again, tells it that it is the lowest now.
+    When the member that saves dies before its checkpoint counts, the next one is asked: a view of a new epoch, in which
+    all vote and say Applied again, tells it that it is the one now.
     """
     step = after.committed[0]
     after = replace(
@@ -83,9 +84,9 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
         if there:
             return stop(after, ending(after)[0], f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
-    if min(after.live) != min(before.live) and not there:
+    if saver(after.live) != saver(before.live) and not there:
         asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=frozenset())
-        return decide(asked, views(asked, before=fences), f"{why}; group {min(after.live)} is to save step {step}")
+        return decide(asked, views(asked, before=fences), f"{why}; group {saver(after.live)} is to save step {step}")
     return _settle(after, fences, why)
 
 

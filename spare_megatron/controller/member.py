@@ -68,7 +68,7 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
 
 
 def take_commit(
-    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = (), save: bool = False
+    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = (), save: int = 0
 ) -> tuple[Orders, Change]:
     """Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. Repeated or of
     another epoch: nothing."""

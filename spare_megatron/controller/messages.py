@@ -45,6 +45,8 @@ class JobSpec:
     audit_rate: float = 0.0
     """Share of the pieces that a second host of their shard computes as well (controller.audits)."""
     audit_seed: int = 0
+    save_every: int = 0
+    """Every multiple of so many steps is saved; 0: none is for that reason."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -302,8 +304,8 @@ class View:
     disputed: tuple[int, ...] = ()
     """Pieces over whose gradient groups disagree, or ``WEIGHTS``: the next vote has their checksums, parameter by
     parameter."""
-    save: bool = False
-    """t* is to be saved."""
+    save: int = 0
+    """What the commit of t* ordered to be saved (:func:`spare_megatron.controller.saves.order`)."""
 
     @property
     def live_groups(self) -> tuple[int, ...]:
@@ -333,8 +335,8 @@ class SendCommit:
     """The run ends with this step: save, send Applied, leave."""
     audits: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(group, what it audits in step + 1) of every group that audits anything; each is told its own."""
-    save: bool = False
-    """The machine's save interval is over: save this step."""
+    save: int = 0
+    """What is to be saved (:func:`spare_megatron.controller.saves.order`)."""
 
 
 @dataclass(frozen=True)

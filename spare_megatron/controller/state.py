@@ -150,7 +150,11 @@ class State:
     save_now: bool = False
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
-    """The last step whose save the machine ordered; the first step of the life before that."""
+    """The last step at which a save was due; the first step of the life before that."""
+    saver: int = -1
+    """The group that was to save last; -1 before the first save."""
+    save: int = 0
+    """What the last commit ordered to be saved."""
     unproved: Saved | None = None
     """The newest complete checkpoint whose weights no votes have compared yet, also of a group that is lost since,
     unless votes spoke against that group."""
@@ -231,7 +235,7 @@ class State:
             leave=self.phase == "ending",
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
-            save=self.save_step == self.committed[0] > self.job.first_step,
+            save=self.save,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from spare_megatron.controller import audits, ending, membership
+from spare_megatron.controller import audits, ending, membership, saves
 from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
@@ -198,7 +198,7 @@ def _commit(state: State) -> Transition:
     step = state.step_in_flight
     assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
-    save = state.save_now or 0 < state.save_interval <= step - state.save_step
+    save = 0 if ends else saves.order(state)
     # Holders are members, so as many holders as members are all of them.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
@@ -211,7 +211,9 @@ def _commit(state: State) -> Transition:
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,
         save_now=False,
-        save_step=step if save else state.save_step,
+        save_step=step if save == step else state.save_step,
+        saver=saves.saver(state.live) if save else state.saver,
+        save=save,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
     )

@@ -99,9 +99,8 @@ class JobTuning:
             largest = int(before.plan.loads().max())
             shard = self._votes.get("compute_s", 0.0) * before.job.pieces_per_shard / max(1, largest)
             self._samples.append((shard, self._votes.get("reduce_s", 0.0)))
-        step, every = after.committed[0], self._wishes.save_every
-        if after.save_step != before.save_step or (every is not None and step % every == 0):
-            self._saving, self._ordered_s = step, time_s
+        if after.save_step != before.save_step:
+            self._saving, self._ordered_s = after.save_step, time_s
             self._changed = True
 
     def _tuned(self, event: Tuned) -> None:
@@ -184,7 +183,7 @@ class JobTuning:
             redundancy_is_free=wishes.redundancy,
             write_s=round(self._write_s or 0.0, 6),
             planned_restarts=self._may_plan_restarts,
-            save_interval_steps=wishes.save_every,
+            save_interval_steps=spec.save_every or None,
         )
 
     def _update(self, state: State) -> Tuned | None:

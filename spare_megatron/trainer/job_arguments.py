@@ -78,13 +78,17 @@ class JobArguments:
     once."""
 
     @property
+    def save_every(self) -> int:
+        """--save-interval STEPS, where there is a directory to save in; else 0."""
+        every = self.checkpoint.save_interval
+        return every if isinstance(every, int) and self.checkpoint.save is not None else 0
+
+    @property
     def tuning(self) -> Tuning:
         """What the job is to decide while it runs."""
-        spare, every = self.spare, self.checkpoint.save_interval
-        saves = self.checkpoint.save is not None
+        spare, saves = self.spare, self.checkpoint.save is not None
         return Tuning(
-            save_interval=every == "auto" and saves,
-            save_every=every if isinstance(every, int) and saves else None,
+            save_interval=self.checkpoint.save_interval == "auto" and saves,
             redundancy=spare.redundancy is None and saves,
             restart_after=spare.restart_after,
             mtbf_gpu_hours=spare.mtbf_gpu_hours,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
+from spare_megatron.controller.saves import saver
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.saving import Ask
 from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
@@ -21,12 +22,9 @@ from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
 class Saver(Protocol):
     """Writes checkpoints of this rank's group; collective in the group."""
 
-    def due(self, step: int) -> bool:
-        """True when ``step`` is one at which the job saves."""
-
     def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
         """Take step ``step``, write and publish it; all of it before this returns if ``final``. Nothing where step
-        ``since``, the last at which the job was to save, or a later one is published already."""
+        ``since``, the last at which a save was due, or a later one is published already."""
 
     def settle(self, tick: Callable[[], None]) -> None:
         """Wait until nothing is being written."""
@@ -44,8 +42,6 @@ class TrainingLoop:
     """Step whose state the engine holds at the start."""
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
     """How long the last save kept this rank from training, until it is reported."""
-    _last_saver: int | None = field(default=None, init=False)
-    _last_due: int = field(default=-1, init=False)
     _ended: int | None = field(default=None, init=False)
     """The step that ended the run, once it is applied."""
     _voted: int = field(default=0, init=False)
@@ -62,7 +58,7 @@ class TrainingLoop:
                 self._apply(committed)
                 if committed.leave:
                     return self._end(committed)
-                if self._is_to_save(committed):
+                if committed.save and self._saves(committed.live):
                     self._save(committed, time.monotonic() - started_s)
                 step += 1
                 orders = self.session.orders
@@ -90,21 +86,8 @@ class TrainingLoop:
         self._save_cost = {}
 
     def _saves(self, live: tuple[int, ...]) -> bool:
-        """One group saves for all: the lowest of those that committed the step."""
-        return self.session.orders.view.group == min(live)
-
-    def _is_to_save(self, committed: Committed) -> bool:
-        """At each step at which the job saves, and as soon as the group that saved last is lost: what it was writing
-        may not count. Follows from committed facts, so all ranks agree."""
-        if self.saver is None:
-            return False
-        lost = self._last_saver is not None and self._last_saver not in committed.live
-        if committed.save or self.saver.due(committed.step):
-            self._last_due = committed.step
-        elif not lost:
-            return False
-        self._last_saver = min(committed.live)
-        return self._saves(committed.live)
+        """Whether this rank's group is the one that saves, of the members ``live``."""
+        return self.saver is not None and self.session.orders.view.group == saver(live)
 
     def _save(self, committed: Committed, step_s: float, final: bool = False) -> None:
         assert self.saver is not None
@@ -112,7 +95,7 @@ class TrainingLoop:
         self.session.progress("checkpoint", step, 0)
         self.runner.inject("checkpoint", step, 0)
         ask = Ask(self.session.saved, lambda: self._tick(step), step_s)
-        self.saver.save(step, committed.epoch, ask, since=self._last_due, final=final)
+        self.saver.save(step, committed.epoch, ask, since=committed.save, final=final)
         self._tick(step)
         self._save_cost = {"save_s": round(time.monotonic() - began_s, 6)}
 
@@ -141,7 +124,7 @@ class TrainingLoop:
         orders = self.session.orders
         while not orders.over:
             epoch = orders.view.epoch
-            if self.saver is not None and self._saves(orders.view.live_groups) and not saved:
+            if self._saves(orders.view.live_groups) and not saved:
                 self._save(committed, 0.0, final=True)
                 saved = True
             self._vote_on_the_end(self.session.orders)

@@ -253,6 +253,7 @@ def _spec(
         heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
         audit_rate=job.spare.audit_rate,
         audit_seed=job.training.seed,
+        save_every=job.save_every,
     )
 
 
@@ -330,7 +331,6 @@ def _saver(
     return GroupSaver(
         Path(config.save),
         place,
-        config.save_interval if isinstance(config.save_interval, int) else None,
         job.train_iters,
         take,
         agree,

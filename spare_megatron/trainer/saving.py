@@ -100,8 +100,6 @@ class GroupSaver:
 
     directory: Path
     place: Place
-    interval: int | None
-    """Steps between checkpoints; None: only where the run ends."""
     last_step: int
     """Last step that trains: a round after it (the closing evaluation) is saved under its number."""
     take: Callable[[int, Path, bool], CheckpointShare]
@@ -128,24 +126,19 @@ class GroupSaver:
         if self.place.is_leader:
             self._found = identities(self.directory)
 
-    def due(self, step: int) -> bool:
-        """True when ``step`` is one at which the job saves."""
-        return self.interval is not None and step % self.interval == 0 and step <= self.last_step
-
     def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
         """Take ``step`` and write it: beside the training, or (``final``, or not asynchronous) before this returns.
 
-        ``since`` is the last step at which the job was to save. A later ``step`` is one at which a group takes over
-        from one that died: it is left out where that one had published what it had to.
+        ``since`` is the last step at which a save was due. A later ``step`` is one at which a group takes over from one
+        that died: it is left out where that one had published what it had to.
         """
         started_s = time.monotonic()
         trained = min(step, self.last_step)
         waits = final or not self.asynchronous
         free = self._settle(ask.tick, None if final else PATIENCE_S)
         partial = partial_directory(self.directory, trained, self.place.group, self.place.incarnation, epoch)
-        if not self.agree(
-            not self.place.is_leader or self._begins(trained, partial, free, trained if final else since)
-        ):
+        wanted = trained if final else min(since, self.last_step)
+        if not self.agree(not self.place.is_leader or self._begins(trained, partial, free, wanted)):
             return
         self._settle(ask.tick, None)
         self._number += 1

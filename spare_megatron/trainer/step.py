@@ -86,8 +86,8 @@ class Committed:
     """Groups that committed it: the members of ``epoch``."""
     leave: bool
     """The run ends with this step."""
-    save: bool = False
-    """The coordinator wants this step saved."""
+    save: int = 0
+    """What the commit ordered to be saved (:func:`spare_megatron.controller.saves.order`)."""
 
 
 @dataclass(frozen=True)

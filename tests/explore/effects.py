@@ -19,7 +19,7 @@ class Effects:
         self.shape, self.spec = shape, shape.spec
         self.keeper = Keeper()
         self.brains = Brains(self.keeper)
-        self.rules = Processes(self.spec, shape.save_every, self.keeper)
+        self.rules = Processes(self.spec, self.keeper)
         self.heard: list[m.Event] | None = None
         """Every event of the coordinator that counts, in order, where somebody wants to know."""
         self.reasons: list[str] = []

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from spare_megatron.control.group_aggregation import Ballots
 from spare_megatron.control.reports import Reduced
-from spare_megatron.controller import audits, member
+from spare_megatron.controller import audits, member, saves
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.member import Change, Orders, first_orders
 from tests.explore.keep import Keeper, Kept
@@ -75,8 +75,6 @@ class Process(NamedTuple):
     """Checkpoints that it asked about and has no answer for."""
     saving: tuple[int, str] | None = None
     """(step, digest of the weights) of a checkpoint that is being written."""
-    saver: int = -1
-    """The group that was to save last, -1 before the first."""
     saved_end: bool = False
     """It has begun to save the last step."""
 
@@ -95,9 +93,8 @@ class Process(NamedTuple):
 class Processes:
     """The rules by which processes change. ``None`` from a method says that this cannot happen now."""
 
-    def __init__(self, spec: m.JobSpec, save_every: int, keeper: Keeper) -> None:
-        """``save_every``: steps between checkpoints; 0: only the last step is saved."""
-        self._spec, self._save_every, self._keep = spec, save_every, keeper.keep
+    def __init__(self, spec: m.JobSpec, keeper: Keeper) -> None:
+        self._spec, self._keep = spec, keeper.keep
 
     # ------------------------------------------------------------------------------------------------ connections
 
@@ -259,7 +256,7 @@ class Processes:
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.ended != orders.epoch or p.saving or p.asked:
             return None
-        if p.group == min(orders.live_groups) and not p.saved_end:
+        if p.group == saves.saver(orders.live_groups) and not p.saved_end:
             return p._replace(saving=(p.applied, p.weights), saved_end=True)
         if p.holds == (p.applied, orders.epoch):
             return None
@@ -286,16 +283,12 @@ class Processes:
             orders=self._keep(replace(orders, donors=())), holds=(step, orders.epoch), up=self._up(p, has)
         )
 
-    def _save(self, p: Process, live: list[int]) -> Process:
-        """The lowest group of those that committed saves where a save is due or the group that saved last is gone."""
-        orders = p.known
-        due = orders.save or (self._save_every > 0 and p.applied % self._save_every == 0)
-        lost, lowest = p.saver >= 0 and p.saver not in live, min(live)
-        if not (due or lost):
-            return p
-        p = p._replace(saver=lowest)
+    @staticmethod
+    def _save(p: Process, live: list[int]) -> Process:
+        """Begin to save where the commit says so and this group is the one, if it is free to."""
         free = p.saving is None and not p.asked
-        return p._replace(saving=(p.applied, p.weights)) if free and lowest == p.group else p
+        mine = p.known.save and saves.saver(live) == p.group
+        return p._replace(saving=(p.applied, p.weights)) if free and mine else p
 
     def _vote(self, p: Process, said: m.ReductionResult) -> Process:
         ballot = self._ballots(p).add(0, Reduced(said))

@@ -56,4 +56,5 @@ class Shape:
             retry_limit=99,
             audit_rate=self.audit_rate,
             audit_seed=7,
+            save_every=self.save_every,
         )

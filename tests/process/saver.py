@@ -24,7 +24,6 @@ def save_for_ever(save: str, step: int, incarnation: int) -> None:
     saver = GroupSaver(
         Path(save),
         place,
-        1,
         10**9,
         lambda number, _directory, _copied: ToyShare("rank0.pt", {"step": [torch.full((5000,), number)]}, WRITE_S),
         lambda value: value,

@@ -112,6 +112,7 @@ def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec
         heartbeat_timeout_s=options.heartbeat_s,
         audit_rate=options.audit_rate,
         audit_seed=1,
+        save_every=options.save_interval if options.save and isinstance(options.save_interval, int) else 0,
     )
 
 
@@ -121,7 +122,6 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
         timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
         tuning=Tuning(
             save_interval=options.save_interval == "auto",
-            save_every=options.save_interval if isinstance(options.save_interval, int) else None,
             redundancy=options.redundancy is None,
             restart_after=options.restart_after,
             mtbf_gpu_hours=options.mtbf_gpu_hours,
@@ -146,7 +146,6 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: 
     return GroupSaver(
         Path(options.save),
         place,
-        options.save_interval if isinstance(options.save_interval, int) else None,
         options.steps,
         lambda step, directory, copied: engine.share(options.write_s),
         agree,

@@ -172,6 +172,7 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         retry_limit=int(options.get("retries", 8)),
         audit_rate=float(options.get("audit", 0.0)),
         audit_seed=int(options.get("seed", 0)),
+        save_every=int(options.get("save", 0)),
     )
 
 
@@ -187,17 +188,21 @@ def _describe(action: m.Action) -> list[str]:
         standing = " ".join(map(str, v.standing))
         return [
             f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
-            f"then [{standing}]{donors}{leave}{delay}"
+            f"then [{standing}]{donors}{leave}{delay}{_save(v.save)}"
         ]
     if isinstance(action, m.SendCommit):
         told = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
         leave = " leave" if action.leave else ""
-        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}"]
+        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}{_save(action.save)}"]
     if isinstance(action, m.SendFenced):
         return [f"-> {action.group} (incarnation {action.incarnation}): fenced"]
     if isinstance(action, m.SendStop):
         return [f"-> {list(action.groups)}: stop, {action.outcome}"]
     return [f"-> {action.group}: the checkpoint of step {action.step} counts"]
+
+
+def _save(order: int) -> str:
+    return f" save {order}" if order else ""
 
 
 def _links(group: int, options: dict[str, str]) -> tuple[m.Link, ...]:

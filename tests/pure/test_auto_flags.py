@@ -26,10 +26,12 @@ def test_auto_is_told_to_the_coordinator() -> None:
         None,
         True,
     )
-    fixed = job_of("--save s --save-interval 20 --spare-redundancy 1 --spare-restart-after 3")[0].tuning
-    assert (fixed.save_interval, fixed.save_every, fixed.redundancy, fixed.restart_after) == (False, 20, False, 3)
-    partly = job_of("--save s --save-interval 20")[0].tuning
-    assert (partly.save_interval, partly.save_every, partly.redundancy) == (False, 20, True)
+    job = job_of("--save s --save-interval 20 --spare-redundancy 1 --spare-restart-after 3")[0]
+    fixed = job.tuning
+    assert (fixed.save_interval, job.save_every, fixed.redundancy, fixed.restart_after) == (False, 20, False, 3)
+    job = job_of("--save s --save-interval 20")[0]
+    assert (job.tuning.save_interval, job.save_every, job.tuning.redundancy) == (False, 20, True)
+    assert job_of("--save-interval 20")[0].save_every == 0
 
 
 @pytest.mark.parametrize("words", ["--spare-redundancy auto", "--save-interval auto"])

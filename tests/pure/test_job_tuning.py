@@ -63,8 +63,7 @@ class Job:
             self.now_s += 0.9 * load + 0.1
             self.tuning.figures(at, self.state.epoch, [("compute_s", 0.9 * load), ("reduce_s", 0.1)])
             self.feed(AllVoted(at, self.state.epoch))
-            every = self.wishes.save_every
-            if (self.commits[-1].save or (every and at % every == 0)) and saves:
+            if self.commits[-1].save and saves:
                 self.now_s += 2.0
                 self.tuning.report({"save_s": 0.5})
                 self.feed(Saved(0, 0, at, "d"))
@@ -106,17 +105,18 @@ def test_a_save_of_which_nothing_is_heard_is_ordered_again() -> None:
     assert all(event.save_now for event in job.tuned())
 
 
-GIVEN = replace(WISHES, save_interval=False, save_every=9, redundancy=True, restart_after=None)
+GIVEN = replace(WISHES, save_interval=False, redundancy=True, restart_after=None)
 
 
 def test_redundancy_alone_is_chosen_from_the_saves_of_the_given_interval() -> None:
-    """--spare-redundancy auto, --save-interval STEPS: no save is ordered, the interval stays, the choice is said."""
-    job = Job(GIVEN)
+    """--spare-redundancy auto, --save-interval STEPS: no save but the given ones is ordered, the interval stays, the
+    choice is said."""
+    job = Job(GIVEN, replace(SPEC, save_every=9))
     job.run(8)
     assert not job.decided
     job.run(3)
     (choice,) = job.tuned()
-    assert not any(commit.save for commit in job.commits)
+    assert [commit.step for commit in job.commits if commit.save] == [9]
     assert (choice.save_interval, choice.save_now, job.state.save_interval) == (0, False, 0)
     measured = Measured(**choice.figures)  # type: ignore[arg-type]
     assert (measured.save_s, measured.write_s, measured.save_interval_steps) == (0.5, 2.0, 9)

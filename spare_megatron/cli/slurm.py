@@ -30,7 +30,8 @@ from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.checkpoint_args import with_degrees
-from spare_megatron.launch.slurm_job import SlurmJob, SlurmLaunch, end_without_batch_script
+from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
+from spare_megatron.launch.slurm_life import SlurmLaunch
 
 CANDIDATES = 3
 EXAMPLE = """example, in a batch script:

@@ -1,0 +1,169 @@
+"""A job under Slurm: what the batch script runs, and how a job ends whose batch script is gone.
+
+The batch script runs lives of the job (:mod:`spare_megatron.launch.slurm_life`) in its allocation, passes signals on,
+and does what :mod:`spare_megatron.launch.restart_policy` says after each: leave, begin another life in the same
+allocation, or go back into the queue.
+
+Should the node of the batch script die, the life goes on: Slurm takes the node out of a job with ``--no-kill``. Nobody
+would then end the job, so a coordinator process does it that finds itself still alive some time after the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import read_json, write_json
+from spare_megatron.launch.life_report import ended_life, forget_last_life
+from spare_megatron.launch.processes import Processes
+from spare_megatron.launch.restart_policy import (
+    EndedLife,
+    RestartDecision,
+    SlurmFacts,
+    Then,
+    after_life,
+    needs_checkpoint,
+    slurm_obstacles,
+)
+from spare_megatron.launch.slurm_commands import (
+    ask,
+    batch_script_is_lost,
+    end_array,
+    nodes_answer,
+    requeue,
+    time_left_s,
+    told_of,
+)
+from spare_megatron.launch.slurm_life import SlurmLaunch, SlurmLife
+from spare_megatron.launch.supervisor import SIGNALS_WAIT_S, on_stop_signals
+
+AFTER_S = 3.0
+"""Between two looks for the batch script, after the job's end."""
+
+
+class SlurmJob:
+    """The job from the start of the batch script to its end."""
+
+    def __init__(self, launch: SlurmLaunch, notice: Callable[[str], None]) -> None:
+        """``notice`` shows one line to the user."""
+        self._launch, self._dir, self._notice = launch, launch.run_dir, notice
+        self._dir.create()
+        self._stop_reason = ""
+        self._life: SlurmLife | None = None
+
+    async def run(self) -> ExitCode:
+        """The exit code of the batch script. Raises ConfigError for a user's error of any process."""
+        on_stop_signals(self._signal)
+        with Processes() as processes:
+            while True:
+                forget_last_life(self._dir)
+                life = self._life = SlurmLife(self._launch, processes, self._say)
+                decision = await self._decide(life, await life.run(self._stop_reason))
+                if decision.sentence:
+                    self._say(decision.sentence)
+                if decision.code is not None:
+                    break
+        return self._leave(decision, decision.code)
+
+    async def _decide(self, life: SlurmLife, code: ExitCode) -> RestartDecision:
+        """What follows. Where it is another life, nothing of this one is left."""
+        ended = last_life(self._launch, code, life.why_failed, self._say)
+        if not needs_checkpoint(code) and code is not ExitCode.REQUEUE:
+            decision = after_life(ended)  # Slurm has no say in it
+            keep_idle_lives(self._launch, ended, decision)
+            return decision
+        may_start = needs_checkpoint(code) and not self._stop_reason and not ended.stop_requested
+        facts = await asyncio.to_thread(facts_of, self._launch, may_start)
+        decision = await self._decided(ended, facts)
+        if decision.then is Then.START_AGAIN:
+            facts = replace(facts, left_over=not await life.end_steps())
+            decision = await self._decided(ended, facts)
+        keep_idle_lives(self._launch, ended, decision)
+        return decision
+
+    async def _decided(self, ended: EndedLife, facts: SlurmFacts) -> RestartDecision:
+        await asyncio.sleep(SIGNALS_WAIT_S)
+        stop_requested = ended.stop_requested or bool(self._stop_reason)
+        return after_life(replace(ended, stop_requested=stop_requested, obstacles=slurm_obstacles(facts)))
+
+    def _leave(self, decision: RestartDecision, code: ExitCode) -> ExitCode:
+        """The exit code, after what is to be done with the Slurm job."""
+        self._say(f"the job leaves with exit code {int(code)}")
+        if decision.then is Then.QUEUE_AGAIN:
+            queue_again(self._launch, self._say)
+        elif code is ExitCode.FINISHED:
+            end_array(self._launch.allocation)
+        return code
+
+    def _say(self, text: str) -> None:
+        self._notice(f"spare-slurm: {text}")
+
+    def _signal(self, reason: str) -> None:
+        """The first one asks for a save. Slurm may send more, and ends by SIGKILL what takes too long."""
+        if self._stop_reason:
+            return
+        self._stop_reason = reason
+        if self._life is not None:
+            self._life.request_stop(reason)
+
+
+def last_life(
+    launch: SlurmLaunch, code: ExitCode, why_failed: Callable[[], str], say: Callable[[str], None]
+) -> EndedLife:
+    """The life that ended, with the idle lives of earlier starts of the Slurm job."""
+    kept = patiently(lambda: read_json(launch.run_dir.path / "idle_lives.json")) or {}
+    return ended_life(launch.run_dir, code, why_failed, launch.checkpoint_dirs, int(kept.get("lives", 0)), say)
+
+
+def keep_idle_lives(launch: SlurmLaunch, ended: EndedLife, decision: RestartDecision) -> None:
+    """For the next decision, which another start of the Slurm job may have to make."""
+    if decision.idle_lives != ended.idle_lives:
+        patiently(lambda: write_json(launch.run_dir.path / "idle_lives.json", {"lives": decision.idle_lives}))
+
+
+def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:
+    """What Slurm says of the job; the nodes are asked only where another life may begin on them."""
+    allocation, told = launch.allocation, told_of(launch.allocation.job)
+    return SlurmFacts(
+        state=told.get("JobState", ""),
+        nodes=allocation.num_nodes,
+        nodes_answer=may_start and nodes_answer(allocation),
+        time_left_s=time_left_s(told),
+        requeue_wanted=launch.requeue,
+        requeue_allowed=told.get("Requeue") != "0",
+        next_element=allocation.next_element,
+    )
+
+
+def queue_again(launch: SlurmLaunch, say: Callable[[str], None]) -> None:
+    """Back into the queue; said where that fails."""
+    failure = requeue(launch.allocation)
+    if failure:
+        say(f"it could not be queued again: {failure}; use sbatch --requeue")
+
+
+def end_without_batch_script(launch: SlurmLaunch, index: int, code: ExitCode, notice: Callable[[str], None]) -> None:
+    """In the step of the coordinators, after the life's end: the batch script ends the Slurm job, and this process with
+    it; where Slurm has taken the batch script's node out of the job, this process does it. Candidate 0 is the first."""
+
+    def say(text: str) -> None:
+        notice(f"spare-slurm: {text}")
+
+    while not batch_script_is_lost(launch.allocation.job):
+        time.sleep(AFTER_S * (1 + index))
+    say("the node of the batch script is lost; this coordinator ends the Slurm job")
+    ended = last_life(launch, code, lambda: f"see {launch.run_dir.logs}", say)
+    facts = replace(facts_of(launch, may_start=False), batch_script=False)
+    decision = after_life(replace(ended, obstacles=slurm_obstacles(facts)))
+    keep_idle_lives(launch, ended, decision)
+    if decision.sentence:
+        say(decision.sentence)
+    if decision.then is Then.QUEUE_AGAIN:
+        queue_again(launch, say)
+        return
+    end_array(launch.allocation)
+    ask("scancel", launch.allocation.job)

@@ -38,7 +38,7 @@ EXAMPLE = """example, in a batch script:
   exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
 
 exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
-left on SIGTERM or SIGUSR1, or wiped out with a checkpoint: queued again; 1 anything else"""
+left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another allocation: queued again; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:

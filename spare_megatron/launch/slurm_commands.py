@@ -74,11 +74,11 @@ def batch_script_is_lost(job: str) -> bool:
     return told.get("JobState") == "RUNNING" and bool(nodes) and told.get("BatchHost") not in nodes
 
 
-def kill_steps(job: str) -> bool:
-    """SIGKILL to every process of the job's steps, stopped ones too, but not to the batch script; True when Slurm
-    lists no step any more."""
-    listed = ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i")
-    steps = [step for step in listed.stdout.split() if step.rpartition(".")[2].isdigit()]
+def kill_steps(job: str, name: str) -> bool:
+    """SIGKILL to every process of the job's steps of this name, stopped ones too, and to no others: a batch script may
+    have steps of its own beside ours. True when Slurm lists none any more."""
+    listed = ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
+    steps = [line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:] == [name]]
     if steps:
         ask("scancel", "--signal=KILL", *steps)
     return listed.returncode == 0 and not steps

@@ -71,6 +71,7 @@ class SlurmLife:
         newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
         self._before = published.fencing if published else 0
         self._number = 1 + max(newest.life if newest else 0, published.life if published else 0)
+        self._step_name = f"spare-life-{self._number}"
         security = Security(self._dir.token(create=True), launch.tls_dir)
         self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
         self._coordinators: Child | None = None
@@ -101,7 +102,7 @@ class SlurmLife:
         long. No coordinator of an ended life may be there when the next one begins: it would stand for office."""
         steps = [child for child in (self._coordinators, self._ranks) if child is not None]
         deadline_s = time.monotonic() + STEPS_END_S
-        while not await asyncio.to_thread(kill_steps, self._launch.allocation.job):
+        while not await asyncio.to_thread(kill_steps, self._launch.allocation.job, self._step_name):
             if time.monotonic() > deadline_s:
                 return False
             await asyncio.sleep(POLL_S)
@@ -128,7 +129,7 @@ class SlurmLife:
         self._coordinators = self._processes.start(
             "coordinators",
             [
-                *STEP,
+                *(*STEP, f"--job-name={self._step_name}"),
                 *("--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
                 *(*launch.coordinator, "--life", str(self._number), *launch.words),
             ],
@@ -154,7 +155,8 @@ class SlurmLife:
             "ranks",
             [
                 *(*STEP, "--distribution=block", f"--ntasks={launch.allocation.ranks}"),
-                *(f"--output={self._dir.logs / 'tasks' / '%t.log'}", *launch.srun_options, *launch.command),
+                *(f"--output={self._dir.logs / 'tasks' / '%t.log'}", *launch.srun_options),
+                *(f"--job-name={self._step_name}", *launch.command),
             ],
             environ,
             self._dir.logs / "srun-ranks.log",

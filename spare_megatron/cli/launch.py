@@ -7,6 +7,7 @@ terminal. Every rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +18,10 @@ from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.display import Display
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
-from spare_megatron.flags.checkpoint_args import with_degrees
+from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.job_attempt import Launch
 from spare_megatron.launch.supervisor import run_launch
 
@@ -64,20 +64,20 @@ def launch_of(args: argparse.Namespace) -> Launch:
     """What to start; raises ConfigError where the flags do not fit."""
     if args.num_groups < 1:
         raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
-    size = args.group_size if args.group_size is not None else group_size_of(with_degrees(args.flags, saved_args))
+    told = launcher_flags(args.flags, os.environ, saved_args)
+    size = told.group_size if args.group_size is None else args.group_size
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
     command = script_command(args.script, args.module, args.flags)
     check_injections([parse_injection(text) for text in args.inject], args.num_groups, size)
-    run_dir = args.run_dir or flag_value(args.flags, "--spare-run-dir") or time.strftime("runs/%Y%m%d-%H%M%S")
-    directories = [flag_value(args.flags, flag) for flag in ("--save", "--load")]
+    run_dir = args.run_dir or told.run_dir or time.strftime("runs/%Y%m%d-%H%M%S")
     return Launch(
         num_groups=args.num_groups,
         group_size=size,
         run_dir=RunDirectory(Path(run_dir).absolute()),
         command=command,
         injections=tuple(args.inject),
-        checkpoint_dirs=tuple(directory for directory in directories if directory),
+        checkpoint_dirs=told.checkpoint_dirs,
         listen=args.listen,
         tls_dir=args.tls_dir,
         coordinator_flags=("--no-store",) if args.no_store else (),

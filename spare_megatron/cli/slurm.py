@@ -23,21 +23,21 @@ from spare_megatron.cli.launch import script_command
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.place import number
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
-from spare_megatron.flags.checkpoint_args import with_degrees
-from spare_megatron.launch.slurm_job import SlurmJob, SlurmLaunch, end_without_batch_script
+from spare_megatron.flags.launcher_flags import launcher_flags
+from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
+from spare_megatron.launch.slurm_life import SlurmLaunch
 
 CANDIDATES = 3
 EXAMPLE = """example, in a batch script:
   exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
 
 exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
-left on SIGTERM or SIGUSR1, or wiped out with a checkpoint: queued again; 1 anything else"""
+left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another allocation: queued again; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,14 +70,14 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """What to start; raises ConfigError where the flags do not fit. ``words`` is the command line, which the step of
     the coordinators is given as well."""
     allocation = allocation_of(os.environ)
-    size = args.group_size if args.group_size is not None else group_size_of(with_degrees(args.flags, saved_args))
+    told = launcher_flags(args.flags, os.environ, saved_args)
+    size = told.group_size if args.group_size is None else args.group_size
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
-    run_dir = args.run_dir or flag_value(args.flags, "--spare-run-dir") or f"runs/{allocation.array or allocation.job}"
-    directories = [flag_value(args.flags, flag) for flag in ("--save", "--load")]
+    run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"
     return SlurmLaunch(
         allocation=allocation,
         run_dir=RunDirectory(Path(run_dir).absolute()),
@@ -87,7 +87,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         lease_s=args.lease_s,
         coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),
         words=tuple(words),
-        checkpoint_dirs=tuple(directory for directory in directories if directory),
+        checkpoint_dirs=told.checkpoint_dirs,
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         tls_dir=args.tls_dir,

@@ -24,6 +24,11 @@ class Allocation:
     """How often Slurm started this job again."""
 
     @property
+    def next_element(self) -> bool:
+        """True where another element of the array comes after this one."""
+        return self.array is not None and not self.last_of_array
+
+    @property
     def ranks_per_node(self) -> int:
         """Of the fullest node."""
         return -(-self.ranks // self.num_nodes)

@@ -15,7 +15,8 @@ class ExitCode(IntEnum):
     NO_CHECKPOINT = 3
     """Wipe-out or total loss, and no usable checkpoint to start from again."""
     REQUEUE = 4
-    """Saved and left on SIGTERM or SIGUSR1."""
+    """Saved and left on SIGTERM or SIGUSR1; or there is a checkpoint, and whoever queued the job is to start it
+    again."""
     FENCED = 10
     """Of a rank: its group is no member of the job any more."""
     WIPE_OUT = 11
@@ -24,6 +25,10 @@ class ExitCode(IntEnum):
     """Of a coordinator: the job saved and is to be started again at once, with all groups."""
     DISK_FAILED = 13
     """Of a coordinator: it could not write its journal for too long; another one is to go on from it."""
+
+
+SIGNAL_REASON = "signal"
+"""Start of the reason of a stop that a signal asked for; the signal's name follows."""
 
 
 def status_words(status: int) -> str:

@@ -36,6 +36,8 @@ class Place:
     """Number of this rank on its host: which of the host's devices is its own."""
     launcher_pid: int = 0
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
+    starts_again: bool = False
+    """Whoever started this rank starts the whole job again when the coordinator asks for it (a planned restart)."""
 
     @property
     def is_leader(self) -> bool:
@@ -138,4 +140,5 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=number(environ, "SLURM_LOCALID" if hint.launcher == "slurm" else "LOCAL_RANK") or 0,
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
+        starts_again=bool(number(environ, "SPARE_STARTS_AGAIN")),
     )

@@ -55,7 +55,7 @@ class SpareConfig:
     given: Llama 3, 16,384 GPUs and an unexpected interruption about every 3 h)."""
     restart_after: int | None = flag(None, kind="int-or-auto")
     """Losses of groups after which the job saves and starts itself again with all groups. auto: with --save-interval
-    auto, where the measured figures say that it pays; 0: never."""
+    auto, where the measured figures say that it pays, and never under Slurm; 0: never."""
     inner_data_parallel: int | None = flag(None, kind="int-or-auto")
     """D: data-parallel ranks inside a group. auto: the least that expert parallelism allows (1 without it)."""
     check: bool = False

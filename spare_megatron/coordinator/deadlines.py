@@ -9,13 +9,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, StartupOver, StopRequested
 from spare_megatron.coordinator.job_tuning import PLANNED
-
-SIGNAL_REASON = "signal"
-"""Start of the reason of a stop that a signal asked for: the job is to be queued again."""
 
 
 class Deadlines:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
@@ -56,6 +57,9 @@ class Records:
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
         self.life_began_unix_s = time.time()
+        self._stop_signal = ""
+        """Reason of the first stop of this life that a signal asked for, also of one that came when the life was
+        ending anyway: it must not be followed by another life at once."""
 
     def begin(self, job: JobDescription, state: State) -> None:
         """The job is known: a new life, or the same one after a restart of the coordinator."""
@@ -76,6 +80,9 @@ class Records:
         self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
         if after.life != before.life:
             self.life_began_unix_s = record.time_unix_s
+            self._stop_signal = ""
+        if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
+            self._stop_signal = self._stop_signal or record.event.reason
         told = isinstance(record.event, Tuned | StopRequested)
         changed = after.epoch != before.epoch or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:
@@ -150,6 +157,7 @@ class Records:
         summary = {
             "outcome": state.outcome,
             "reason": state.outcome_reason,
+            "stop_signal": self._stop_signal,
             "steps": state.committed[0] - closing,
             "first_step": state.spec.first_step if state.spec else 0,
             "steps_committed": totals.steps_committed - closing,

@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc.aio
 
-from spare_megatron.config.exits import ExitCode, status_words
+from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
@@ -49,7 +49,7 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
-from spare_megatron.coordinator.deadlines import SIGNAL_REASON, Deadlines, exit_code_of
+from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.election import Office
 from spare_megatron.coordinator.failure_detector import Beat, Detector, Finding
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice

@@ -19,14 +19,13 @@ from __future__ import annotations
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.group_size import flag_value
 from spare_megatron.flags.refusals import refused_names
 from spare_megatron.flags.resolve import pattern, window
 from spare_megatron.flags.specs import FlagSpec, megatron_table
@@ -145,18 +144,14 @@ def take(ns: Namespace, saved: SavedArgs, default: bool = False) -> Taken | None
     return taken
 
 
-def with_degrees(words: Sequence[str], saved: SavedArgs) -> list[str]:
-    """A command line, and behind it as flags the degrees of parallelism that it takes from a checkpoint. For launchers,
-    which must know how many ranks a group has before any rank reads flags; ConfigError as of :func:`take`."""
-    if PARALLEL_FLAG not in words:
-        return [*words]
-    step = flag_value(words, "--ckpt-step")
-    found = _found(saved, flag_value(words, "--load"), int(step) if step is not None and step.isdigit() else None)
+def degrees(ns: Namespace, saved: SavedArgs) -> dict[str, int]:
+    """The degrees of parallelism that a command line takes from a checkpoint, for launchers, which must know how many
+    ranks a group has before any rank reads flags; ConfigError as of :func:`take`."""
+    found = _found(saved, ns.load, ns.ckpt_step) if ns.use_mp_args_from_checkpoint_args else None
     if found is None:
-        return [*words]
+        return {}
     values = {name: _checked(name, found[1].get(name), found[0]) for name in PARALLEL}
-    taken = [(_flag(name), str(value)) for name, value in values.items() if value is not None]
-    return [*words, *(word for pair in taken for word in pair)]
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _found(saved: SavedArgs, load: str | None, step: int | None) -> tuple[Path, Mapping[str, Any]] | None:

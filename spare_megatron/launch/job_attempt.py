@@ -11,10 +11,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -22,8 +20,16 @@ from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
-from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.launch.coordinator_client import tell
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.life_report import (
+    LINES_SHOWN,
+    code_of,
+    end_of_first,
+    live_groups,
+    refusal_of_coordinator,
+    tail,
+)
 from spare_megatron.launch.processes import Child, Processes, publish_processes
 
 GROUP_GRACE_S = 0.3
@@ -36,7 +42,6 @@ END_GRACE_S = 15.0
 """For ranks to leave in order when the job is over."""
 COORDINATOR_RESTARTS = 8
 """Of one life."""
-LINES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,15 @@ class Life:
         launch: Launch,
         processes: Processes,
         number: int,
-        notice: Callable[[str], None],
+        say: Callable[[str], None],
         stopped_hard: asyncio.Event,
     ) -> None:
+        """``say`` shows one line to the user, in the launcher's name."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
-        self._number, self._notice, self._stopped_hard = number, notice, stopped_hard
-        self._security = Security(self._dir.token(create=True), launch.tls_dir)
-        self._side = SideFiles(lambda text: notice(f"spare-launch: {text}"))
+        self._number, self._say, self._stopped_hard = number, say, stopped_hard
+        security = Security(self._dir.token(create=True), launch.tls_dir)
+        self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
+        self._side = SideFiles(say)
         self._coordinator: Child | None = None
         self._restarts = 0
         self._ending = False
@@ -82,7 +89,6 @@ class Life:
         self._listening = asyncio.Event()
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._first_failure: tuple[int, int] | None = None
 
     async def run(self, stop_reason: str) -> ExitCode:
@@ -106,21 +112,23 @@ class Life:
             await self._let_ranks_leave()
             if self._config_error.done():
                 raise ConfigError(self._config_error.result())
-            return self._code(self._exit.result())
+            return code_of(self._exit.result())
         finally:
             self._ending = True
-            for task in self._tasks:
-                task.cancel()
+            self._client.close()
             await self._end_everything()
 
     def request_stop(self, reason: str) -> None:
         """Ask the coordinator to save and leave."""
-        self._keep(self._tell("RequestStop", pb.StopRequest(reason=reason)))
+        self._client.request_stop(reason)
 
-    def committed_anything(self) -> bool:
-        """True when this life committed a step."""
-        summary = glance(self._dir.summary) or {}
-        return bool(summary.get("steps", 0) > summary.get("first_step", 0))
+    def why_failed(self) -> str:
+        """Why the life failed, where its coordinator gave no reason."""
+        if self._stopped_hard.is_set():
+            return "it was told to stop a second time, and ended at once"
+        failed = self._first_failure
+        log = self._dir.log_of(*failed) if failed is not None else self._dir.coordinator_errors
+        return end_of_first([log], f"see {self._dir.logs}")
 
     # --------------------------------------------------------------------------------------------------- coordinator
 
@@ -158,10 +166,10 @@ class Life:
         if (status < 0 or status == ExitCode.DISK_FAILED) and self._restarts < COORDINATOR_RESTARTS:
             self._restarts += 1
             why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
-            self._notice(f"spare-launch: the coordinator {why}; it is started again")
-            self._keep(self._start_coordinator())
+            self._say(f"the coordinator {why}; it is started again")
+            self._client.beside(self._start_coordinator())
         elif status == ExitCode.BAD_INPUT:
-            self._refuse(tail(self._dir.coordinator_errors, 1).removeprefix("spare-coordinator: "))
+            self._refuse(refusal_of_coordinator(self._dir))
         else:
             self._exit.set_result(status if status >= 0 else int(ExitCode.FAILED))
 
@@ -169,24 +177,6 @@ class Life:
         """A user's error: the first one is shown."""
         if not self._config_error.done():
             self._config_error.set_result(sentence)
-
-    def _code(self, status: int) -> ExitCode:
-        try:
-            code = ExitCode(status)
-        except ValueError:
-            code = ExitCode.FAILED
-        if code is ExitCode.FAILED:
-            self._notice("spare-launch: the job failed; " + self._why_failed())
-        return code
-
-    def _why_failed(self) -> str:
-        reason = (glance(self._dir.summary) or {}).get("reason")
-        if reason:
-            return str(reason)
-        if self._first_failure is not None:
-            log = self._dir.log_of(*self._first_failure)
-            return f"the end of {log}:\n{tail(log, LINES_SHOWN - 2)}"
-        return f"the end of {self._dir.coordinator_errors}:\n{tail(self._dir.coordinator_errors, LINES_SHOWN - 2)}"
 
     # --------------------------------------------------------------------------------------------------------- ranks
 
@@ -220,6 +210,7 @@ class Life:
             "SPARE_LIFE": str(self._number),
             "SPARE_RUN_DIR": str(self._dir.path),
             "SPARE_LAUNCHER_PID": str(os.getpid()),
+            "SPARE_STARTS_AGAIN": "1",
             "SPARE_TLS_DIR": launch.tls_dir,
             VARIABLE: "\n".join(launch.injections),
         }
@@ -243,12 +234,12 @@ class Life:
             status=status,
             time_unix_s=time.time(),
         )
-        self._keep(self._report(exited))
-        self._keep(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
+        self._client.beside(self._report(exited))
+        self._client.beside(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
     async def _report(self, exited: pb.Exited) -> None:
         """Tell the coordinator. With the last rank gone it ends the job; one that never began is ended here."""
-        answer = await self._tell("ReportExit", exited)
+        answer = await self._client.tell("ReportExit", exited)
         if answer is None or any(rank.alive for rank in self._ranks.values()):
             return
         if answer.opened:
@@ -273,7 +264,7 @@ class Life:
 
     async def _let_ranks_leave(self) -> None:
         """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
-        live = (glance(self._dir.summary) or {}).get("live_groups", [])
+        live = live_groups(self._dir)
         leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
         deadline_s = time.monotonic() + END_GRACE_S
         while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
@@ -296,19 +287,3 @@ class Life:
     def _publish(self) -> None:
         path = self._dir.processes
         self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _tell(self, method: str, request: object) -> pb.Done | None:
-        return await tell(self._dir, self._security, method, request, self._exit.done)
-
-
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a file."""
-    try:
-        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
-    except OSError:
-        return ""

@@ -10,10 +10,10 @@ from spare_megatron.control.run_directory import RunDirectory
 
 
 def checkpoint_to_start_from(
-    run_dir: RunDirectory, directories: Sequence[str], notice: Callable[[str], None], who: str
+    run_dir: RunDirectory, directories: Sequence[str], told: Callable[[str], None]
 ) -> Path | None:
-    """The newest good checkpoint of the first of ``directories`` that has one. Damaged ones are told to ``notice`` in
-    the name of ``who``.
+    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``told`` gets a
+    sentence for each damaged one.
 
     A checkpoint that the coordinator accepted and whose writer died before it could publish it is published first.
     """
@@ -21,7 +21,7 @@ def checkpoint_to_start_from(
         publish_left_over(Path(directory), run_dir.accepted())
         good, passed = last_good(Path(directory))
         for damage in passed:
-            notice(f"{who}: {damage.reason}; it is passed over")
+            told(f"{damage.reason}; it is passed over")
         if good is not None:
             return good
     return None

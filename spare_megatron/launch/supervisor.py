@@ -1,7 +1,6 @@
-"""What spare-launch does over all lives of a job: start it, pass signals on, start it again after a wipe-out.
+"""What spare-launch does over all lives of a job: start it, pass signals on, start it again where that is due.
 
-A life (:mod:`spare_megatron.launch.job_attempt`) that ends in a wipe-out is followed by another one from the last good
-checkpoint, if there is one.
+A life is :mod:`spare_megatron.launch.job_attempt`; :mod:`spare_megatron.launch.restart_policy` decides what follows it.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import contextlib
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from dataclasses import replace
 
-from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.run_directory import glance
+from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
 from spare_megatron.launch.job_attempt import Launch, Life
+from spare_megatron.launch.life_report import ended_life, forget_last_life
 from spare_megatron.launch.processes import Processes, publish_processes
-from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from
+from spare_megatron.launch.restart_policy import Obstacles, RestartDecision, after_life
 
-LIVES_WITHOUT_COMMIT = 3
-"""Lives in a row that end without a single commit, after which starting again is no use."""
+SIGNALS_WAIT_S = 0.05
+"""After work that kept the loop busy: time for a signal that came meanwhile to be heard."""
+NO_QUEUE = Obstacles(queue="start the same command again, with --load as --save, to go on")
+"""On one machine another life can always begin, and nobody else starts the job again."""
 
 
 class Supervisor:
@@ -38,13 +38,8 @@ class Supervisor:
         """The whole job; its exit code. Raises ConfigError for a user's error."""
         self._dir.create()
         lock = self._dir.lock("launch", "spare-launch")
-        for name in (self._dir.errors, self._dir.injected):
-            shutil.rmtree(name, ignore_errors=True)
-        for path in (self._dir.summary, self._dir.status):
-            patiently(partial(path.unlink, missing_ok=True))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
+        shutil.rmtree(self._dir.injected, ignore_errors=True)
+        on_stop_signals(self._signal)
         try:
             with Processes() as processes:
                 return await self._lives(processes)
@@ -56,38 +51,42 @@ class Supervisor:
     async def _lives(self, processes: Processes) -> ExitCode:
         number, idle = 1, 0
         while True:
-            self._life = Life(self._launch, processes, number, self._notice, self._stopped_hard)
-            code = await self._life.run(self._stop_reason)
-            if code not in (ExitCode.WIPE_OUT, ExitCode.RESTART):
-                return code
-            idle = 0 if self._life.committed_anything() else idle + 1
-            why = (glance(self._dir.summary) or {}).get("reason", "every group is lost")
-            if code is ExitCode.RESTART and self._stop_reason:
-                return ExitCode.REQUEUE
-            directories = self._launch.checkpoint_dirs
-            checkpoint = patiently(  # no process of the job runs now
-                partial(checkpoint_to_start_from, self._dir, directories, self._notice, "spare-launch")
-            )
-            if checkpoint is None:
-                dirs = " or ".join(directories) or "(no --save or --load was given)"
-                self._notice(f"spare-launch: {why}; there is no good checkpoint in {dirs} to start again from")
-                return ExitCode.NO_CHECKPOINT
-            if idle >= LIVES_WITHOUT_COMMIT:
-                self._notice(f"spare-launch: {why}; {idle} lives of the job ended without a committed step")
-                return ExitCode.FAILED
-            if self._stop_reason:
-                return ExitCode.REQUEUE
-            number += 1
-            self._notice(f"spare-launch: {why}; the job starts again from {checkpoint}")
+            forget_last_life(self._dir)
+            life = self._life = Life(self._launch, processes, number, self._say, self._stopped_hard)
+            code = await life.run(self._stop_reason)
+            decision = await self._decide(life, code, idle)
+            if decision.sentence:
+                self._say(decision.sentence)
+            if decision.code is not None:
+                return decision.code
+            number, idle = number + 1, decision.idle_lives
 
-    def _signal(self, name: str) -> None:
+    async def _decide(self, life: Life, code: ExitCode, idle: int) -> RestartDecision:
+        """No process of the job runs now."""
+        directories = self._launch.checkpoint_dirs
+        ended = ended_life(self._dir, code, life.why_failed, directories, idle, self._say)
+        await asyncio.sleep(SIGNALS_WAIT_S)
+        stop_requested = ended.stop_requested or bool(self._stop_reason)
+        return after_life(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))
+
+    def _say(self, text: str) -> None:
+        self._notice(f"spare-launch: {text}")
+
+    def _signal(self, reason: str) -> None:
         """The first signal asks for a save; the second one ends everything."""
         if self._stop_reason:
             self._stopped_hard.set()
             return
-        self._stop_reason = f"signal {name}"
+        self._stop_reason = reason
         if self._life is not None:
-            self._life.request_stop(self._stop_reason)
+            self._life.request_stop(reason)
+
+
+def on_stop_signals(handle: Callable[[str], None]) -> None:
+    """Call ``handle`` in the running loop, with the reason of a stop, for every signal that asks the job to leave."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        loop.add_signal_handler(number, handle, f"{SIGNAL_REASON} {signal.Signals(number).name}")
 
 
 def run_launch(

@@ -90,14 +90,21 @@ class JobArguments:
         return Tuning(
             save_interval=self.checkpoint.save_interval == "auto" and saves,
             redundancy=spare.redundancy is None and saves,
-            restart_after=spare.restart_after,
+            restart_after=self._restart_after,
             mtbf_gpu_hours=spare.mtbf_gpu_hours,
             group_size=self.shape.group_size,
             shared_data=spare.data == "shared",
             groups_return=spare.max_group_restarts > 0,
             standby_groups=spare.standby_groups,
-            can_restart=saves and self.place.launcher_pid > 0,
+            can_restart=saves and self.place.starts_again,
         )
+
+    @property
+    def _restart_after(self) -> int | None:
+        """auto holds the measured cost of a restart against training with fewer groups. Under Slurm a restart may have
+        to wait in the queue for new nodes, nobody knows how long: there only a given number of losses leads to one."""
+        after = self.spare.restart_after
+        return 0 if after is None and self.place.launcher == "slurm" else after
 
     @property
     def timeouts(self) -> Timeouts:
@@ -198,12 +205,20 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
         scheduler=resolve.scheduler_fields(namespace),
         train_iters=namespace.train_iters,
         batches=resolve.batch_plan(namespace, shape),
-        notes=(*(taken.sentences() if taken else ()), *namespace.spare_notes),
+        notes=(*(taken.sentences() if taken else ()), *namespace.spare_notes, *_restart_note(namespace, place)),
         max_position_embeddings=namespace.max_position_embeddings,
         seq_length=namespace.seq_length,
         words=words,
         redundancy=redundancy_of(namespace.spare_redundancy, shape.num_groups, namespace.spare_data, place),
     )
+
+
+def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
+    """That planned restarts were asked for and nobody carries them out, if so."""
+    after = namespace.spare_restart_after
+    if not after or place.starts_again or place.launcher == "none":
+        return ()
+    return (f"--spare-restart-after {after}: no restart is planned; only spare-launch and spare-slurm carry them out",)
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:

@@ -27,7 +27,7 @@ from spare_megatron.control.channel import Security
 from spare_megatron.controller.messages import Lost
 from spare_megatron.coordinator.journal import verify
 from spare_megatron.coordinator.terms import Terms
-from spare_megatron.launch.coordinator_client import tell
+from spare_megatron.launch.coordinator_client import CoordinatorClient
 from tests.process.control_job import ROOT, ControlJob
 
 LEASE_S = 0.6
@@ -97,7 +97,8 @@ class Candidates(ControlJob):
         """Ask the job to leave; then what must hold at the end. ``gone``: candidates that were killed."""
         security = Security(self.run_dir.token())
         request = pb.StopRequest(reason="the test is over")
-        asyncio.run(asyncio.wait_for(tell(self.run_dir, security, "RequestStop", request, lambda: False), 60))
+        client = CoordinatorClient(self.run_dir, security, lambda: False)
+        asyncio.run(asyncio.wait_for(client.tell("RequestStop", request), 60))
         for name, process in [*self.ranks.items(), *enumerate(self.candidates)]:
             if name not in gone:
                 try:

@@ -80,3 +80,20 @@ def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
     (tmp_path / "choice-life-1.json").write_text(json.dumps({"choice": {"redundancy": 4}}))
     leave_choice(place(tmp_path, 2), directory)
     assert json.loads((directory / FILE).read_text())["choice"] == {"redundancy": 4}
+
+
+def test_only_a_launcher_that_starts_the_job_again_is_asked_for_a_planned_restart() -> None:
+    words = "--save s --save-interval auto"
+    again = {"SPARE_STARTS_AGAIN": "1"}
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}
+    for environ, after, carried_out in (
+        ({**launched(16), **again}, None, True),
+        ({**slurm, **again}, 0, True),  # nobody knows how long the queue takes
+        (launched(16), None, False),
+        (slurm, 0, False),
+    ):
+        tuning = job_of(words, environ)[0].tuning
+        assert (tuning.restart_after, tuning.can_restart) == (after, carried_out)
+        job = job_of(f"{words} --spare-restart-after 3", environ)[0]
+        assert (job.tuning.restart_after, job.tuning.can_restart) == (3, carried_out)
+        assert any(note.startswith("--spare-restart-after 3: ") for note in job.notes) != carried_out

@@ -87,6 +87,8 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/slurm.md", "5 s). A candidate"),
         ("docs/slurm.md", "about 10 s, and a heartbeat"),
         ("docs/slurm.md", "SIGUSR1 (120 s before"),
+        ("docs/slurm.md", "answer within 20 s"),
+        ("docs/slurm.md", "less than 5 minutes are left"),
         ("docs/theory.md", "changes under 20%"),
         ("docs/troubleshooting.md", "They have 600 s"),
         ("docs/walk.md", "after 0.3 s, kills"),

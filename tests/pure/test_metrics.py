@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,19 @@ import pytest
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, ReductionResult, Vote
+from spare_megatron.controller.messages import (
+    Event,
+    Hello,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    ReductionResult,
+    StopRequested,
+    Vote,
+)
+from spare_megatron.coordinator.job_tuning import PLANNED
+from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.records import Records, metrics_lines
 from spare_megatron.observe.boards import Boards, scalars
 from spare_megatron.observe.iteration_line import IterationLines
@@ -158,6 +171,27 @@ def test_a_coordinator_killed_while_it_prints_leaves_no_gap(
     second.report(2, {})
     assert [line["step"] for line in metrics_lines(run_dir.metrics)] == [1, 2]
     assert re.findall(r" iteration +(\d+)/", capsys.readouterr().out) == ["2"]
+
+
+def test_the_summary_names_the_signal_that_came_while_the_life_ended_anyway(tmp_path: Path) -> None:
+    """A planned restart that Slurm interrupts must not be followed by another life at once."""
+
+    def signal_heard(*events: Event) -> str:
+        records, state = Records(RunDirectory(tmp_path)), initial_state()
+        for number, event in enumerate(events, 1):
+            before = state
+            state, decision = step(before, event)
+            record = Record(number, 1000.0, state.epoch, event, decision.actions, decision.reason)
+            records.observe(record, before, decision, state, 0.0, live=False)
+        records.finish(state)
+        return str(json.loads((tmp_path / "summary.json").read_text())["stop_signal"])
+
+    begun = (Opened(SPEC, 1, 1), *(Hello(group, 0, "f", 0) for group in range(3)))
+    planned, told = StopRequested(f"{PLANNED}: 1 of 3 groups"), StopRequested("signal SIGTERM")
+    assert not signal_heard(*begun, planned)
+    assert signal_heard(*begun, planned, told) == "signal SIGTERM"
+    assert signal_heard(*begun, planned, told, Opened(SPEC, 1, 2)) == "signal SIGTERM"
+    assert not signal_heard(*begun, planned, told, Opened(SPEC, 2, 2))
 
 
 def test_a_wipe_out_and_the_steps_it_loses() -> None:

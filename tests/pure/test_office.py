@@ -8,6 +8,7 @@ from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator.election import STAGGER, VACANT_LOOKS, Watch
 from spare_megatron.coordinator.terms import Term
+from spare_megatron.launch.slurm_commands import time_left_s
 
 LEASE_S, TICK_S = 4.0, 0.2
 
@@ -99,3 +100,23 @@ def test_elements_of_an_array() -> None:
     array = {**SLURM, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
     assert (allocation_of(array).array, allocation_of(array).last_of_array) == ("5", False)
     assert allocation_of({**array, "SLURM_ARRAY_TASK_ID": "3"}).last_of_array
+
+
+def test_an_element_of_an_array_knows_whether_another_one_comes() -> None:
+    array = {**SLURM, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
+    assert allocation_of(array).next_element
+    assert not allocation_of({**array, "SLURM_ARRAY_TASK_ID": "3"}).next_element
+    assert not allocation_of(SLURM).next_element
+
+
+@pytest.mark.parametrize(
+    ("limit", "run", "left_s"),
+    [
+        ("00:10:00", "00:00:12", 588.0),
+        ("2-01:00:00", "1-23:59:59", 3601.0),
+        ("UNLIMITED", "00:00:12", None),
+        ("", "", None),
+    ],
+)
+def test_the_time_that_slurm_leaves(limit: str, run: str, left_s: float | None) -> None:
+    assert time_left_s({"TimeLimit": limit, "RunTime": run}) == left_s

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.group_size import flag_value, group_size_of
 from spare_megatron.config.injection import Injection, check_flips, check_injections, parse_injection
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
+from spare_megatron.flags.checkpoint_args import no_checkpoint
+from spare_megatron.flags.launcher_flags import launcher_flags
 
 
 def test_defaults_and_what_follows_from_a_short_heartbeat() -> None:
@@ -119,13 +122,21 @@ def test_an_injection_matches_its_moment_only() -> None:
     ],
 )
 def test_group_size_from_flags(flags: str, size: int) -> None:
-    assert group_size_of(flags.split()) == size
+    words = ["--micro-batch-size", "3", *flags.split(), "--my-own-flag", "7"]
+    assert launcher_flags(words, {}, no_checkpoint).group_size == size
 
 
 def test_a_degree_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--tensor-model-parallel-size two is no number"):
-        group_size_of(["--tensor-model-parallel-size", "two"])
-    assert flag_value(["--save"], "--save") is None
+    for word, message in (("two", "takes a whole number, but got 'two'"), ("0", "is 0, but must be at least 1")):
+        with pytest.raises(ConfigError, match=f"--tensor-model-parallel-size:? {message}"):
+            launcher_flags(["--tensor-model-parallel-size", word], {}, no_checkpoint)
+
+
+def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model_parallel:\n  tensor_model_parallel_size: 2\nsave: there\n")
+    told = launcher_flags(["--yaml-cfg", str(config), "--load=here", "--spare-run-dir", "runs/a"], {}, no_checkpoint)
+    assert (told.group_size, told.run_dir, told.checkpoint_dirs) == (2, "runs/a", ("there", "here"))
 
 
 @pytest.mark.parametrize("point", ["accumulate", "reduce", "gradient", "weights"])

@@ -6,6 +6,8 @@ Most tests train the toy model of the protocol tests: its weights are equal, bit
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,9 +55,10 @@ GOOD = (("COMPLETED", "0:0"), ("COMPLETING", "0:0"))
 """State and exit code of a job that ended well; its nodes may still have to confirm the end."""
 
 
-def one_rank_a_node(cluster: Cluster, folder: Path, shipped: str = "single.sbatch") -> SlurmJob:
-    """A job of two groups of one rank on two nodes that saves where it leaves."""
+def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = "single.sbatch") -> SlurmJob:
+    """A job of two groups of one rank on two nodes that saves where it leaves; ``flags`` are further ones of a rank."""
     words: Sequence[str] = (*OWN, "--group-size", "1", *TOY, "--redundancy", "2", "--save", str(folder / "save"))
+    words = (*words, *flags)
     return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
 
 
@@ -109,6 +112,44 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     assert digest(job.run_dir.path) == calm
 
 
+def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
+    cluster: Cluster, tmp_path: Path, calm: str
+) -> None:
+    job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
+    job.until_step(4)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    told = job.until_ended()
+    assert (told["JobState"], told["ExitCode"], told["Restarts"]) in [(*good, "0") for good in GOOD], job.report()
+    check_restarted(job, calm)
+    assert "the job starts again from" in job.output.read_text()
+
+
+@pytest.mark.full
+def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+    job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
+    job.until_step(4)
+    cluster.kill_node("n2")
+    job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
+    assert "not all 2 nodes of the allocation answer" in job.output.read_text()
+    assert "leaves with exit code 4" in job.output.read_text()
+    # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
+    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
+    told = job.until_ended()
+    assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
+    check_restarted(job, calm)
+
+
+def check_restarted(job: SlurmJob, calm: str) -> None:
+    """One planned restart lost no step, and all groups trained the second life."""
+    lines = job.metrics
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), job.report()
+    assert [line["live_groups"] for line in lines if line["life"] == 2] == [2] * sum(x["life"] == 2 for x in lines)
+    assert {line["life"] for line in lines} == {1, 2}
+    summary = json.loads(job.run_dir.summary.read_text())
+    assert (summary["lives"], summary["steps_lost"], summary["wipe_outs"], summary["failures_masked"]) == (2, 0, 0, 1)
+    assert digest(job.run_dir.path) == calm
+
+
 def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -127,7 +168,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
 
 
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
-    job = one_rank_a_node(cluster, tmp_path, "array.sbatch")
+    job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
     job.until_step(4)
     # scancel may end with "try again later" after the signal has arrived; the element's exit code tells that it did.
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job.id}_1"], env=cluster.environ, check=False, timeout=60)

@@ -1,0 +1,72 @@
+"""The few flags that a launcher must know before any rank reads them all, read from the same table by the same parser.
+
+Ranks read and check the flags as a whole. What a launcher does not know (flags of the user's own, mistakes) it leaves
+to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
+from spare_megatron.flags.parser import Parser, add_flag
+from spare_megatron.flags.supported import all_specs
+from spare_megatron.flags.yaml_config import with_yaml
+
+DEGREES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "spare_inner_data_parallel",
+)
+OTHERS = ("save", "load", "ckpt_step", "spare_run_dir", "use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+
+
+@dataclass(frozen=True)
+class LauncherFlags:
+    """What the flags of a rank say to its launcher."""
+
+    group_size: int
+    """M, ranks of a group."""
+    run_dir: str | None
+    checkpoint_dirs: tuple[str, ...]
+    """Where a checkpoint to start again from may be, best first."""
+
+
+def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
+    """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
+
+    Raises:
+        ConfigError: a value that is none, or a degree of parallelism below 1.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for spec in all_specs():
+        if spec.dest in DEGREES + OTHERS:
+            add_flag(parser, spec, "")
+    namespace, _ = parser.parse_known_args(with_yaml(words, environ))
+    for name, value in degrees(namespace, saved).items():
+        setattr(namespace, name, value)
+    return LauncherFlags(
+        group_size(namespace),
+        namespace.spare_run_dir,
+        tuple(directory for directory in (namespace.save, namespace.load) if directory),
+    )
+
+
+def group_size(namespace: argparse.Namespace) -> int:
+    """M = TP x PP x CP x D; D as said, or the least for which EP x expert-TP fits into TP x CP x D."""
+    for name in DEGREES:
+        value = getattr(namespace, name)
+        if isinstance(value, int) and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    tensor, context = namespace.tensor_model_parallel_size, namespace.context_parallel_size
+    expert = namespace.expert_model_parallel_size * (namespace.expert_tensor_parallel_size or tensor)
+    inner = namespace.spare_inner_data_parallel
+    data = inner if isinstance(inner, int) else expert // math.gcd(expert, tensor * context)
+    return int(tensor * namespace.pipeline_model_parallel_size * context * data)

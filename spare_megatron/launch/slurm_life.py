@@ -1,0 +1,233 @@
+"""One life of a job under Slurm, as two steps of its allocation.
+
+One step has a few coordinator processes on different nodes, of which one holds office
+(:mod:`spare_megatron.coordinator.election`): when its node dies, another one takes over, and no rank restarts. The
+other step has the ranks; a lost node takes its groups, nothing else (``--no-kill``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spare_megatron.config.allocation import Allocation
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.channel import Security
+from spare_megatron.control.disk import patiently
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.coordinator.terms import Term, Terms
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.job_attempt import COORDINATOR_RESTARTS, END_GRACE_S
+from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
+from spare_megatron.launch.processes import Child, Processes
+from spare_megatron.launch.slurm_commands import SRUN, kill_steps
+
+POLL_S = 0.1
+RESTART_PAUSE_S = 1.0
+STALE_LEASES = 4
+"""Leases without a sign of any coordinator after which more are started."""
+WITHOUT_RANKS_S = 15.0
+"""For a coordinator to end a job whose rank step is gone."""
+STEPS_END_S = 30.0
+"""For the processes of a life to be gone once they are killed."""
+STEP = (*SRUN, "--no-kill", "--open-mode=append")
+
+
+@dataclass(frozen=True)
+class SlurmLaunch:
+    """What the batch script wants."""
+
+    allocation: Allocation
+    run_dir: RunDirectory
+    command: tuple[str, ...]
+    """Of one rank."""
+    group_size: int
+    candidates: int
+    lease_s: float
+    coordinator: tuple[str, ...]
+    """Command of a coordinator process: before it come the steps of Slurm, behind it the life and ``words``."""
+    words: tuple[str, ...]
+    """The batch script's own command line."""
+    checkpoint_dirs: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    requeue: bool = True
+    tls_dir: str = ""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+class SlurmLife:
+    """One life: its coordinators and its ranks, from their start to the coordinator's last word."""
+
+    def __init__(self, launch: SlurmLaunch, processes: Processes, say: Callable[[str], None]) -> None:
+        """``say`` shows one line to the user, in the launcher's name."""
+        self._launch, self._dir, self._processes, self._say = launch, launch.run_dir, processes, say
+        self._terms = Terms(self._dir)
+        newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
+        self._before = published.fencing if published else 0
+        self._number = 1 + max(newest.life if newest else 0, published.life if published else 0)
+        self._step_name = f"spare-life-{self._number}"
+        security = Security(self._dir.token(create=True), launch.tls_dir)
+        self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
+        self._coordinators: Child | None = None
+        self._ranks: Child | None = None
+        self._starts = 0
+        self._last_start_s = 0.0
+        self._status: int | None = None
+
+    async def run(self, stop_reason: str) -> ExitCode:
+        """Until the coordinator has said its last word and the ranks have left, or were given the time to. Raises
+        ConfigError for a user's error of any process. ``stop_reason``: why the life is to end at once, if it is."""
+        try:
+            self._start_coordinators()
+            if stop_reason:
+                self.request_stop(stop_reason)
+            self._status = await self._until_over()
+            await self._let_ranks_leave()
+        finally:
+            self._client.close()
+        return code_of(self._status)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the coordinator to save and leave."""
+        self._client.request_stop(reason)
+
+    async def end_steps(self) -> bool:
+        """End whatever is left of the life, so that another one finds the allocation free; False where that takes too
+        long. No coordinator of an ended life may be there when the next one begins: it would stand for office."""
+        steps = [child for child in (self._coordinators, self._ranks) if child is not None]
+        deadline_s = time.monotonic() + STEPS_END_S
+        while not await asyncio.to_thread(kill_steps, self._launch.allocation.job, self._step_name):
+            if time.monotonic() > deadline_s:
+                return False
+            await asyncio.sleep(POLL_S)
+        for child in steps:
+            if child.alive:
+                child.signal(signal.SIGKILL)  # an srun without a step
+        while any(child.alive for child in steps):
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def why_failed(self) -> str:
+        """Why the life failed, where its coordinator gave no reason."""
+        logs = sorted((self._dir.logs / "tasks").glob("*.log"), key=lambda path: int(path.stem))
+        return end_of_first(
+            (self._dir.coordinator_errors, *logs, self._dir.logs / "srun-ranks.log"), f"see {self._dir.logs}"
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    def _start_coordinators(self) -> None:
+        launch, count = self._launch, min(self._launch.candidates, self._launch.allocation.num_nodes)
+        self._starts += 1
+        self._last_start_s = time.monotonic()
+        self._coordinators = self._processes.start(
+            "coordinators",
+            [
+                *(*STEP, f"--job-name={self._step_name}"),
+                *("--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+                *(*launch.coordinator, "--life", str(self._number), *launch.words),
+            ],
+            launch.environ,
+            self._dir.logs / "srun-coordinators.log",
+            lambda _: None,
+        )
+
+    def _start_ranks(self, published: CoordinatorAddress) -> None:
+        launch = self._launch
+        self._link_logs()
+        environ = {
+            **launch.environ,
+            "PYTHONUNBUFFERED": "1",
+            "SPARE_RUN_DIR": str(self._dir.path),
+            "SPARE_GROUP_SIZE": str(launch.group_size),
+            "SPARE_STARTS_AGAIN": "1",
+            "SPARE_LIFE": str(self._number),
+            "SPARE_INCARNATION": str(published.highest_incarnation + 1),
+            "SPARE_TLS_DIR": launch.tls_dir,
+        }
+        self._ranks = self._processes.start(
+            "ranks",
+            [
+                *(*STEP, "--distribution=block", f"--ntasks={launch.allocation.ranks}"),
+                *(f"--output={self._dir.logs / 'tasks' / '%t.log'}", *launch.srun_options),
+                *(f"--job-name={self._step_name}", *launch.command),
+            ],
+            environ,
+            self._dir.logs / "srun-ranks.log",
+            lambda _: None,
+        )
+
+    def _link_logs(self) -> None:
+        """Slurm names a rank's log after its task; links give it the name that it has under spare-launch."""
+        size = self._launch.group_size
+        (self._dir.logs / "tasks").mkdir(parents=True, exist_ok=True)
+        for task in range(self._launch.allocation.ranks):
+            link = self._dir.log_of(*divmod(task, size))
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(Path("..") / "tasks" / f"{task}.log")
+
+    # --------------------------------------------------------------------------------------------------------- course
+
+    async def _until_over(self) -> int:
+        """Until the coordinator has said its last word, or nobody is left to say one."""
+        seen: Term | None = None
+        moved_s = time.monotonic()
+        ranks_gone_s: float | None = None
+        while True:
+            newest, now_s = self._newest(seen), time.monotonic()
+            if newest != seen:
+                seen, moved_s = newest, now_s
+            if newest is not None and newest.life == self._number and newest.over is not None:
+                return self._checked(newest.over)
+            sentences = self._dir.told_errors()
+            if sentences:
+                raise ConfigError(tail(sentences[0], LINES_SHOWN))
+            published = self._dir.coordinator()
+            if self._ranks is None and published is not None and published.fencing > self._before:
+                self._start_ranks(published)
+            if self._ranks is not None and not self._ranks.alive:
+                ranks_gone_s = ranks_gone_s or now_s
+                if now_s - ranks_gone_s > WITHOUT_RANKS_S:
+                    return int(ExitCode.FAILED)
+            if not self._keep_coordinators(now_s - moved_s):
+                return int(ExitCode.FAILED)
+            await asyncio.sleep(POLL_S)
+
+    def _keep_coordinators(self, silent_s: float) -> bool:
+        """Start more of them when their step has ended, or all their nodes are silent. False: that is no use."""
+        since_s = time.monotonic() - self._last_start_s
+        assert self._coordinators is not None
+        ended = not self._coordinators.alive and since_s > RESTART_PAUSE_S
+        stale_s = STALE_LEASES * self._launch.lease_s
+        if not ended and (silent_s < stale_s or since_s < stale_s):
+            return True
+        if self._starts > COORDINATOR_RESTARTS:
+            return False
+        self._say("no coordinator is left; others are started")
+        self._start_coordinators()
+        return True
+
+    def _checked(self, code: int) -> int:
+        if code == ExitCode.BAD_INPUT:
+            raise ConfigError(refusal_of_coordinator(self._dir))
+        return code
+
+    def _newest(self, seen: Term | None) -> Term | None:
+        """The present term; the one that was seen last where it is not known now."""
+        try:
+            return self._terms.newest()
+        except (OSError, ValueError):
+            return seen
+
+    async def _let_ranks_leave(self) -> None:
+        """They were told that the job is over; srun itself may wait long for those of a lost node."""
+        deadline_s = time.monotonic() + END_GRACE_S
+        while self._ranks is not None and self._ranks.alive and time.monotonic() < deadline_s:
+            await asyncio.sleep(POLL_S)

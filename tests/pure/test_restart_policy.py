@@ -1,0 +1,215 @@
+"""What follows the end of a life: the table of all that matters, and what holds for every combination."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.launch.restart_policy import (
+    LEAST_TIME_LEFT_S,
+    LIVES_WITHOUT_COMMIT,
+    EndedLife,
+    Obstacles,
+    SlurmFacts,
+    Then,
+    after_life,
+    is_failure,
+    needs_checkpoint,
+    slurm_obstacles,
+)
+
+HERE = EndedLife(
+    code=ExitCode.WIPE_OUT,
+    reason="wipe-out: 1 of 4 shards",
+    committed=True,
+    idle_lives=0,
+    checkpoint="save/iter_0000008",
+    looked_in=("save", "load"),
+    stop_requested=False,
+    obstacles=Obstacles(),
+)
+RUNNING = SlurmFacts(
+    state="RUNNING",
+    nodes=4,
+    nodes_answer=True,
+    time_left_s=3600.0,
+    requeue_wanted=True,
+    requeue_allowed=True,
+    next_element=False,
+)
+NODE_LOST = Obstacles(here="not all 4 nodes of the allocation answer")
+NO_QUEUE = Obstacles(queue="start the same command again")
+NOWHERE = replace(NODE_LOST, queue="the next element of the job array goes on")
+LAST_IDLE = LIVES_WITHOUT_COMMIT - 1
+
+
+@pytest.mark.parametrize("code", [ExitCode.WIPE_OUT, ExitCode.RESTART])
+@pytest.mark.parametrize(
+    ("changes", "then", "leaves_with", "idle", "words"),
+    [
+        # Another life is due, and nothing is in its way.
+        ({}, Then.START_AGAIN, None, 0, "; the job starts again from save/iter_0000008"),
+        ({"obstacles": NO_QUEUE}, Then.START_AGAIN, None, 0, "the job starts again from"),
+        ({"committed": False}, Then.START_AGAIN, None, 1, "the job starts again from"),
+        ({"idle_lives": 2}, Then.START_AGAIN, None, 0, "the job starts again from"),
+        ({"reason": ""}, Then.START_AGAIN, None, 0, "every group is lost; the job starts again from"),
+        # It cannot begin here.
+        ({"obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "not all 4 nodes of the allocation answer: its checkpoint"),
+        ({"obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "save/iter_0000008; the job is queued again"),
+        ({"obstacles": NOWHERE}, Then.LEAVE, 4, 0, "save/iter_0000008; the next element of the job array goes on"),
+        ({"obstacles": NODE_LOST, "committed": False}, Then.QUEUE_AGAIN, 4, 1, "queued again"),
+        # It must not begin here.
+        ({"stop_requested": True}, Then.QUEUE_AGAIN, 4, 0, "; the job was told to stop: its checkpoint is"),
+        ({"stop_requested": True, "obstacles": NO_QUEUE}, Then.LEAVE, 4, 0, "; start the same command again"),
+        ({"stop_requested": True, "obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "told to stop"),
+        # It cannot begin at all.
+        ({"checkpoint": None}, Then.LEAVE, 3, 0, "; there is no good checkpoint in save or load to start again from"),
+        ({"checkpoint": None, "looked_in": ()}, Then.LEAVE, 3, 0, "in (no --save or --load was given) to start"),
+        ({"checkpoint": None, "stop_requested": True}, Then.LEAVE, 3, 0, "there is no good checkpoint"),
+        ({"checkpoint": None, "obstacles": NODE_LOST}, Then.LEAVE, 3, 0, "there is no good checkpoint"),
+        # It is no use.
+        (
+            {"committed": False, "idle_lives": LAST_IDLE},
+            *(Then.LEAVE, 1, LIVES_WITHOUT_COMMIT, "; 3 lives of the job ended without a committed step"),
+        ),
+        ({"committed": False, "idle_lives": LAST_IDLE - 1}, Then.START_AGAIN, None, LAST_IDLE, "starts again"),
+        ({"committed": False, "idle_lives": LAST_IDLE, "stop_requested": True}, Then.LEAVE, 1, 3, "3 lives"),
+        ({"committed": False, "idle_lives": LAST_IDLE, "obstacles": NODE_LOST}, Then.LEAVE, 1, 3, "3 lives"),
+        ({"committed": False, "idle_lives": LAST_IDLE, "checkpoint": None}, Then.LEAVE, 3, 3, "no good checkpoint"),
+    ],
+)
+def test_after_a_wipe_out_and_for_a_planned_restart(
+    code: ExitCode, changes: dict[str, Any], then: Then, leaves_with: int | None, idle: int, words: str
+) -> None:
+    decision = after_life(replace(HERE, code=code, **changes))
+    assert (decision.then, decision.code, decision.idle_lives) == (then, leaves_with, idle)
+    assert words in decision.sentence
+    assert decision.sentence.startswith(str(changes.get("reason", HERE.reason)))
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "then", "leaves_with", "idle", "sentence"),
+    [
+        (ExitCode.FINISHED, {"idle_lives": 2, "committed": False}, Then.LEAVE, 0, 0, ""),
+        (ExitCode.FAILED, {"reason": "no majority"}, Then.LEAVE, 1, 0, "the job failed; no majority"),
+        (ExitCode.DISK_FAILED, {"reason": "ENOSPC"}, Then.LEAVE, 1, 0, "the job failed; ENOSPC"),
+        (ExitCode.BAD_INPUT, {"reason": "--lr is -1"}, Then.LEAVE, 2, 0, "--lr is -1"),
+        (
+            *(ExitCode.REQUEUE, {"reason": "signal SIGTERM; step 7 is saved"}, Then.QUEUE_AGAIN, 4, 0),
+            "signal SIGTERM; step 7 is saved; the job is queued again",
+        ),
+        (
+            *(ExitCode.REQUEUE, {"reason": "signal SIGTERM", "obstacles": NO_QUEUE}, Then.LEAVE, 4, 0),
+            "signal SIGTERM; start the same command again",
+        ),
+        (
+            *(ExitCode.REQUEUE, {"reason": "", "committed": False, "idle_lives": 2}, Then.QUEUE_AGAIN, 4, 2),
+            "the job was told to stop; the job is queued again",
+        ),
+        (
+            *(ExitCode.REQUEUE, {"reason": "signal SIGTERM", "idle_lives": 2}, Then.QUEUE_AGAIN, 4, 0),
+            "signal SIGTERM; the job is queued again",
+        ),
+    ],
+)
+def test_after_any_other_end(
+    code: ExitCode, changes: dict[str, Any], then: Then, leaves_with: int, idle: int, sentence: str
+) -> None:
+    decision = after_life(replace(HERE, code=code, checkpoint=None, **changes))
+    assert (decision.then, decision.code, decision.idle_lives, decision.sentence) == (then, leaves_with, idle, sentence)
+
+
+CLAUSES = st.sampled_from(["", "a clause"])
+LIVES = st.builds(
+    EndedLife,
+    code=st.sampled_from(ExitCode),
+    reason=st.sampled_from(["", "a reason"]),
+    committed=st.booleans(),
+    idle_lives=st.integers(0, LIVES_WITHOUT_COMMIT + 1),
+    checkpoint=st.sampled_from([None, "save/iter_0000008"]),
+    looked_in=st.sampled_from([(), ("save",), ("save", "load")]),
+    stop_requested=st.booleans(),
+    obstacles=st.builds(Obstacles, CLAUSES, CLAUSES),
+)
+
+
+@given(LIVES)
+def test_what_is_promised_of_every_decision(ended: EndedLife) -> None:
+    decision = after_life(ended)
+    assert (decision.code is None) == (decision.then is Then.START_AGAIN)
+    if decision.then is Then.START_AGAIN:
+        assert needs_checkpoint(ended.code)
+        assert ended.checkpoint is not None
+        assert ended.checkpoint in decision.sentence
+        assert not ended.stop_requested
+        assert not ended.obstacles.here
+        assert decision.idle_lives < LIVES_WITHOUT_COMMIT
+    if decision.then is Then.QUEUE_AGAIN:
+        assert decision.code is ExitCode.REQUEUE
+        assert not ended.obstacles.queue
+        assert ended.code is ExitCode.REQUEUE or (ended.checkpoint and decision.idle_lives < LIVES_WITHOUT_COMMIT)
+    if decision.code is not None:
+        assert decision.code <= ExitCode.REQUEUE
+        assert is_failure(ended.code) <= (decision.code is ExitCode.FAILED)
+    if ended.committed:
+        assert decision.idle_lives == 0
+    assert decision.idle_lives <= ended.idle_lives + 1
+    assert decision.sentence or ended.code in (ExitCode.FINISHED, ExitCode.BAD_INPUT)
+
+
+@given(LIVES, st.integers(1, 20))
+def test_lives_that_commit_nothing_come_to_an_end(ended: EndedLife, more: int) -> None:
+    """However often a life is wiped out before its first commit, in place or over the queue."""
+    ended = replace(ended, code=ExitCode.WIPE_OUT, committed=False, idle_lives=0)
+    lives = 0
+    for _ in range(more):
+        decision = after_life(ended)
+        lives += 1
+        if decision.then is Then.LEAVE:
+            break
+        ended = replace(ended, idle_lives=decision.idle_lives)
+    assert lives <= LIVES_WITHOUT_COMMIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "here", "queue"),
+    [
+        ({}, "", ""),
+        ({"time_left_s": None}, "", ""),
+        ({"time_left_s": LEAST_TIME_LEFT_S}, "", ""),
+        ({"nodes_answer": False}, "not all 4 nodes of the allocation answer", ""),
+        ({"batch_script": False}, "the node of the batch script is lost", ""),
+        ({"time_left_s": 61.2}, "the time limit is only 61 s away", ""),
+        ({"time_left_s": -3.0}, "the time limit is only 0 s away", ""),
+        ({"left_over": True}, "processes of the life that ended are still there", ""),
+        ({"requeue_wanted": False}, "", "--no-requeue was given, so somebody else queues the job again"),
+        (
+            {"requeue_allowed": False},
+            "",
+            "Slurm was told not to queue the job again; give its script to sbatch once more",
+        ),
+        ({"next_element": True}, "", "the next element of the job array goes on"),
+        ({"next_element": True, "requeue_wanted": False}, "", "the next element of the job array goes on"),
+        (
+            {"state": "COMPLETING"},
+            "Slurm has the job in state COMPLETING",
+            "Slurm has the job in state COMPLETING, so it is not queued again from here",
+        ),
+        (
+            {"state": "", "nodes_answer": False},
+            "Slurm has the job in state unknown",
+            "Slurm has the job in state unknown, so it is not queued again from here",
+        ),
+        ({"state": "CANCELLED", "next_element": True}, "Slurm has the job in state CANCELLED", "the next element of"),
+    ],
+)
+def test_what_slurm_allows(changes: dict[str, Any], here: str, queue: str) -> None:
+    found = slurm_obstacles(replace(RUNNING, **changes))
+    assert found.here == here
+    assert found.queue.startswith(queue)
+    assert bool(found.queue) == bool(queue)

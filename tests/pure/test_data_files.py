@@ -57,7 +57,7 @@ def test_a_whole_pair(pair: Path) -> None:
         ),
         (lambda p: Path(f"{p}.bin").write_bytes(b"1" * 14), "data.bin is not the file of this index: it has 14 bytes"),
         (lambda p: Path(f"{p}.idx").write_bytes(b""), "data.idx is no index of a data file"),
-        (lambda p: Path(f"{p}.idx").write_bytes(HEADER + b"1"), "data.idx is cut off: it has 10 of the 34 bytes of a header"),
+        (lambda p: Path(f"{p}.idx").write_bytes(HEADER + b"1"), "data.idx is cut off: it has 10 of the 34 bytes"),
         (
             lambda p: Path(f"{p}.idx").write_bytes(Path(f"{p}.idx").read_bytes()[:-9]),
             "data.idx is cut off: it has .* bytes, but 3 sequences and 4 document ends take 102",

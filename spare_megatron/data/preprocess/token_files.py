@@ -45,9 +45,7 @@ class PartFiles:
             file = file_path.open("r+b" if sizes else "wb", buffering=WRITE_BYTES)
             self.files.append(file)
             if file.seek(0, os.SEEK_END) < size:
-                raise ConfigError(
-                    f"{file_path} is shorter than its .progress file says; remove both to begin anew"
-                )
+                raise ConfigError(f"{file_path} is shorter than its .progress file says; remove both to begin anew")
             file.truncate(size)
             file.seek(size)
 

@@ -67,7 +67,7 @@ BAD = [
     ("--fp16-lm-cross-entropy", "only for --fp16"),
     ("--min-lr 0.5", "--min-lr 0.5 is above --lr 0.001"),
     ("--lr 0", "--lr is 0.0, but must be above 0"),
-    ("--train-samples 100", "--train-iters 20 and --train-samples 100 are two ends of one job"),
+    ("--train-samples 100", "--train-iters 20 and --train-samples 100 both end the job"),
     ("--lr-warmup-samples 100", "--lr-warmup-samples 100 does not go with --train-iters; use --lr-warmup-iters"),
     ("--lr-warmup-iters 20", "is not shorter than"),
     ("--lr-warmup-fraction 0.1 --lr-warmup-iters 5", "say the same thing"),
@@ -147,7 +147,7 @@ def test_data_are_missed_by_who_reads_the_data_flags(capsys: pytest.CaptureFixtu
         get_blend_and_blend_per_split(args)
     with pytest.raises(SystemExit):
         job_of("--spare-check", drop=("--mock-data",))
-    assert "data of the script's own provider" in capsys.readouterr().out
+    assert "data from the script's own provider" in capsys.readouterr().out
 
 
 def shape(environ: dict[str, str], extra: str = "") -> JobShape:

@@ -113,7 +113,7 @@ def test_blends_of_each_split(tmp_path: Path) -> None:
     assert per_split == [(["a", "b"], [0.5, 0.5]), (["c", "d"], None), None]
     assert blends(flags(train_data_path=["a"], test_data_path=["b"])) == (None, [(["a"], None), None, (["b"], None)])
     assert blends(flags()) == (None, None)
-    for text, sentence in (("{", "is no JSON"), ("[]", "must be an object with lists"), ('{"tran": []}', "must be an")):
+    for text, sentence in (("{", "is not JSON"), ("[]", "must be an object with"), ('{"tran": []}', "must be an")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=sentence):
             blends(flags(per_split_data_args_path=str(path)))

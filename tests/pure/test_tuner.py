@@ -150,7 +150,7 @@ def test_trace() -> None:
         (["1,a", "x,b"], "t.csv line 2"),
         (["5,a", "4,b"], "t.csv line 2: time 4 is before 5"),
         (["1"], "t.csv line 1"),
-        ([], "holds no loss"),
+        ([], "has no loss"),
     ):
         with pytest.raises(ConfigError, match=words):
             parse_trace(bad, "t.csv")

@@ -20,7 +20,7 @@ from spare_megatron.checkpoint.folder import (
 )
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 
 EXAMPLE = """examples:
   spare-checkpoint digest checkpoints/            sha256 of the weights of the last good checkpoint

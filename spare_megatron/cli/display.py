@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.controller.assign_types import counted
 
 POLL_S = 0.05
 REFRESH_EVERY = 5

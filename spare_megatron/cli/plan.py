@@ -14,7 +14,7 @@ from typing import Any
 from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys

@@ -12,8 +12,8 @@ from typing import Any
 from spare_megatron.cli.display import figures
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, read_json
-from spare_megatron.controller.assign_types import counted
 
 EXAMPLE = "example: spare-status runs/first --json"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
-from spare_megatron.controller.assign_types import counted
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version

@@ -15,6 +15,7 @@ from typing import Any
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import WorldHint
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 
 
@@ -172,7 +173,7 @@ def resolve_stages(ns: Namespace) -> None:
         layers = counted_layers(ns)
         if layers % unit:
             raise ConfigError(
-                f"{layers} layers are not divisible by {unit} = --pipeline-model-parallel-size {pipeline} x "
+                f"{counted(layers, 'layer')} cannot be divided by {unit} = --pipeline-model-parallel-size {pipeline} x "
                 f"--num-layers-per-virtual-pipeline-stage {ns.num_layers_per_virtual_pipeline_stage}; "
                 f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}"
             )
@@ -206,7 +207,7 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
     if hint.world_size is not None:
         if hint.world_size % (model * inner):
             raise ConfigError(
-                f"{hint.world_size} ranks were started, not a multiple of the {model * inner} ranks of a group "
+                f"the number of started ranks, {hint.world_size}, is not a multiple of the {model * inner} of a group "
                 f"(TP {ns.tensor_model_parallel_size} x PP {ns.pipeline_model_parallel_size} x CP "
                 f"{ns.context_parallel_size} x inner data {inner}); "
                 f"start {nearest_multiple(hint.world_size, model * inner)}"
@@ -250,7 +251,7 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
         ranks = model * ns.num_distributed_optimizer_instances
         if hint.world_size % ranks:
             raise ConfigError(
-                f"{hint.world_size} ranks were started, not a multiple of {ranks} = TP x PP x CP {model} x "
+                f"the number of ranks, {hint.world_size}, is not a multiple of {ranks} = TP x PP x CP {model} x "
                 f"--num-distributed-optimizer-instances {ns.num_distributed_optimizer_instances}; "
                 f"start {nearest_multiple(hint.world_size, ranks)}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
@@ -90,7 +91,7 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
         stages = f"--pipeline-model-parallel-size {pipeline}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
         refuse(
             layers % unit,
-            f"{layers} layers are not divisible by {unit} = {stages}; "
+            f"{counted(layers, 'layer')} cannot be divided by {unit} = {stages}; "
             f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}",
         )
     refuse(

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from spare_megatron.config.plural import counted
 from spare_megatron.kernels import dispatch
 from spare_megatron.kernels.weights import BLOCK, splitmix64, splitmix64_of
 
@@ -237,7 +238,7 @@ def _check(
             f"{name} at address {tensor.data_ptr():#x} is not aligned to its {tensor.element_size()} bytes"
         )
     if count is not None and tensor.numel() != count:
-        raise ValueError(f"{name} has {tensor.numel()} elements; give {count}")
+        raise ValueError(f"{name} has {counted(tensor.numel(), 'element')}; give {count}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, the other tensors on {device}; give all on one device")
 

@@ -10,7 +10,7 @@ from math import ceil, inf
 from typing import Literal
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 from spare_megatron.theory.published import best_availability, best_interval_s
 from spare_megatron.tuner.choose import candidate, choose, counted_losses
 from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures

@@ -26,7 +26,7 @@ from spare_megatron.checkpoint.convert.model import (
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 
 FLAGS_FILE = "model_flags.txt"
 

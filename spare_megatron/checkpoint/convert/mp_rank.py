@@ -22,7 +22,7 @@ from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_
 from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, Source, entries, shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")

@@ -21,8 +21,8 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
+from spare_megatron.config.plural import counted
 from spare_megatron.config.sections import TokenizerConfig
-from spare_megatron.controller.assign_types import counted
 from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
 from spare_megatron.data.preprocess.token_files import EncodingProgress, Output, progress_of

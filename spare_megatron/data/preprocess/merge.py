@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.assign_types import counted
+from spare_megatron.config.plural import counted
 from spare_megatron.data.data_files import HEADER_BYTES, DataFile, check_file
 from spare_megatron.data.preprocess.token_files import WRITE_BYTES, write_index
 

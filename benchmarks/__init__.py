@@ -1,1 +1,1 @@
-"""One benchmark per file: a command that prints one table and writes one JSON under benchmarks/results."""
+"""The benchmarks: each file is a command that prints one table and writes one JSON file to benchmarks/results."""

@@ -1,6 +1,6 @@
-"""Text that can be made anywhere, byte for byte: JSON lines of invented words, for the preprocess tool.
+"""Makes text for the preprocess tool, JSON lines of invented words, with the same bytes on every machine.
 
-No file of this machine and no network is read, so a sum of what a tokenizer makes of it can be kept. Draws use only
+No file and no network is read, so checksums of its token ids can be kept in the repository. Draws use only
 ``random.Random.random``, whose values no Python version may change.
 
 Words follow Zipf's law over an invented vocabulary, so a tokenizer trained on one part knows the words of the next;
@@ -87,7 +87,7 @@ class _Writer:
 
 
 def lines(seed: int) -> Iterator[str]:
-    """Documents without end, one JSON object a line; every third with its characters as they are, not escaped."""
+    """An endless sequence of documents, one JSON object per line; every third line has no escaped characters."""
     writer = _Writer(seed)
     for number in itertools.count():
         document = {"text": writer.document(number), "numbers": writer.numbers()}
@@ -95,7 +95,7 @@ def lines(seed: int) -> Iterator[str]:
 
 
 def write_corpus(path: Path, megabytes: float, seed: int = 0) -> None:
-    """At least so many MB (10^6 bytes) of documents, in UTF-8."""
+    """Write at least so many MB (10^6 bytes) of documents, in UTF-8."""
     left = int(megabytes * 1e6)
     with path.open("wb") as file:
         for line in lines(seed):
@@ -105,7 +105,7 @@ def write_corpus(path: Path, megabytes: float, seed: int = 0) -> None:
 
 
 def tokenizer_flags(folder: Path, vocabulary: int) -> dict[str, list[str]]:
-    """Kind of tokenizer -> its flags, for those that ``_tokenizers.train`` has put into ``folder``."""
+    """Kind of tokenizer -> its flags, for the tokenizers that ``_tokenizers.train`` has written into ``folder``."""
     return {
         "sentencepiece": ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", f"{folder}/bpe.model"],
         "gpt2": [

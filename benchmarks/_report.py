@@ -1,4 +1,4 @@
-"""What every benchmark shares: the header with hardware and versions, the printed table, the JSON file.
+"""Writes the results of every benchmark: a header with hardware and versions, a printed table, a JSON file.
 
 A result file is ``{"benchmark", "command", "date_utc", "hardware", "versions", "config", "results"}``; ``results`` is
 the list of the table's rows, each a flat mapping with its units in the names.
@@ -26,8 +26,8 @@ Row = Mapping[str, object]
 
 
 def hardware() -> dict[str, object]:
-    """The machine, as far as timings depend on it, and how busy it was in the last minute (1 per busy core, the
-    benchmark included). GPUs are listed when the benchmark has imported torch."""
+    """The properties of the machine on which timings depend, and its load in the last minute (1 per busy core, with the
+    benchmark's own). GPUs are listed when the benchmark has imported torch."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -49,7 +49,7 @@ def hardware() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Python and those of ``PACKAGES`` that are installed."""
+    """The versions of Python and of those ``PACKAGES`` that are installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -63,7 +63,7 @@ def report(benchmark: str, config: Mapping[str, object], rows: Sequence[Row], pa
     """Prints header and table, writes the JSON (default: benchmarks/results/BENCHMARK.json); returns its path."""
     path = path or RESULTS / f"{benchmark}.json"
     machine, packages = hardware(), versions()
-    # Piped output has no width of its own; the table must not be cut there.
+    # Piped output has no width, and the table must not be cut to a default one.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(f"{benchmark}: " + ", ".join(f"{key} {value}" for key, value in {**machine, **packages}.items()))
     console.print("config: " + ", ".join(f"{key} {value}" for key, value in config.items()))

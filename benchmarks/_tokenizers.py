@@ -1,7 +1,7 @@
-"""Tokenizers of four kinds, trained on ``_corpus``: for the preprocess benchmark, and those of tests/data/preprocess.
+"""Trains tokenizers of four kinds on ``_corpus``, for the preprocess benchmark and for tests/data/preprocess.
 
-Needs sentencepiece and tokenizers. Another version of these may train other tokenizers from the same text, so what must
-not change is kept as files, not trained again.
+Needs sentencepiece and tokenizers. Another version of these packages may train other tokenizers from the same text, so
+those that must not change are kept as files and not trained again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END = "<|endoftext|>"
 
 
 def train(folder: Path, vocabulary: int) -> dict[str, list[str]]:
-    """Train all; kind -> its flags for preprocess_data.py. Writes into ``folder``."""
+    """Train all kinds and write them into ``folder``; returns kind -> its flags for preprocess_data.py."""
     texts = [json.loads(line)["text"] for line in itertools.islice(lines(seed=1), TEXTS)]
     texts = [text for text in texts if isinstance(text, str)]
     for maker in (_sentencepiece, _gpt2, _hugging_face, _tiktoken):
@@ -40,7 +40,7 @@ def train(folder: Path, vocabulary: int) -> dict[str, list[str]]:
 
 
 def _sentencepiece(folder: Path, texts: list[str], vocabulary: int) -> None:
-    """As Llama 2's: byte pairs with bytes for what is unknown, text taken as it is."""
+    """Train a tokenizer like Llama 2's: byte pairs, bytes for unknown characters, no normalization of text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text[:20_000].split("\n")]),
@@ -59,7 +59,7 @@ def _sentencepiece(folder: Path, texts: list[str], vocabulary: int) -> None:
 
 
 def _gpt2(folder: Path, texts: list[str], vocabulary: int) -> None:
-    """vocab.json and merges.txt, in a folder that transformers takes for the model named gpt2."""
+    """Train vocab.json and merges.txt, in a folder that transformers loads as the model named gpt2."""
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(texts, vocabulary, special_tokens=[END], show_progress=False)
     (folder / "gpt2").mkdir()
@@ -69,7 +69,7 @@ def _gpt2(folder: Path, texts: list[str], vocabulary: int) -> None:
 
 
 def _hugging_face(folder: Path, texts: list[str], vocabulary: int) -> None:
-    """As Llama 3's: byte pairs after a split of its own, special tokens put around a text where they are wanted."""
+    """Train a tokenizer like Llama 3's: byte pairs after its own splitting pattern, special tokens around a text."""
     trained = Tokenizer(BPE(ignore_merges=True))
     split = Split(Regex(LLAMA3_SPLIT), behavior="isolated")
     trained.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -87,7 +87,7 @@ def _hugging_face(folder: Path, texts: list[str], vocabulary: int) -> None:
 
 
 def _tiktoken(folder: Path, texts: list[str], vocabulary: int) -> None:
-    """megatron-core's JSON: the 256 bytes, then the merged pieces in the order of their making."""
+    """Train a tokenizer in megatron-core's JSON format: the 256 bytes, then the pieces in the order of their merges."""
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = Sequence(
         [Split(Regex(LLAMA3_SPLIT), behavior="isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -105,7 +105,7 @@ def _tiktoken(folder: Path, texts: list[str], vocabulary: int) -> None:
 
 
 def _bytes_of(piece: str) -> bytes:
-    """The bytes for which a byte-level piece's characters stand: GPT-2's table, printable bytes as themselves."""
+    """The bytes that the characters of a byte-level piece stand for, by GPT-2's table."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(value): value for value in printable}
     rest = [value for value in range(256) if value not in printable]

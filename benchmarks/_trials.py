@@ -1,7 +1,7 @@
-"""Simulated trials that a benchmark can lay down and take up again: finished ones are kept in a file, one line each.
+"""Runs the simulated trials of a benchmark, which can be interrupted: finished trials are kept in a file, one per line.
 
-The key of a line is the whole case and its seed, so a changed model or figure never meets an old result of another
-case. A file must be removed when the simulator itself changes.
+The key of a line is the whole case and its seed, so a result is never used for another case. The file must be removed
+when the simulator itself changes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SAID_EVERY = 10
 
 
 class Trials:
-    """Outcomes by (case, seed), from a file and from runs."""
+    """The outcomes of trials by (case, seed), from a file and from runs."""
 
     def __init__(self, path: Path | None, workers: int | None = None) -> None:
         self._path, self._workers = path, workers
         self._known: dict[str, TrialResult] = {}
         self.cpu_s = 0.0
-        """Of all trials, those of earlier runs too."""
+        """CPU seconds of all trials, with those of earlier runs."""
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
                 found = json.loads(line)
@@ -39,8 +39,8 @@ class Trials:
                 self.cpu_s += found["cpu_s"]
 
     def run(self, jobs: Iterable[Job], limit_s: float | None = None) -> bool:
-        """Run what is not known yet, a few at a time; say now and then how far it is. False when the time was over
-        before all were run."""
+        """Run the trials that are not known yet, a few at a time, and print progress. False when the time limit was
+        reached before all were run."""
         missing = list({_key(job): job for job in jobs if _key(job) not in self._known}.values())
         size = self._workers or len(os.sched_getaffinity(0))
         began = time.perf_counter()
@@ -80,10 +80,12 @@ def options(doc: str, steps: int = 10_000, trials: int = 3) -> argparse.Argument
     add = parser.add_argument
     add("--steps", type=int, default=steps)
     add("--trials", type=int, default=trials)
-    add("--seed", type=int, default=0, help="the trials have this seed and the ones after it")
-    add("--workers", type=int, help="processes (default: all cores)")
-    add("--resume", type=Path, metavar="FILE", help="finished trials are kept here and not run again")
-    add("--limit-s", type=float, help="with --resume: begin no trial after this time, and leave")
+    add(
+        "--seed", type=int, default=0, help="seed of the first trial; the others have the numbers after it (default: 0)"
+    )
+    add("--workers", type=int, help="number of processes (default: one per core)")
+    add("--resume", type=Path, metavar="FILE", help="keep finished trials in this file and do not run them again")
+    add("--limit-s", type=float, help="with --resume: stop after this many seconds, and begin no further trial")
     add("--plot", type=Path, metavar="PNG")
     add("--json", type=Path)
     return parser
@@ -92,8 +94,8 @@ def options(doc: str, steps: int = 10_000, trials: int = 3) -> argparse.Argument
 def outcomes(
     args: argparse.Namespace, cases: Sequence[Case]
 ) -> tuple[list[list[TrialResult]], dict[str, object]] | None:
-    """Every case's trials as the command line wants them, and the config for the report; None when the time was
-    over."""
+    """The outcomes of every case's trials for this command line, and the config for the report; None when the time
+    limit was reached."""
     seeds = range(args.seed, args.seed + args.trials)
     began = time.perf_counter()
     trials = Trials(args.resume, args.workers)
@@ -110,7 +112,7 @@ def outcomes(
 
 
 def mean_ratio(outcomes: Sequence[TrialResult]) -> float:
-    """NaN where a trial did not progress."""
+    """The mean ratio of the trials; NaN where one made no progress."""
     known = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
     return fmean(known) if len(known) == len(outcomes) else float("nan")
 

@@ -1,4 +1,4 @@
-"""Jobs that live side by side and take turns, so that a machine whose speed drifts drifts for all of them.
+"""Runs jobs in turns of a few steps, so that a machine whose speed drifts affects all of them alike.
 
 Each ``Side`` is a job that writes a line of JSON for every step. All are started and warmed up; then one runs for a
 few steps while every process of the others is stopped (SIGSTOP), and so on, every second round in reverse order. A step
@@ -26,7 +26,7 @@ LOOK_S = 0.02
 
 
 class Side:
-    """A job of one or more commands; ``record`` is where it writes its lines."""
+    """A job of one or more commands; ``record`` is the file to which it writes its lines."""
 
     def __init__(self, commands: Sequence[Sequence[str]], record: Path) -> None:
         environ = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
@@ -37,7 +37,7 @@ class Side:
         self._steps = 0
 
     def run(self, steps: int) -> list[dict]:
-        """Goes on for so many whole steps and stops again; their lines."""
+        """Let the job run for so many whole steps and stop it again; returns the lines of these steps."""
         before_s = self._used_s()
         there = self._written()
         self._signal(signal.SIGCONT)
@@ -53,21 +53,21 @@ class Side:
         return [json.loads(line) for line in lines[there + 1 :]]
 
     def cpu_s(self) -> float:
-        """CPU seconds of all its processes for a step, over every turn since ``forget``."""
+        """CPU seconds per step of all its processes, over all turns since ``forget``."""
         return self._cpu_s / self._steps
 
     def forget(self) -> None:
-        """What was used until now does not count: imports, first steps."""
+        """Do not count the CPU time used so far, for imports and first steps."""
         self._cpu_s, self._steps = 0.0, 0
 
     def kill(self) -> None:
-        """All its processes, launchers first, so that they do not answer the deaths of others."""
+        """Kill all its processes, launchers first, so that they do not react to the deaths of the others."""
         self._signal(signal.SIGKILL)
         for root in self._roots:
             root.wait()
 
     def _written(self) -> int:
-        """Whole lines so far."""
+        """Number of whole lines in the record so far."""
         return self._record.read_bytes().count(b"\n") if self._record.exists() else 0
 
     def _processes(self) -> list[psutil.Process]:
@@ -92,7 +92,8 @@ class Side:
 
 
 def take_turns(sides: Mapping[str, Side], rounds: int, steps: int) -> list[dict[str, list[dict]]]:
-    """The lines of every side's turn, round by round, warm-up left out. At the end, or at SIGTERM, all are killed."""
+    """The lines of every side's turn, round by round, without the warm-up. At the end, or at SIGTERM, all sides are
+    killed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     try:
         for side in sides.values():

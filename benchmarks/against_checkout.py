@@ -1,4 +1,4 @@
-"""This checkout's commit round and masked kill beside another checkout's: taking turns, ratios of each turn's pair.
+"""Compares the commit round and the masked kill of this checkout with another checkout's, in turns, by paired ratios.
 
     python benchmarks/against_checkout.py ../other-checkout [--rounds 5] [--kill-rounds 4] [--json FILE]
 
@@ -35,7 +35,7 @@ print(json.dumps({{**kills, "job_cpu_s": used.ru_utime + used.ru_stime}}))
 
 
 def run(checkout: Path, code: str) -> dict[str, float]:
-    """What a program says in its last line, run in a checkout."""
+    """Run a program in a checkout; returns the JSON of its last line."""
     done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"in {checkout}: {done.stderr[-2000:]}")
@@ -44,7 +44,7 @@ def run(checkout: Path, code: str) -> dict[str, float]:
 
 
 def pairs(other: Path, codes: list[str]) -> list[Pair]:
-    """(this, other) of each program; who is first alternates."""
+    """The results (this, other) of each program; which checkout runs first alternates."""
     found = []
     for turn, code in enumerate(codes):
         order = (ROOT, other) if turn % 2 else (other, ROOT)
@@ -55,7 +55,7 @@ def pairs(other: Path, codes: list[str]) -> list[Pair]:
 
 
 def rows(what: str, found: list[Pair], names: tuple[str, ...]) -> list[dict[str, object]]:
-    """One row for each figure."""
+    """One row of the table for each figure."""
     table: list[dict[str, object]] = []
     for name in names:
         ratios = sorted(this[name] / max(other[name], 1e-9) for this, other in found)
@@ -74,12 +74,14 @@ def rows(what: str, found: list[Pair], names: tuple[str, ...]) -> list[dict[str,
 
 
 def main() -> None:
-    """Print one table, write one JSON."""
+    """Print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout, with its kernels built")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of jobs without a model (default 5)")
-    parser.add_argument("--kill-rounds", type=int, default=4, help="pairs of jobs with three kills (default 4)")
-    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--rounds", type=int, default=5, help="number of pairs of jobs without a model (default: 5)")
+    parser.add_argument(
+        "--kill-rounds", type=int, default=4, help="number of pairs of jobs with three kills (default: 4)"
+    )
+    parser.add_argument("--json", type=Path, help="file to write the result to")
     options = parser.parse_args()
     other = options.other.resolve()
     commits = pairs(other, [ROUND] * options.rounds)

@@ -1,4 +1,4 @@
-"""What --spare-audit-rate costs in runs without a fault: about its share in compute, and next to nothing beside it.
+"""Measures what --spare-audit-rate costs in runs without a fault: about its share of the computing, and hardly more.
 
     python benchmarks/audit_cost.py [--rates 0.05 0.25 1] [--rounds 10] [--steps 6]
 
@@ -24,15 +24,15 @@ from _turns import Side, take_turns
 from step_overhead import CASES, jobs, mean, model, ours
 
 NONE = "0"
-"""The rate that all others are held against."""
+"""The rate with which all others are compared."""
 
 
 def main() -> None:
     """Print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", nargs="*", default=["0.05", "0.25", "1"])
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=6, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=10, help="number of turns of each side")
+    parser.add_argument("--steps", type=int, default=6, help="number of steps of a turn")
     options = parser.parse_args()
     rows = []
     for name, groups, _, words in jobs(CASES):

@@ -1,12 +1,12 @@
-"""What a checkpoint costs training: how long a step waits for it, and how fast it reaches the disk beside a plain copy.
+"""Measures how long training waits for a checkpoint, and how fast it is written compared with a plain copy.
 
     python benchmarks/checkpoint.py [--steps 40] [--hidden-size 768]
 
 One job of 2 groups saves every fifth step beside the training, then the same job lets training wait
-(--spare-no-async-save). The figures are those that position 0 logs with each checkpoint that counts: the time that the
+(--spare-no-async-save). The figures are those that position 0 logs with each accepted checkpoint: the time that the
 training thread waited, that time as a share of the step before, and the rate at which the files were written, with
-checksums and fsync. ``copy_gb_s`` is a copy of the same files to the same disk with fsync and no checksum, taken in
-turn with each job.
+checksums and fsync. ``copy_gb_s`` is the rate of a copy of the same files to the same disk, with fsync and without
+checksums, after each job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--hidden-size", type=int, default=768)
-    parser.add_argument("--directory", type=Path, help="on the disk to measure; default: a temporary one")
+    parser.add_argument("--directory", type=Path, help="a directory on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=options.directory) as name:

@@ -1,11 +1,11 @@
-"""What the checks of the exact modes cost in a step: checksums of accumulators and result, digests of result and
-weights.
+"""Measures what the checks of the exact modes cost in a step: checksums of accumulators and result, digests of result
+and weights.
 
     python benchmarks/checksum_cost.py [--steps 12] [--mode exact32] [--json FILE]
 
 One process is one group: a GPT, its pieces, the sum, the update. In each step the checks are timed where they happen;
 the ratio is the median of step / (step - checks). The checksum inside the kernel that adds cannot be taken out;
-`as_separate_pass_share` is what it would cost at most, were it a pass of its own over each piece.
+`as_separate_pass_share` is an upper bound: what it would cost as a separate pass over each piece.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spare_megatron.trainer.job_arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
 CHECKS = ("weights", "accumulators", "result", "result_digest")
-"""Timed in each step."""
+"""Names of the checks that are timed in each step."""
 MODEL = (
     *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256"),
     *("--max-position-embeddings", "256", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),

@@ -1,10 +1,11 @@
-"""What the control plane adds to a step: from the last rank's 'reduced' to the commit in the last rank's hands.
+"""Measures what the control plane adds to a step: the time from the last rank's report 'reduced' until all ranks have
+the commit.
 
     python benchmarks/control_plane.py [--json FILE]
 
-Real coordinator, leaders and ranks in processes of their own, no model: a rank waits a few milliseconds per piece and
-says that it reduced. The round trip is rank -> leader -> coordinator (journal on the disk) -> leader -> rank. CPU time
-is that of each kind of process per step. Goal: about 3 ms for 4 groups of 2 ranks on an idle machine.
+Coordinator, leaders and ranks are real processes, but there is no model: a rank waits a few milliseconds per piece and
+reports that it reduced. The round trip is rank -> leader -> coordinator (journal on the disk) -> leader -> rank. CPU
+time is per step and kind of process. Goal: about 3 ms for 4 groups of 2 ranks on an idle machine.
 """
 
 from __future__ import annotations

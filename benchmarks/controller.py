@@ -1,11 +1,11 @@
-"""How long the controller plans after a failure: the new standing assignment, the patch, every group's piece list.
+"""Measures how long the controller plans after a failure: standing assignment, patch, every group's list of pieces.
 
     python benchmarks/controller.py [--json FILE]
 
 Groups fail one after the other, at random, until 40% are lost; each failure is planned from the plan before it. A
-failure that would be a wipe-out is counted and put back, so that the sequence goes on. Survivors are somewhere in
-their step, drawn per failure. Times are the CPU time of the one thread that plans, which waits for nothing; the wall
-time beside it also holds what else ran on the machine. Goal: 5 ms median at 1000 groups.
+failure that would be a wipe-out is counted and undone, so that the sequence goes on. How far survivors are in their
+step is drawn for each failure. Times are the CPU time of the one thread that plans, which never waits; the wall time
+also contains what else ran on the machine. Goal: 5 ms median at 1000 groups.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Registers, shared memory and spilled bytes of each CUDA kernel, for each target, as ptxas reports them.
+"""Lists registers, shared memory and spilled bytes of each CUDA kernel, for each target, as ptxas reports them.
 
     python benchmarks/cuda_registers.py [--json FILE]
 
-Needs nvcc, not a GPU: it says what was compiled, nothing about speed.
+Needs nvcc, but no GPU: the figures describe the compiled code, not its speed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="result file (default: benchmarks/results/cuda_registers.json)")
     arguments = parser.parse_args()
     if build.nvcc() is None:
-        sys.exit("cuda_registers: no nvcc on the path; set NVCC to one")
+        sys.exit("cuda_registers: there is no nvcc on the PATH; set NVCC to its path")
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for target in build.CUDA_TARGETS for row in kernels_of(target, Path(folder))]
     version = subprocess.run([build.nvcc() or "nvcc", "--version"], check=True, capture_output=True, text=True).stdout

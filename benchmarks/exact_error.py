@@ -1,4 +1,4 @@
-"""Error of a sum of gradients against float64: the exact forms beside fp32 and bf16 accumulation.
+"""Measures the error of a sum of made-up gradients against float64: exact modes, fp32 and bf16 accumulation.
 
     python benchmarks/exact_error.py [--pieces 32] [--elements N] [--json FILE]
 

@@ -1,9 +1,10 @@
-"""What it gains to lay the hosts of a shard into different racks: single groups fail, and now and then a whole rack.
+"""Simulates what is gained by hosts of a shard in different racks, where single groups fail, and sometimes a whole
+rack.
 
     python benchmarks/failure_domains.py [--rack n] [--domain-mtbf-s S] [--resume FILE]
 
 Without re-join, so that a job lives until a shard has lost all its hosts. 'as listed': machines get group numbers rack
-by rack; 'spread': ``placement.domains`` numbers them. Same failures for both: it is machines that fail, not numbers.
+by rack; 'spread': ``placement.domains`` numbers them. Both have the same failures of machines.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def racks(groups: int, rack: int, redundancy: int, spread: bool) -> dict[str, tu
 def main() -> None:
     parser = options(__doc__, steps=3000, trials=5)
     parser.add_argument("--groups", type=int, default=200)
-    parser.add_argument("--rack", type=int, default=4, help="groups of one rack")
-    parser.add_argument("--domain-mtbf-s", type=float, default=200_000.0, help="of one rack, mean")
+    parser.add_argument("--rack", type=int, default=4, help="number of groups of one rack")
+    parser.add_argument(
+        "--domain-mtbf-s", type=float, default=200_000.0, help="mean seconds between failures of a rack"
+    )
     args = parser.parse_args()
     # Single failures are rarer than in the published cluster, so that racks are a good part of all losses.
     cluster = Cluster(args.groups, mtbf_s=1200.0, reduce_s=args.groups / 100, domain_mtbf_s=args.domain_mtbf_s)

@@ -1,4 +1,4 @@
-"""From the SIGKILL of a whole group to the commit of the step that it died in, split by what the time went into.
+"""Measures the time from the SIGKILL of a whole group to the commit of the step in which it died, and its parts.
 
     python benchmarks/masked_failure.py [--kills 10]
 
@@ -72,7 +72,7 @@ def _job(draw: random.Random, kills: int) -> list[dict[str, float]]:
             victims = draw.sample(range(GROUPS), kills)
             found = [_kill(run_dir, group, STEPS_BETWEEN * (n + 1), draw, process) for n, group in enumerate(victims)]
             if process.wait() != 0:
-                raise SystemExit(f"spare-launch left with {process.returncode}")
+                raise SystemExit(f"spare-launch ended with exit code {process.returncode}")
         finally:
             process.kill()
     return found
@@ -81,7 +81,7 @@ def _job(draw: random.Random, kills: int) -> list[dict[str, float]]:
 def _kill(
     run_dir: Path, group: int, after: int, draw: random.Random, process: subprocess.Popen[bytes]
 ) -> dict[str, float]:
-    """Kill ``group`` in a step after ``after``; how long what took."""
+    """Kill ``group`` in a step after ``after``; returns the times of the recovery's parts."""
     _wait(run_dir, process, lambda line: line["step"] >= after - 3)
     time.sleep(draw.uniform(0, 0.4))
     ranks = json.loads((run_dir / "processes.json").read_text())["ranks"]
@@ -103,7 +103,7 @@ def _wait(run_dir: Path, process: subprocess.Popen[bytes], wanted: Any) -> dict[
             if wanted(line):
                 return line
         if process.poll() is not None:
-            raise SystemExit(f"the job ended with {process.returncode} before the moment that was waited for")
+            raise SystemExit(f"the job ended with exit code {process.returncode} before the expected moment")
         time.sleep(0.005)
 
 

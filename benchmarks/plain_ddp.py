@@ -1,4 +1,4 @@
-"""The peer of step_overhead.py: one rank of plain megatron-core data parallelism over the same flags and ranks.
+"""Runs one rank of plain megatron-core data parallelism, with which step_overhead.py compares jobs of the same flags.
 
 megatron-core's own DistributedDataParallel reduces the gradients over the data-parallel ranks of one world; there
 are no groups, no coordinator and no votes. Model, data and forward step are pretrain_gpt.py's. Rank 0 writes a

@@ -1,4 +1,4 @@
-"""Whether what spare-plan chooses is as good as the best of a whole grid of simulated choices.
+"""Checks that the choice of spare-plan is as good as the best of a grid of simulated choices.
 
     python benchmarks/plan_grid.py [--groups N ...] [--resume FILE]
 
@@ -25,7 +25,7 @@ from spare_megatron.tuner.choose import RedundancyPlan, choose
 
 REDUNDANCIES = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20)
 RESTART_SHARES = (None, 0.15, 0.25, 0.3, 0.35, 0.4, 0.5)
-"""Of the groups, lost."""
+"""Shares of the groups after whose loss a restart is planned."""
 PIECES = 16
 
 
@@ -50,7 +50,7 @@ def plan_for(groups: int, data: str, rejoin_s: float | None, steps: int) -> Redu
 
 
 def grid(groups: int, data: str, rejoin_s: float | None, steps: int) -> list[Case]:
-    """Every choice of the grid."""
+    """The cases of all choices of the grid."""
     cluster = Cluster(groups, reduce_s=groups / 100, rejoin_s=rejoin_s)
     shares = (None,) if rejoin_s is not None else RESTART_SHARES
     found = []

@@ -1,9 +1,9 @@
-"""How long spare-plan takes for 600,000 GPUs, from the start of its process to its answer: staged and shared data.
+"""Measures how long spare-plan takes for 600,000 GPUs, from the start of its process to its answer.
 
     python benchmarks/plan_time.py [--runs N] [--json FILE]
 
-The worked example of docs/theory.md, section 7. Medians; CPU time is that of the process, imports included; wall
-time means something on an idle machine only. Goal: 2 s.
+It plans the worked example of docs/theory.md, section 7, with staged and with shared data. Figures are medians; CPU
+time is that of the process with its imports; the wall time is meaningful only on an idle machine. Goal: 2 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast tools/preprocess_data.py is beside Megatron-LM's tool on the same text, and that both write the same bytes.
+"""Compares the speed of tools/preprocess_data.py with Megatron-LM's tool, and checks that both write the same bytes.
 
     python benchmarks/preprocess.py --megatron-lm PATH [--megabytes 200] [--workers 2] [--rounds 3]
         [--kinds sentencepiece gpt2 huggingface tiktoken null] [--json FILE]
@@ -7,8 +7,8 @@ PATH is a checkout of Megatron-LM; its megatron.training imports the packages si
 (``pip install --no-deps --target DIR six triton`` and ``PYTHONPATH=DIR``). Text and tokenizers (vocabulary of 16,000)
 are made first, the same on every machine. Then both tools run in turn (ours, Megatron's, Megatron's, ours, ...) with
 the same flags, from the start of the command to its end, imports included. The rate ratio is Megatron's seconds over
-ours, round by round, and its median is told; CPU seconds are those of all processes of a command. After each round the
-.bin and .idx of both must be equal byte for byte, or the benchmark fails.
+ours in each round, of which the median is reported; CPU seconds are those of all processes of a command. After each
+round the .bin and .idx of both must be equal byte for byte, or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:4])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    # processes that a command leaves to end by themselves become ours, so that their CPU time is counted too
+    # processes that outlive their command become children of this process, so that their CPU time is counted too
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     tools = {"ours": ROOT, "megatron": args.megatron_lm.resolve()}
     with tempfile.TemporaryDirectory() as name:
@@ -70,7 +70,7 @@ def main() -> None:
 def measure(
     folder: Path, tools: dict[str, Path], kind: str, flags: list[str], args: argparse.Namespace
 ) -> dict[str, object]:
-    """One row: a tokenizer's rounds. RuntimeError where the files differ."""
+    """The row of one tokenizer, from all its rounds. RuntimeError where the files differ."""
     wall: dict[str, list[float]] = {who: [] for who in tools}
     cpu: dict[str, list[float]] = {who: [] for who in tools}
     for number in range(args.rounds):
@@ -97,7 +97,7 @@ def measure(
 
 
 def run(folder: Path, who: str, tool: Path, flags: list[str], workers: int) -> tuple[float, float]:
-    """(wall seconds, CPU seconds) of one command."""
+    """Run one command; returns its wall seconds and CPU seconds."""
     words = [sys.executable, "-W", "ignore", str(tool / "tools" / "preprocess_data.py"), "--input", "corpus.jsonl"]
     words += ["--output-prefix", who, "--append-eod", "--workers", str(workers), "--log-interval", "1000000", *flags]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,5 @@
-"""Error of a step's sum of real gradients, and of the Adam update that follows, against float64: one row a tensor.
+"""Measures the error of a step's sum of real gradients, and of the Adam update that follows, against float64; the table
+has a row for each tensor.
 
     python benchmarks/real_gradients.py [--steps 20] [--data runs/demo/data] [--json FILE]
 
@@ -38,7 +39,7 @@ MODEL = (
 )
 FORMS = ("exact", "exact32", "fp32", "bf16")
 FIRST = ("exact", "fp32")
-"""Forms that are looked at in the first steps too: int64's scale of the very first is a guess."""
+"""Modes whose first steps are reported too: the scale of int64 in the very first step is a guess."""
 Gradients = dict[str, torch.Tensor]
 
 
@@ -96,7 +97,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
 
 
 class IntegerSum:
-    """One of the exact forms with its scales, over all tensors of the model."""
+    """Sums all tensors of the model in an exact mode, with its scales."""
 
     def __init__(self, method: str, sizes: dict[str, int]) -> None:
         from spare_megatron import kernels
@@ -126,7 +127,8 @@ class IntegerSum:
 
 
 def fp32_sum(pieces: torch.Tensor, over_groups: torch.dtype) -> torch.Tensor:
-    """As Megatron: pieces of a group one after another in fp32, then group after group in ``over_groups``."""
+    """Sum as Megatron does: the pieces of a group one after another in fp32, then the groups in dtype
+    ``over_groups``."""
     groups = []
     for part in pieces.chunk(GROUPS):
         total = torch.zeros(pieces.shape[1])
@@ -140,7 +142,7 @@ def fp32_sum(pieces: torch.Tensor, over_groups: torch.dtype) -> torch.Tensor:
 
 
 class Adam:
-    """Moments and updates of one form, in float64."""
+    """Adam's moments and updates for the sums of one mode, in float64."""
 
     def __init__(self) -> None:
         self._first: Gradients = {}

@@ -1,9 +1,9 @@
-"""What it costs when communicators take long to form anew after a loss: 0.1 s to 30 s, every policy, N = 1000.
+"""Simulates what a slow rebuild of communicators after a loss costs: 0.1 s to 30 s, every policy, N = 1000.
 
     python benchmarks/rebuild_sweep.py [--groups N] [--plot PNG] [--resume FILE]
 
-NCCL communicators of a thousand ranks take seconds. The published reading charges replication nothing for a masked
-failure; here each one costs it the rebuild too, added to the simulated time.
+NCCL communicators of a thousand ranks take seconds to form. In the published simulation a masked failure costs
+replication no time; here each one costs the rebuild.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cases(groups: int, steps: int) -> dict[str, Case]:
 
 
 def plot(rows: list[dict[str, object]], path: Path) -> None:
-    """Ratio over rebuild time."""
+    """Draw the ratio over the rebuild time."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""GB/s of each kernel of the exact reduction beside a copy of as many bytes and the same work in torch operations.
+"""Measures the GB/s of each kernel of the exact reduction, and of a copy of as many bytes and the same work in torch.
 
     python benchmarks/reduce_kernels.py [--elements N] [--threads 1 2] [--level avx2] [--device cuda] [--json FILE]
 
@@ -32,7 +32,7 @@ EXPONENT, BOUND, DIVISOR = 40, 57, 96.0
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel, the same in torch operations, and the plain form."""
+    """One kernel, the same work in torch operations, and the reference that runs without a native library."""
 
     name: str
     bytes_per_element: float

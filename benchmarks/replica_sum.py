@@ -1,4 +1,4 @@
-"""How fast the groups' sums are: GB/s of the reduction over 4 groups on one machine, beside a copy of the same bytes.
+"""Measures the GB/s of the reduction over 4 groups on one machine, and of a copy of the same bytes.
 
     python benchmarks/replica_sum.py [--groups 4] [--mib 8 64 256] [--rounds 9]
 
@@ -26,7 +26,7 @@ WARM_UP = 2
 
 
 def main() -> None:
-    """Print the table, write the JSON. With --rank: be one of the groups."""
+    """Print the table and write the JSON; with --rank, run one of the groups instead."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--mib", type=int, nargs="+", default=[8, 64, 256])
@@ -91,7 +91,7 @@ def _one_group(options: argparse.Namespace, group: int, port: int) -> None:
     mine = torch.ones(options.mib[0] << 17, dtype=torch.int64)
     sums, copies = [], []
     for _ in range(options.rounds + WARM_UP):
-        replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # everybody starts together
+        replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # a barrier: all groups start the next sum together
         outcome = replicas.reduce(1, Reduction((mine,)), lambda: False)
         assert outcome.ok, outcome.error
         sums.append(outcome.reduce_s)

@@ -1,11 +1,12 @@
-"""The published table of SPARe (arXiv 2603.00357: N = 200/600/1000 groups, 10,000 steps, three trials) beside ours.
+"""Reproduces the published table of SPARe (arXiv 2603.00357: N = 200/600/1000 groups, 10,000 steps, three trials), with
+this framework's policy beside it.
 
     python benchmarks/reproduce_spare.py [--best-only] [--no-sensitivity] [--plot PNG] [--resume FILE]
 
 Every row runs the same controller on the same failures and jitter: r = 2..20 for SPARe and microbatch, 2..5 for
-replication (``--best-only``: the best ones), then what return of lost groups, planned restarts and balancing add, and
-one row per assumption of the reading turned around at N = 200. With ``--resume`` finished trials are kept in a file,
-and a run that was stopped goes on from it.
+replication (``--best-only``: the best ones); then the return of lost groups, planned restarts and balancing; and at
+N = 200 one row for each assumption of ``sim.cluster.Reading`` that is changed. With ``--resume`` finished trials are
+kept in a file, and an interrupted run goes on from it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Row = tuple[str, Case]
 
 
 def best(steps: int) -> Iterator[Row]:
-    """The published best redundancies, and what ours has beyond them."""
+    """The published best redundancies, and the options that only this framework's policy has."""
     for groups in (200, 600, 1000):
         cluster = Cluster(groups, reduce_s=groups / 100)
         yield "replication", Case(cluster, Policy("replication", 3, steps=steps))
@@ -58,7 +59,7 @@ def best(steps: int) -> Iterator[Row]:
 
 
 def sweep(steps: int) -> Iterator[Row]:
-    """All redundancies, N ascending."""
+    """The rows of all redundancies, by ascending N."""
     for groups in (200, 600, 1000):
         cluster = Cluster(groups, reduce_s=groups / 100)
         for r in range(2, 6):
@@ -69,7 +70,7 @@ def sweep(steps: int) -> Iterator[Row]:
 
 
 def sensitivity(steps: int) -> Iterator[Row]:
-    """One assumption turned around at a time, N = 200, replication r = 3 and SPARe r = 9."""
+    """The rows with one changed assumption each, for N = 200, replication r = 3 and SPARe r = 9."""
     base = Cluster(200, reduce_s=2.0)
     policies = (Policy("replication", 3, steps=steps), Policy("spare", 9, steps=steps))
     for label, cluster in {
@@ -121,7 +122,8 @@ def row(label: str, case: Case, trials: list[TrialResult]) -> dict[str, object]:
         "availability_percent": 100 * available,
         "availability_sd_points": 100 * stdev(one.availability for one in trials) if len(trials) > 1 else 0.0,
         "published_availability_percent": 100 * published[1] if published else "",
-        # Ratio times availability: what training itself took. Few long restarts scatter either, but hardly this.
+        # Ratio times availability is the time of training itself, which hardly scatters, unlike its two factors, in
+        # which a few long restarts show.
         "up_time_off_percent": 100 * (mean * available / (published[0] * published[1]) - 1) if published else "",
         "mean_work": fmean(outcome.mean_work for outcome in trials),
         "wipe_outs": fmean(outcome.tally.wipe_outs for outcome in trials),
@@ -130,7 +132,7 @@ def row(label: str, case: Case, trials: list[TrialResult]) -> dict[str, object]:
 
 
 def plot(rows: list[dict[str, object]], path: Path) -> None:
-    """Ratio, availability and mean work over r."""
+    """Draw ratio, availability and mean work over r."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -155,8 +157,8 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--best-only", action="store_true", help="not every redundancy")
-    parser.add_argument("--no-sensitivity", action="store_true", help="not the assumptions one at a time")
+    parser.add_argument("--best-only", action="store_true", help="run only the best redundancies")
+    parser.add_argument("--no-sensitivity", action="store_true", help="do not run the changed assumptions")
     args = parser.parse_args()
     table = list(best(args.steps))
     if not args.no_sensitivity:

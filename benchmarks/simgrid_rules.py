@@ -1,4 +1,4 @@
-"""Checkpoint only, replication and published SPARe once more, on SimGrid, without anything of this package.
+"""Simulates checkpoint only, replication and published SPARe with SimGrid, without any code of this package.
 
     python3 benchmarks/simgrid_rules.py POLICY TRACE.csv N R STEPS SAVE_EVERY [OFFSETS]
 
@@ -111,7 +111,7 @@ class Job:
             this_actor.execute(LAYER * SPEED)
 
     def replan(self):
-        """Kuhn's augmenting paths from the present owners; S grows only when there is no matching."""
+        """Assign shards by Kuhn's augmenting paths from the present owners; S grows only when there is no matching."""
         self.owner = {i: g for i, g in self.owner.items() if g in self.live}
         hosts = {i: [(i - o) % self.groups for o in self.offsets] for i in range(self.groups)}
         if any(not set(hosts[i]) & self.live for i in hosts):

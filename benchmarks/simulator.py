@@ -1,4 +1,4 @@
-"""How long the simulator takes: one run of 10,000 steps at N = 1000 and 10,000 groups, and where the time goes.
+"""Measures how long the simulator takes for 10,000 steps at N = 1000 and 10,000 groups, and which functions take it.
 
     python benchmarks/simulator.py [--groups 1000 10000] [--steps 10000] [--json FILE]
 
@@ -26,7 +26,7 @@ PARTS = ("assign", "patch", "all_voted", "lose", "admit", "speeds", "due")
 
 
 def cases(groups: int, steps: int) -> dict[str, Case]:
-    """Label -> what is timed."""
+    """Label -> the case that is timed."""
     cluster = Cluster(groups, reduce_s=groups / 100)
     back = Cluster(groups, reduce_s=groups / 100, rejoin_s=600.0)
     return {

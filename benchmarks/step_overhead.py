@@ -1,4 +1,4 @@
-"""What a step costs here against plain megatron-core data parallelism with the same ranks, model and batch.
+"""Compares the time of a step with that of plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 10] [--steps 4]
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
@@ -56,13 +56,13 @@ MODEL = (
 def main() -> None:
     """Print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=4, help="of a turn")
-    parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="tokens of a piece")
-    parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose name has it")
-    parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes against fp32")
-    parser.add_argument("--overlap", action="store_true", help="with overlap against without it")
-    parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="0: the machine's own loopback")
+    parser.add_argument("--rounds", type=int, default=10, help="number of turns of each side")
+    parser.add_argument("--steps", type=int, default=4, help="number of steps of a turn")
+    parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="number of tokens of a piece")
+    parser.add_argument("--case", default="", metavar="TEXT", help="run only cases whose name contains TEXT")
+    parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes to compare with fp32")
+    parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
+    parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
     if options.overlap:
         _overlap(options)
@@ -122,19 +122,19 @@ def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[t
 
 
 def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
-    """Its flags."""
+    """The flags of the model."""
     return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
 
 
 def ours(run_dir: Path, groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> Side:
-    """A job of this project; no time-out of it is over while the other sides have their turns."""
+    """A job of this framework, with time-outs so long that none ends while the other sides have their turns."""
     command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
     command += ["--run-dir", str(run_dir), "pretrain_gpt.py", *flags, "--spare-heartbeat-timeout-s", "600"]
     return Side([command], run_dir / "metrics.jsonl")
 
 
 def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...]) -> Side:
-    """The same ranks as one world: D = ``groups`` data-parallel ranks."""
+    """A plain megatron-core job of the same ranks, with ``groups`` data-parallel ranks."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     folder.mkdir()
@@ -153,14 +153,14 @@ def _chosen(cases: Mapping[str, tuple], options: argparse.Namespace) -> list[tup
 
 
 def _report(benchmark: str, options: argparse.Namespace, rows: list[dict]) -> None:
-    """Another length of the pieces has a file of its own."""
+    """Write the report; another sequence length than the default has a file of its own."""
     name = benchmark if options.seq_length == SEQ_LENGTH else f"{benchmark}_{options.seq_length}"
     config = {"model": " ".join(model(options.seq_length)), "rounds": options.rounds, "steps": options.steps}
     report(name, config, rows)
 
 
 def _ratio(one: str, other: str, rounds: list[dict], sides: Mapping[str, Side]) -> dict[str, float]:
-    """Of one side over the other: each round's means and the CPU time; the steps of both in seconds."""
+    """Ratios of one side over the other, from each round's means and from CPU time, and the seconds of both's steps."""
     pairs = [(mean(lines[one], "step_time_s"), mean(lines[other], "step_time_s")) for lines in rounds]
     ratios = sorted(first / second for first, second in pairs)
     quarter = len(ratios) // 4
@@ -189,7 +189,7 @@ def _hidden(rounds: list[dict]) -> dict[str, float]:
 
 
 def mean(lines: list[dict], what: str) -> float:
-    """Of one figure of a turn's lines."""
+    """The mean of figure ``what`` over the lines of a turn."""
     return statistics.mean(line[what] for line in lines)
 
 
@@ -201,7 +201,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _link(mbit: int) -> Iterator[tuple[str, ...]]:
-    """The words that run a command in a namespace with such a loopback; none for the machine's own."""
+    """The words that run a command in a network namespace with such a loopback; none for the machine's own."""
     if not mbit:
         yield ()
         return

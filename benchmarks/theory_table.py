@@ -1,4 +1,4 @@
-"""How far the published closed form and this project's theory are from simulated losses of the real placement.
+"""Compares the published closed form and this project's formulas with simulated losses of the real placement.
 
     python benchmarks/theory_table.py [--groups N ...] [--orders n] [--plans SECONDS] [--workers n]
 
@@ -32,7 +32,7 @@ EVEN_R = 5
 
 
 def simulated_endured(placement: Placement, orders: int) -> tuple[float, float]:
-    """(mean, standard error in % of it)."""
+    """The mean number of losses endured, and its standard error in %."""
     rng = np.random.default_rng((SEED, placement.num_groups, placement.redundancy))
     hosts = placement.hosts()
     fatal = [rng.permutation(placement.num_groups)[hosts].max(axis=1).min() for _ in range(orders)]
@@ -62,7 +62,7 @@ def simulated_work(placement: Placement, granularity: str, budget_s: float) -> t
 
 
 def row(num_groups: int, redundancy: int, orders: int, budget_s: float) -> dict[str, object] | None:
-    """None where there is no independent placement."""
+    """The row for N and r; None where there is no independent placement."""
     placement = build_placement(num_groups, redundancy)
     if placement.max_overlap > 1:
         return None
@@ -94,7 +94,7 @@ def row(num_groups: int, redundancy: int, orders: int, budget_s: float) -> dict[
 
 
 def worst_of(rows: list[dict[str, object]]) -> dict[str, float]:
-    """The largest distance from the simulation in every column that is one."""
+    """The largest value of every column that is a distance from the simulation."""
     names = [name for name in rows[0] if name.endswith("off_percent")] if rows else []
     return {name: max(abs(float(str(row[name]))) for row in rows) for name in names}
 
@@ -105,7 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--groups", type=int, nargs="+", default=[64, 200, 600, 1000, 4000])
     parser.add_argument("--redundancy", type=int, nargs="+", default=list(range(2, 21)))
-    parser.add_argument("--orders", type=int, default=4000, help="orders of losses for 'endured'")
+    parser.add_argument("--orders", type=int, default=4000, help="number of orders of losses for 'endured'")
     parser.add_argument(
         "--plans", type=float, default=0.0, help="seconds of planning per cell and granularity (0: none)"
     )

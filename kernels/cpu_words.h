@@ -1,5 +1,5 @@
-// Vectors of 64-bit words for the instruction set that the including file is compiled for, and stores past the cache.
-// Only what the compiler does not find by itself: products of 32-bit halves, and 64-byte streaming stores.
+// Vectors of 64-bit words for the instruction set that the including file is compiled for, and streaming stores, which
+// bypass the cache. Only for what compilers do not generate themselves: products of 32-bit halves, streaming stores.
 #ifndef SPARE_CPU_WORDS_H
 #define SPARE_CPU_WORDS_H
 
@@ -71,8 +71,8 @@ inline uint64_t total(Words words) {
   return sum;
 }
 
-// The processor's own prefetching stops at the end of a page: ask for what comes next. Beyond the end is harmless.
-// Measured distances: a single stream wants to look farther ahead than one of several.
+// The processor's own prefetching stops at the end of a page, so prefetch what comes next; beyond the end of an array
+// that is harmless. The distances are measured: a single stream needs a larger one than each of several streams.
 enum { kFarBytes = 2048, kNearBytes = 512 };
 
 template <int bytes>
@@ -80,7 +80,7 @@ inline void fetch_ahead(const void* from) {
   __builtin_prefetch((const char*)from + bytes);
 }
 
-// Copies past the cache: lines that are only written need not be read first.
+// Copies with streaming stores, so that cache lines that are only written are not read first.
 inline void stream_out(void* destination, const void* source, int64_t bytes) {
   char* to = (char*)destination;
   const char* from = (const char*)source;

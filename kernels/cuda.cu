@@ -2,8 +2,9 @@
 // reads and writes a thread's neighbouring elements (four; finalize: two) with accesses of up to 16 bytes where the
 // addresses allow it, and queues on the caller's stream without waiting.
 //
-// Same bits as the CPU: checksums, flags and peaks are integers (atomics add them in any order), norms are partial sums
-// of fixed blocks in fixed lanes. A thread always has the same indices of a block, so it computes its weights once.
+// Results have the same bits as on the CPU: checksums, flags and peaks are integers (atomics may add them in any order),
+// norms are partial sums of fixed blocks in fixed lanes. A thread has the same indices in every block, so it computes
+// its weights once.
 
 #include <cuda_runtime.h>
 
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, i
   if (!job.exponents) raise_peak(static_cast<Element*>(job.peaks), peak);
 }
 
-// out[i] = sum of values[1024 i ..]; with `total`, for the last block, added to it as well.
+// out[i] = sum of the 1024 values from values[1024 i] on.
 __global__ void add_blocks_kernel(const double* values, int64_t count, double* out) {
   const int lane = threadIdx.x % 32;
   const int64_t block = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
@@ -384,8 +385,8 @@ void finalize_from(const SpareFinalize& job, int64_t blocks, cudaStream_t stream
 
 template <class Element>
 void combine_as(const void* const* sources, int num_sources, void* destination, int64_t count, cudaStream_t stream) {
-  // What was added so far is the first source of the next launch, so fp32 is added in the order of the list. It is in
-  // the destination, which may therefore be the first source only.
+  // The sum so far is the first source of the next launch, so fp32 is added in the order of the list. It is kept in the
+  // destination, which must therefore share memory with no source but the first.
   for (int used = 0; used < num_sources;) {
     Sources some = {};
     int taken = 0;

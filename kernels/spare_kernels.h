@@ -1,6 +1,6 @@
 // The C interface of the kernels, for the CPU and (with a stream) for CUDA. docs/exact_reduction.md has the formats.
 //
-// May assume: pointers are aligned to their elements, ranges are within what the Python package checks before it calls.
+// May assume: pointers are aligned to their elements, arguments are in the ranges that the Python package checks.
 // Promises: results depend neither on the number of threads nor on the instruction set nor on the device, bit for bit;
 // no call keeps a pointer after it returns (CUDA: after the work queued on the stream is done).
 #ifndef SPARE_KERNELS_H
@@ -40,7 +40,7 @@ struct SpareFinalize {
   const void* total;
   void* destination;
   const int16_t* exponents;
-  double* norm;   // [0] += sum of squares; null: not wanted
+  double* norm;   // [0] += sum of squares of the destination; null where it is not wanted
   void* peaks;    // = max(peaks, |total|)
   double* scratch;  // at least 2 * (count / SPARE_BLOCK + 2) doubles, where a norm is wanted
   double divisor;
@@ -60,10 +60,11 @@ extern "C" {
 
 int spare_kernels_version(void);
 
-// CPU. `threads` is the largest number used. The level: 0 plain, 1 AVX2, 2 AVX-512; _limit lowers it (tests).
+// CPU. `threads` is the largest number of threads used. The level of instructions in use is 0 (plain), 1 (AVX2) or
+// 2 (AVX-512); spare_cpu_limit sets the highest level allowed and returns the one then in use (tests, benchmarks).
 int spare_cpu_level(void);
 int spare_cpu_limit(int level);
-// A thread is used for each `bytes` that a call reads and writes; returns what it was (tests, benchmarks).
+// Sets for how many bytes that a call reads and writes one thread is used; returns the old value (tests, benchmarks).
 int64_t spare_cpu_bytes_per_thread(int64_t bytes);
 void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
 // Segments: triples of start, stop (positions in values) and the index of the first; sums[i] += checksum of segment i.
@@ -72,7 +73,7 @@ void spare_cpu_checksums(const void* values, int type, const int64_t* segments, 
 void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
 void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
                        int threads);
-// The first position that does not fit, or -1.
+// Returns the first position whose value does not fit, or -1.
 int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads);
 void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads);
 // sums[2 i] = nonlinear, sums[2 i + 1] = linear sum of part i.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up and shows the main job: a GPT trains on real text, a whole group is killed inside the gradient
-# reduction, the job goes on; then the same job without the failure, and the comparison. Usage: ./scripts/demo.sh
+# Sets everything up and runs the demo: a GPT trains on real text, a whole group is killed during the gradient reduction,
+# and the job goes on; then the same job runs without the failure, and both are compared. Usage: ./scripts/demo.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh

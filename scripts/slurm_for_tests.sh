@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian's Slurm and munge for the tests where they are missing. Nothing is started here: the tests run
-# daemons of their own. Without root or apt-get it says what is missing, and the tests of Slurm are skipped.
+# Installs Debian's Slurm and munge for the tests where they are missing. It starts no daemons: the tests run their own.
+# Without root or apt-get it prints what is missing, and the tests of Slurm are skipped.
 set -euo pipefail
 export PATH="$PATH:/usr/sbin"
 if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null; then
@@ -22,7 +22,7 @@ echo "Installing slurm-wlm and munge for the tests ..."
 if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
   slurm-wlm munge; } >"$log" 2>&1; then
   tail -5 "$log" >&2
-  echo "slurm_for_tests.sh: apt-get could not install slurm-wlm and munge (above: why); install them, or run the tests" \
+  echo "slurm_for_tests.sh: apt-get could not install slurm-wlm and munge (see above); install them, or run the tests" \
     "with --ignore=tests/slurm" >&2
   rm -f "$log"
   exit 1

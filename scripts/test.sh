@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks style, types, layers, then runs the tests. Usage: ./scripts/test.sh [--full] [pytest arguments]
-#   --full   also the long matrices; writes benchmarks/results/full_tests.txt, dated
+#   --full   also runs the long test matrices, and writes benchmarks/results/full_tests.txt with the date
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh

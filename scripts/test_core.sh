@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that touch megatron-core with another version of it, beside .venv and without changing it.
+# Runs the tests that use megatron-core with another version of it, in an environment beside .venv, which stays as it is.
 # Usage: ./scripts/test_core.sh VERSION [pytest arguments]        e.g. ./scripts/test_core.sh 0.16.0
 # Add the version to TESTED_CORE_VERSIONS in spare_megatron/megatron_adapter/versions.py first (jobs refuse others), and
 # leave it there if this passes.
@@ -10,7 +10,7 @@ shift
 ./scripts/setup.sh
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
-# an environment of its own that has only megatron-core and finds everything else in .venv
+# an environment that has only megatron-core and finds everything else in .venv
 beside=.venv-core-$version
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 if [ ! -f "$beside/ready" ]; then

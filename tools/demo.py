@@ -1,9 +1,11 @@
-"""The main job, end to end: real text, real processes, a real SIGKILL inside the reduction, and what came of it.
+"""Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction, and compares the
+result with a run without the kill.
 
     python tools/demo.py [--steps 60] [--kill-step 20] [--output runs/demo] [--json FILE]
 
-Text is the machine's own Python standard library; its tokenizer is trained here. The data are kept, so that the second
-start is quick; the two runs are made anew each time. README's table of the demo is benchmarks/results/demo.json.
+The text is the machine's own Python standard library, on which a tokenizer is trained. The data are kept, so that the
+second start is quick; the two runs are made anew each time. README's table of the demo is
+benchmarks/results/demo.json.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ console = Console(highlight=False)
 
 
 def main() -> int:
-    """Exit code 0 when the failure was masked without a lost step and the run without it says the same."""
+    """Run the demo; returns 0 when the failure was masked without a lost step and both runs have equal weights."""
     options = _options()
     output = Path(options.output).resolve()
     text = _prepare(output / "data")
@@ -55,21 +57,21 @@ def main() -> int:
     failing = _train(output / "with-failure", (*flags, "--save", str(output / "with-failure" / "save")), inject)
     console.rule("2. The same job without the failure")
     calm = _train(output / "without-failure", (*flags, "--save", str(output / "without-failure" / "save")), None)
-    console.rule("3. What came of it")
+    console.rule("3. The results")
     return _judge(failing, calm, options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="steps of each run")
+    parser.add_argument("--steps", type=int, default=60, help="number of steps of each run")
     parser.add_argument("--kill-step", type=int, default=20, help="step in which the group is killed")
     parser.add_argument("--output", default=str(ROOT / "runs" / "demo"), help="directory of data and runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser.parse_args()
 
 
 def _prepare(directory: Path) -> dict[str, Path]:
-    """Text, tokenizer and data files of the standard library; made once."""
+    """Make text, tokenizer and data files of the standard library, unless they exist; returns their paths."""
     paths = {
         "text": directory / "stdlib.jsonl",
         "tokenizer": directory / f"stdlib-{VOCABULARY}.model",
@@ -99,7 +101,7 @@ def _prepare(directory: Path) -> dict[str, Path]:
 
 
 def _standard_library() -> list[str]:
-    """Sources of the standard library's modules in a fixed order, tests left out."""
+    """The sources of the standard library's modules, without tests, in a fixed order."""
     top = Path(sysconfig.get_paths()["stdlib"])
     documents: list[str] = []
     size = 0
@@ -127,14 +129,14 @@ def _lines(documents: list[str]) -> list[str]:
 
 
 def _train(run_dir: Path, flags: tuple[str, ...], inject: str | None) -> dict[str, Any]:
-    """One job through spare-launch; its summary and its metrics."""
+    """Run one job with spare-launch; returns its summary and its metrics."""
     shutil.rmtree(run_dir, ignore_errors=True)
     command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS)]
     command += ["--run-dir", str(run_dir), *(["--inject", inject] if inject else []), "pretrain_gpt.py", *flags]
     started_s = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code:
-        raise SystemExit(f"demo: spare-launch left with exit code {code}; see {run_dir}/logs")
+        raise SystemExit(f"demo: spare-launch ended with exit code {code}; see {run_dir}/logs")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text())
     return {"summary": summary, "lines": lines, "seconds": time.monotonic() - started_s, "save": run_dir / "save"}
@@ -146,7 +148,7 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
     recovery = next((line["recovery"] for line in lines if line["recovery"]), None)
     gaps = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(lines, calm["lines"], strict=True)]
     digests = [_digest(run["save"]) for run in (failing, calm)]
-    table = Table(title="One job, one group killed inside the gradient reduction", show_header=False)
+    table = Table(title="A job of which one group was killed during the gradient reduction", show_header=False)
     for name, value in (
         ("steps committed", f"{summary['steps_committed']} of {lines[-1]['step']}"),
         ("failures masked", str(summary["failures_masked"])),
@@ -171,9 +173,9 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
     )
     good = summary["failures_masked"] == 1 and summary["steps_lost"] == 0 and lines[-1]["loss"] < lines[0]["loss"]
     if not good or digests[0] != digests[1]:
-        console.print("[red]The failure left a trace: this is not as it should be.[/red]")
+        console.print("[red]The failure was not masked without a trace: the runs differ, or a step was lost.[/red]")
         return 1
-    console.print("The failure cost a moment and no work: every step was committed exactly once.")
+    console.print("The failure cost a moment, but no work: every step was committed exactly once.")
     return 0
 
 

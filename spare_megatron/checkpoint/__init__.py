@@ -1,1 +1,1 @@
-"""Durable state: how checkpoint directories are named, published, found and judged."""
+"""Names, publishes, finds and verifies checkpoint directories; ``convert`` turns one format into another."""

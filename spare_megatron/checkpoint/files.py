@@ -1,7 +1,7 @@
-"""Files of a checkpoint, with size and checksum taken while they are written.
+"""Writes the files of a checkpoint and takes their sizes and checksums meanwhile.
 
-A file that ``create`` opened is on the disk (fsync) when its block ends; its entry in :attr:`Files.entries` is that of
-the bytes that were meant, so what a disk or a network makes of them shows when the file is read again.
+A file that ``create`` opened is on the disk (fsync) when its ``with`` block ends. Its entry in :attr:`Files.entries` is
+computed from the bytes in memory, so damage by a disk or a network shows when the file is read again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Create = Callable[[str], contextlib.AbstractContextManager[BinaryIO]]
 """Opens a file of a checkpoint, by name, for writing."""
 
 ManifestEntry = Mapping[str, int]
-"""``{"bytes": size, "crc32": checksum}`` of one file."""
+"""``{"bytes": size, "crc32": checksum}`` of one file, as the checkpoint manifest has it."""
 
 
 class Files:
-    """The files that one rank writes into one directory. For one thread."""
+    """The files that one rank writes into one directory, and their manifest entries. Not thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -34,7 +34,7 @@ class Files:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write ``name``; OSError as from any file."""
+        """Open file ``name`` for writing, front to back; OSError as from any file."""
         with (self.directory / name).open("wb") as file:
             checked = _Checked(file)
             yield cast(BinaryIO, checked)
@@ -45,7 +45,7 @@ class Files:
 
 
 class _Checked(io.RawIOBase):
-    """A file written from front to back."""
+    """A file that is written from front to back, with the size and checksum of what was written so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -65,7 +65,7 @@ class _Checked(io.RawIOBase):
 
 
 def entry_of(path: Path) -> ManifestEntry:
-    """Of a file that is there; OSError when it cannot be read."""
+    """The manifest entry of an existing file; OSError when it cannot be read."""
     crc, size = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -74,6 +74,6 @@ def entry_of(path: Path) -> ManifestEntry:
 
 
 def entries_of(directory: Path) -> dict[str, ManifestEntry]:
-    """Of every file below ``directory``, by relative name."""
+    """The manifest entries of all files below ``directory``, by relative name."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): entry_of(path) for path in paths}

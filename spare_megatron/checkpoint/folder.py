@@ -1,13 +1,13 @@
-"""A ``--save`` directory: Megatron's names for what counts, names of our own for what does not count yet or any more.
+"""The ``--save`` directory: published checkpoints have Megatron's names; others lie below ``partial/``.
 
 A checkpoint is written under ``partial/`` in a directory whose name holds group, incarnation and epoch, so that a
-partitioned group that writes on can never touch what another group published. It gets Megatron's name,
+partitioned group that goes on writing can never touch what another group published. It gets Megatron's name,
 ``iter_0000010``, only after the coordinator has accepted it; then ``latest_checkpointed_iteration.txt`` names it.
 ``spare_manifest.json`` inside lists every file with its size and checksum, and has a checksum of its own: a checkpoint
 is *good* when all agree.
 
-Directories take and give up Megatron's name by renaming alone: a process may be killed anywhere in here, and what has
-that name is whole.
+A directory gets and loses Megatron's name by a rename only. So whenever a process is killed, every directory that has
+Megatron's name is complete.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from spare_megatron.checkpoint.files import ManifestEntry, entry_of
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
 CONFIG = "metadata.json"
-"""megatron-core's file by which it knows a checkpoint of its own; written last."""
+"""The file by which megatron-core recognizes a distributed checkpoint; it is written last."""
 PARTIAL = "partial"
 _ITERATION = re.compile(r"iter_(\d{7,})(?:$|\.)")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Why a checkpoint does not count."""
+    """A checkpoint that is not good, and why."""
 
     directory: Path
     reason: str
@@ -42,15 +42,16 @@ class Damage:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which published checkpoints stay. Without any of the two all do."""
+    """Which published checkpoints are kept. When both values are None, all are."""
 
     interval: int | None = None
-    """Megatron's --save-retain-interval: multiples of so many steps stay."""
+    """Megatron's --save-retain-interval: checkpoints of steps that are multiples of it are kept."""
     last: int | None = None
-    """The newest so many stay, whatever their step; two with an interval, so that a damaged one can be passed over."""
+    """Number of newest checkpoints that are kept, whatever their step. With ``interval`` and None here it is two, so
+    that there is another one when the newest is damaged."""
 
     def retired(self, steps: Iterable[int]) -> list[int]:
-        """Those of ``steps`` that need not stay, oldest first."""
+        """Those of ``steps`` whose checkpoints are not kept, oldest first."""
         if self.interval is None and self.last is None:
             return []
         older = sorted(steps, reverse=True)[self.last or 2 :]
@@ -63,24 +64,26 @@ def iteration_name(step: int) -> str:
 
 
 def partial_directory(save: Path, step: int, group: int, incarnation: int, epoch: int) -> Path:
-    """Where one group writes step ``step`` before it counts."""
+    """Where one group writes the checkpoint of ``step`` before it is published."""
     return save / PARTIAL / f"{iteration_name(step)}.group{group}-incarnation{incarnation}-epoch{epoch}"
 
 
 def write_manifest(directory: Path, files: Mapping[str, ManifestEntry]) -> None:
-    """List every file of a complete checkpoint; written atomically."""
+    """Write the manifest of a complete checkpoint, atomically; ``files`` maps relative names to entries."""
     _replace(directory / MANIFEST, _manifest_text(files))
 
 
 def _manifest_text(files: Mapping[str, ManifestEntry]) -> str:
-    """The only text that a manifest of these files may have, so that any other byte in it shows."""
+    """The exact text of the manifest of these files: a manifest that differs from it in any byte is damaged."""
     listed = dict(sorted(files.items()))
     return json.dumps({"files": listed, "crc32": zlib.crc32(json.dumps(listed).encode())}, indent=1)
 
 
 def publish(partial: Path, save: Path, step: int) -> Path:
-    """Give an accepted checkpoint its final name and make it the newest. An older directory of that name gives way.
-    Where the disk fails it can be called again."""
+    """Give an accepted checkpoint its final name and make Megatron's tracker file name it.
+
+    An older directory of that name is moved away first. After an OSError the call can be repeated.
+    """
     final = save / iteration_name(step)
     if partial.exists():
         if final.exists():
@@ -94,8 +97,9 @@ def publish(partial: Path, save: Path, step: int) -> Path:
 
 
 def publish_left_over(save: Path, accepted: str) -> None:
-    """Publish a checkpoint that the coordinator accepted and whose writer died before it could; ``accepted`` is its
-    directory. Nothing where it is published, damaged, elsewhere or not newer than what is."""
+    """Publish the checkpoint in the directory ``accepted``, whose writer died between the coordinator's acceptance and
+    the publication. Do nothing where it is published already, damaged, not below ``save`` or not newer than the newest
+    published one."""
     partial = Path(accepted)
     match = _ITERATION.match(partial.name)
     if match is None or partial.parent != save / PARTIAL or not (partial / MANIFEST).exists():
@@ -106,7 +110,7 @@ def publish_left_over(save: Path, accepted: str) -> None:
 
 
 def retire(save: Path, retention: Retention) -> list[int]:
-    """Remove published checkpoints that need not stay; their steps."""
+    """Remove the published checkpoints that are not kept; returns their steps."""
     gone = retention.retired(iterations(save))
     for step in gone:
         shutil.rmtree(_set_aside(save / iteration_name(step)), ignore_errors=True)
@@ -114,7 +118,7 @@ def retire(save: Path, retention: Retention) -> list[int]:
 
 
 def discard_partials(save: Path, up_to: int | None = None) -> None:
-    """Remove what was begun and never published; with ``up_to`` only of steps up to that one, which is published."""
+    """Remove directories that were never published; with ``up_to`` only those of steps up to this published one."""
     if up_to is None:
         shutil.rmtree(save / PARTIAL, ignore_errors=True)
         return
@@ -133,7 +137,7 @@ def iterations(save: Path) -> list[int]:
 
 
 def identities(save: Path) -> dict[int, object]:
-    """Step -> what tells its published directory from any other that has, had or will have that name."""
+    """Step -> a value that changes when another directory takes the name of the published one (inode, mtime)."""
     found: dict[int, object] = {}
     for step in iterations(save):
         status = (save / iteration_name(step)).stat()
@@ -170,7 +174,7 @@ def file_damage(directory: Path, name: str) -> str:
 
 
 def _listed(directory: Path) -> dict[str, tuple[int, int]] | str:
-    """Size and checksum of each file by a checkpoint's manifest, or why that cannot be believed."""
+    """Size and checksum of each file according to a checkpoint's manifest, or why the manifest is damaged."""
     manifest = directory / MANIFEST
     try:
         text = manifest.read_bytes().decode()
@@ -187,16 +191,16 @@ def _file_damage(path: Path, size: int, crc: int) -> str:
         return f"{path} is missing"
     try:
         if path.stat().st_size != size:
-            return f"{path} has {path.stat().st_size} bytes, its manifest says {size}"
+            return f"{path} has {path.stat().st_size} bytes, but its manifest says {size}"
         return "" if entry_of(path)["crc32"] == crc else f"{path} differs from its checksum"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
 
 
 def pointer_damage(save: Path) -> str:
-    """Why Megatron's pointer file in a ``--save`` directory is not what the newest save wrote; empty if it is.
+    """Why Megatron's tracker file in a ``--save`` directory does not name the newest checkpoint; empty if it does.
 
-    This framework writes the file and never reads it: a wrong one misleads Megatron-LM's tools only.
+    Training never reads that file: a wrong one misleads tools only, Megatron-LM's and our converter.
     """
     steps, pointer = iterations(save), save / TRACKER
     if not steps:
@@ -226,12 +230,12 @@ def step_of(directory: Path) -> int:
     """The step in the name of a published checkpoint."""
     match = _ITERATION.fullmatch(directory.name)
     if not match:
-        raise ValueError(f"{directory.name} is no checkpoint's name, such as {iteration_name(10)}")
+        raise ValueError(f"{directory.name} is not a checkpoint's name such as {iteration_name(10)}")
     return int(match[1])
 
 
 def _set_aside(final: Path) -> Path:
-    """Take Megatron's name from a published directory; where it lies now, to be removed."""
+    """Move a published directory below ``partial/``; returns its new path, which the caller may remove."""
     aside = final.parent / PARTIAL / f"{final.name}.old"
     aside.parent.mkdir(exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
@@ -241,7 +245,7 @@ def _set_aside(final: Path) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old text or the new one."""
+    """Write a small file atomically: a reader sees the old text or the new one."""
     temporary = path.with_name(path.name + ".new")
     failpoints.hit_file(path, "write")
     with temporary.open("w") as file:

@@ -1,8 +1,8 @@
 """The ``args`` of a checkpoint: Megatron's namespace of all flags, which every save writes into ``common.pt``.
 
-:func:`read_args` needs neither torch nor megatron and runs nothing that stands in the file: it unpickles plain values
-and containers, and puts an inert object in the place of everything else. So a job can take flags from a checkpoint
-before it imports torch, and from a file that it has no reason to trust.
+:func:`read_args` needs neither torch nor megatron and runs no code from the file: it unpickles plain values and
+containers, and puts an inert object in the place of everything else. So a job can take flags from a checkpoint before
+it imports torch, and from a file that it does not trust.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 
 COMMON = "common.pt"
-"""megatron-core's file for what is no tensor."""
+"""megatron-core's file for everything that is not a tensor."""
 _PLAIN = (bool, int, float, str, type(None))
 _REASON_CHARS = 200
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that any torch can read back without trusting the file: plain ones, and lists of such."""
+    """Those of ``values`` for which :func:`is_plain` holds: any torch can read them without trusting the file."""
     return {name: value for name, value in values.items() if is_plain(value)}
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a bool, a number, a string or None, or a list or tuple of such."""
+    """Whether a value is a bool, int, float, str or None, or a list or tuple of plain values."""
     return isinstance(value, _PLAIN) or (isinstance(value, (list, tuple)) and all(map(is_plain, value)))
 
 
 def saved_args(load: Path, step: int | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """The iteration of a ``--load`` directory whose args count, and these args; None where there is no checkpoint.
-    ConfigError as of :func:`iteration_directory` and :func:`read_args`."""
+    """The directory that :func:`iteration_directory` finds in a ``--load`` directory, and its args.
+
+    None where there is no checkpoint. ConfigError from :func:`iteration_directory` and :func:`read_args`.
+    """
     directory = iteration_directory(load, step) if load.is_dir() else None
     return None if directory is None else (directory, read_args(directory))
 
 
 def iteration_directory(load: Path, step: int | None = None) -> Path | None:
-    """The iteration of ``load`` whose args count: that of ``step``, or the newest one that has a good ``common.pt``.
+    """The checkpoint of ``load`` from which flags are taken: that of ``step``, or the newest with a good ``common.pt``.
 
-    None where there is no checkpoint at all. Only ``common.pt`` is read: whether the weights are good is looked at
-    when they are loaded, and if an older iteration is used then, it is one of the same model.
+    None where there is no checkpoint at all. Only ``common.pt`` is read. The weights are verified when they are loaded;
+    if an older checkpoint is used then, it is assumed to be one of the same model.
 
     Raises:
         ConfigError: there is no such step, no iteration has a good file, or the files are of Megatron's older layout.
@@ -74,7 +76,9 @@ def _damage(directory: Path) -> str:
 
 
 def read_args(directory: Path) -> dict[str, Any]:
-    """The args of one iteration, empty where it was saved without any; values that are not plain are inert objects.
+    """The args of the checkpoint in ``directory``, by name; empty where it was saved without args.
+
+    A value that is not of plain types is replaced by an inert object.
 
     Raises:
         ConfigError: ``common.pt`` cannot be read.
@@ -93,33 +97,35 @@ def read_args(directory: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """Stands for an object of a class that is not looked up, whatever the pickle does with it."""
+    """Takes the place of an object of any other class, and accepts whatever a pickle does to build one."""
 
     def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
         return object.__new__(cls)
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
-        """Takes anything."""
+        """Accept any arguments."""
 
     def __setstate__(self, _state: Any) -> None:
-        """Takes anything."""
+        """Accept any state and drop it."""
 
     def __setitem__(self, _key: Any, _value: Any) -> None:
-        """As of a dictionary."""
+        """Accept an item, as a dictionary does, and drop it."""
 
     def append(self, _value: Any) -> None:
-        """As of a list."""
+        """Accept an element, as a list does, and drop it."""
 
     def extend(self, _values: Any) -> None:
-        """As of a list."""
+        """Accept elements, as a list does, and drop them."""
 
     def add(self, _value: Any) -> None:
-        """As of a set."""
+        """Accept an element, as a set does, and drop it."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Gives a pickle classes that do nothing; each reader its own, because a pickle may set attributes of classes too.
-    Nothing is imported for it, and nothing that it brings is called."""
+    """Unpickles with classes that do nothing. It imports no module that the pickle names and calls none of its code.
+
+    Each instance makes its own classes, because a pickle may also set attributes of classes.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -133,5 +139,5 @@ class _Unpickler(pickle.Unpickler):
         return self._known.get((module, name), self._inert)
 
     def persistent_load(self, _pid: Any) -> Any:
-        """A tensor's memory, which is another file of the archive."""
+        """An inert object in the place of a tensor's storage, which is another file of the archive."""
         return self._inert()

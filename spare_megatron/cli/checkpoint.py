@@ -1,4 +1,4 @@
-"""``spare-checkpoint``: the fingerprint, the integrity and the contents of checkpoints."""
+"""``spare-checkpoint`` prints the digest of a checkpoint's weights, verifies its files, or lists its contents."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from spare_megatron.checkpoint.folder import (
 )
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 
 EXAMPLE = """examples:
   spare-checkpoint digest checkpoints/            sha256 of the weights of the last good checkpoint
@@ -32,14 +33,18 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "spare-checkpoint", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("action", choices=("digest", "verify", "inspect"))
+    made.add_argument(
+        "action",
+        choices=("digest", "verify", "inspect"),
+        help="print a digest of the weights, check files against their checksums, or list the tensors",
+    )
     made.add_argument("directory", type=Path, metavar="DIR", help="a --save directory, or one iteration of it")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 when ``verify`` finds damage; 2 when there is nothing to look at."""
+    """Run the command; returns exit code 0, 1 when ``verify`` finds damage, 2 when there is no good checkpoint."""
     options = parser().parse_args(argv)
     try:
         if options.action == "verify":
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one(directory: Path) -> Path:
-    """The iteration that is meant: the directory itself, or the last good one inside it."""
+    """The checkpoint's directory: the given one, or the last good one of a --save directory."""
     if not iterations(directory):
         reason = damage(directory)
         if reason:
@@ -62,7 +67,7 @@ def _one(directory: Path) -> Path:
         return directory
     found, passed = last_good(directory)
     for one in passed:
-        sys.stderr.write(f"spare-checkpoint: passed over a damaged checkpoint: {one.reason}\n")
+        sys.stderr.write(f"spare-checkpoint: skipped a damaged checkpoint: {one.reason}\n")
     if found is None:
         raise ConfigError(f"{directory} has no good checkpoint: {passed[0].reason}")
     return found
@@ -79,7 +84,7 @@ def _digest(directory: Path, as_json: bool) -> int:
 
 
 def _verify(directory: Path, as_json: bool) -> int:
-    """Every iteration of a --save directory and its pointer file, or the iteration that is given."""
+    """Verify every checkpoint of a --save directory and its tracker file, or the one checkpoint that is given."""
     found = iterations(directory)
     places = [directory / iteration_name(step) for step in found] or [directory]
     reasons = {str(place): damage(place) for place in places}
@@ -95,9 +100,10 @@ def _verify(directory: Path, as_json: bool) -> int:
 
 
 def _praise(place: Path) -> str:
-    """Of what no damage was found in; a checkpoint of Megatron-LM has no checksums to tell it by."""
+    """The text for a place without damage; a checkpoint of Megatron-LM has no checksums, so it cannot be called
+    good."""
     unknown = place.is_dir() and not (place / MANIFEST).exists()
-    return f"has a {CONFIG}, and no {MANIFEST} to check it against" if unknown else "good"
+    return f"has a {CONFIG}, but no {MANIFEST} to check it against" if unknown else "good"
 
 
 def _inspect(directory: Path, as_json: bool) -> int:
@@ -119,7 +125,8 @@ def _inspect(directory: Path, as_json: bool) -> int:
         }
         sys.stdout.write(json.dumps(told) + "\n")
         return 0
-    sys.stdout.write(f"{directory}: step {common.get('iteration')}, {parameters:,} values in {len(tensors)} tensors\n")
+    count = counted(len(tensors), "tensor")
+    sys.stdout.write(f"{directory}: step {common.get('iteration')}, {parameters:,} values in {count}\n")
     for name, entry in tensors.items():
         sys.stdout.write(f"  {name}  {entry['dtype']}  {'x'.join(map(str, entry['shape']))}\n")
     return 0

@@ -1,4 +1,4 @@
-"""``tools/checkpoint/convert.py``: checkpoints from one format to another, with the command line of Megatron's tool."""
+"""``tools/checkpoint/convert.py`` converts checkpoints between formats, with the command line of Megatron's tool."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EXAMPLE = """examples:
   python tools/checkpoint/convert.py --model-type GPT --loader hf --saver core \\
     --load-dir Llama-3.2-1B --save-dir llama --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
   python tools/checkpoint/convert.py --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
-Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags that stand in
-llama/model_flags.txt. Weights are converted, optimizer state is not; a checkpoint of ours loads under any layout
-without a conversion."""
+Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags in
+llama/model_flags.txt. Weights are converted, optimizer state is not. A checkpoint of this framework loads under any
+layout without a conversion."""
 LOADERS = {
     **dict.fromkeys(("hf", "llama_mistral", "mixtral_hf"), "hf"),
     **dict.fromkeys(("core", "mcore", "torch_dist", "legacy", "megatron", "mp_rank"), "megatron"),
@@ -50,39 +50,39 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("--model-type", required=True, choices=("GPT", "BERT"), help="GPT: every decoder")
-    add("--loader", default="megatron", choices=sorted(LOADERS), help="hf, or any other for a Megatron checkpoint, "
-        "whose format (torch_dist or mp_rank_XX) is found out; llama_mistral and mixtral_hf are hf")  # fmt: skip
-    add("--saver", default="megatron", choices=sorted(SAVERS), help="core: torch_dist, what this framework trains on; "
-        "legacy: mp_rank_XX directories; hf: safetensors")  # fmt: skip
-    add("--load-dir", required=True, type=Path, help="directory that is read")
-    add("--save-dir", required=True, type=Path, help="directory that is written")
+    add("--model-type", required=True, choices=("GPT", "BERT"), help="GPT stands for every decoder")
+    add("--loader", default="megatron", choices=sorted(LOADERS), help="hf (or llama_mistral, mixtral_hf) reads a "
+        "Hugging Face model; all others read a Megatron checkpoint, torch_dist or mp_rank_XX")  # fmt: skip
+    add("--saver", default="megatron", choices=sorted(SAVERS), help="core writes torch_dist, which this framework "
+        "loads; legacy writes mp_rank_XX directories; hf writes safetensors")  # fmt: skip
+    add("--load-dir", required=True, type=Path, help="directory to read")
+    add("--save-dir", required=True, type=Path, help="directory to write")
     add("--target-tensor-parallel-size", type=int, metavar="N", help="default: that of the checkpoint")
     add("--target-pipeline-parallel-size", type=int, metavar="N", help="default: that of the checkpoint")
     add("--target-expert-parallel-size", type=int, metavar="N", help="default: 1")
     add("--saver-transformer-impl", default="transformer_engine", choices=("local", "transformer_engine"),
-        help="whose names of norms mp_rank files have")  # fmt: skip
-    add("--true-vocab-size", type=int, metavar="N", help="ids of the tokenizer; the other rows are padding")
+        help="implementation whose names of norms mp_rank files get")  # fmt: skip
+    add("--true-vocab-size", type=int, metavar="N", help="number of ids of the tokenizer; other rows are padding")
     add("--vocab-file", type=Path, help="JSON vocabulary whose length is --true-vocab-size")
     add("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad the vocabulary to a multiple of this x TP")
-    add("--tokenizer-model", type=Path, help="tokenizer that the result's args name")
+    add("--tokenizer-model", type=Path, help="tokenizer to name in the args of the written checkpoint")
     add("--bf16", action="store_true", help="convert the weights to bfloat16")
     add("--fp16", action="store_true", help="convert the weights to float16")
-    add("--hf-model", choices=("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3"), help="saver hf: the kind of "
-        "model, where the weights allow several")  # fmt: skip
-    add("--checkpoint-type", choices=("hf", "meta"), help="of Megatron's llama_mistral loader; hf")
-    same = "taken because scripts give it; the answer is found out"
+    add("--hf-model", choices=("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3"), help="kind of model that "
+        "saver hf writes, where the weights fit several kinds")  # fmt: skip
+    add("--checkpoint-type", choices=("hf", "meta"), help="a flag of Megatron's llama_mistral loader; only hf works")
+    same = "accepted because scripts give it; the value is found in the checkpoint"
     add("--model-size", help=same)
     add("--position-embedding-type", choices=("learned_absolute", "rope"), help=same)
     add("--loader-transformer-impl", choices=("local", "transformer_engine"), help=same)
-    add("--megatron-path", help="taken because scripts give it; Megatron-LM is not needed")
-    add("--max-queue-size", type=int, help="taken because scripts give it; there is no queue")
-    add("--no-checking", action="store_true", help="taken because scripts give it; shapes are always checked")
+    add("--megatron-path", help="accepted because scripts give it; Megatron-LM is not needed")
+    add("--max-queue-size", type=int, help="accepted because scripts give it; there is no queue")
+    add("--no-checking", action="store_true", help="accepted because scripts give it; shapes are always checked")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 with one sentence."""
+    """Run the command; returns exit code 0, or 2 after one sentence that says what is wrong."""
     try:
         options = parser().parse_args(argv)
         wish = _wish(options)
@@ -100,9 +100,11 @@ def _wish(options: argparse.Namespace) -> Wish:
     if options.model_type != "GPT":
         raise ConfigError("--model-type BERT is not supported: only decoders are trained here; use GPT")
     if options.checkpoint_type == "meta":
-        raise ConfigError("--checkpoint-type meta is not supported: Meta's own files differ; use a Hugging Face copy")
+        raise ConfigError(
+            "--checkpoint-type meta is not supported: Meta's files have another format; use Hugging Face's"
+        )
     if options.bf16 and options.fp16:
-        raise ConfigError("--bf16 and --fp16 are two types; give one of them")
+        raise ConfigError("--bf16 and --fp16 are different types; give one of them")
     for name in ("target_tensor", "target_pipeline", "target_expert"):
         value = getattr(options, f"{name}_parallel_size")
         if value is not None and value < 1:
@@ -140,7 +142,7 @@ def _vocabulary(path: Path | None) -> int | None:
 
 
 class _Progress:
-    """A line for each layer, with bytes and rate."""
+    """Prints a line for each layer, with the bytes done and the rate."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

@@ -1,5 +1,5 @@
-"""What spare-launch shows: the coordinator's lines and the ranks' notices as they are, and on a terminal a progress
-line below them."""
+"""Prints for spare-launch: the coordinator's lines and the ranks' notices as they are, and on a terminal a progress bar
+below them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
 
 POLL_S = 0.05
 REFRESH_EVERY = 5
-"""Polls between two looks at the status file."""
+"""Number of polls of the files between two reads of the status file."""
 
 
 class Display:
-    """Follows the files from where they end now: an earlier job's lines are not shown again."""
+    """Follows the files from their present end, so that lines of an earlier job are not shown again."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self._run_dir = run_dir
@@ -24,12 +25,12 @@ class Display:
         self._bar = _Bar() if sys.stdout.isatty() else None
 
     def notice(self, text: str) -> None:
-        """One line of the launcher's own."""
+        """Print a line of the launcher itself, after the lines that the files have so far."""
         self._follow()
         self._print(text)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Print new lines until cancelled."""
         polls = 0
         while True:
             self._follow()
@@ -39,7 +40,7 @@ class Display:
             await asyncio.sleep(POLL_S)
 
     def close(self) -> None:
-        """The last lines."""
+        """Print the last lines and remove the bar."""
         self._follow()
         if self._bar is not None:
             self._bar.show(glance(self._run_dir.status))
@@ -58,31 +59,31 @@ class Display:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            pass  # whoever read this has left; the job goes on
+            pass  # the reader of this output has ended; the job goes on
 
 
 class _Followed:
-    """A file that others add lines to."""
+    """A file to which other processes append lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._rest = path, b""
         self._offset = path.stat().st_size if path.exists() else 0
 
     def new_lines(self) -> list[str]:
-        """Those that are complete since the last call."""
+        """The lines that were completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()
         except OSError:
-            return []  # it is not there yet, or the disk fails for now
+            return []  # the file does not exist yet, or the disk fails at the moment
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
 
 class _Bar:
-    """Step, loss, live groups and load of the job, and how many failures it has masked."""
+    """A progress bar with the job's step, loss, live groups, load and number of masked failures."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -97,7 +98,7 @@ class _Bar:
         self._progress.start()
 
     def show(self, status: dict[str, Any] | None) -> None:
-        """The newest figures."""
+        """Show the newest figures."""
         if status is None or status["last_step"] is None:
             return
         self._progress.update(
@@ -105,7 +106,7 @@ class _Bar:
         )
 
     def print(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -114,11 +115,11 @@ class _Bar:
 
 
 def figures(status: dict[str, Any]) -> str:
-    """Loss, live groups, load and masked failures in words."""
+    """Loss, live groups, load and masked failures as text."""
     parts = [f"loss {status['loss']:.4f}"] if status["loss"] is not None else []
     parts.append(f"{len(status['live'])}/{status['num_groups']} groups live")
     if status["load"]:
         parts.append(f"load {max(status['load'].values())}")
     if status["failures_masked"]:
-        parts.append(f"{status['failures_masked']} failures masked")
+        parts.append(f"{counted(status['failures_masked'], 'failure')} masked")
     return ", ".join(parts)

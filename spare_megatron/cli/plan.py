@@ -1,4 +1,4 @@
-"""``spare-plan``: redundancy, planned restart and save interval for a cluster, before the job starts."""
+"""``spare-plan`` computes redundancy, planned restart and save interval for a cluster, before the job starts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys
@@ -40,49 +41,78 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-plan", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
     add = made.add_argument
-    add("--gpus", type=int, required=True, help="GPUs of the cluster that train")
-    add("--gpus-per-group", type=int, required=True, help="GPUs of one group: TP x PP x CP x inner data parallel")
+    add("--gpus", type=int, required=True, help="number of GPUs of the cluster that train")
+    add(
+        "--gpus-per-group",
+        type=int,
+        required=True,
+        help="number of GPUs of one group: TP x PP x CP x inner data parallel",
+    )
     rate = made.add_mutually_exclusive_group(required=True)
     rate.add_argument("--mtbf-s", type=float, help="mean time between losses anywhere in the cluster, seconds")
-    rate.add_argument("--trace", type=Path, metavar="CSV", help="past losses, lines TIME_S,NODE")
-    add("--weibull-shape", type=float, help="shape of the failure clocks (default: 1, or as the trace shows)")
-    add("--restart-s", type=float, required=True, help="restart of the whole job")
-    add("--save-s", type=float, required=True, help="time that a checkpoint stops training")
-    add("--compute-s", type=float, required=True, help="compute of one shard")
-    add("--reduce-s", type=float, required=True, help="reduction over the groups, per step")
-    add("--rebuild-s", type=float, default=0.1, help="forming the communicators anew after a loss (0.1)")
-    add("--pieces-per-shard", type=int, default=16, help="microbatches of a shard (16)")
-    add("--rejoin-s", type=float, help="time until a lost group is back (default: only a restart brings it back)")
-    add("--standby-groups", type=int, default=0, help="started groups beyond --gpus that hold no place (0)")
+    rate.add_argument("--trace", type=Path, metavar="CSV", help="file of past losses, lines TIME_S,NODE")
+    add(
+        "--weibull-shape",
+        type=float,
+        help="Weibull shape of the times between losses (default: 1, or as the trace shows)",
+    )
+    add("--restart-s", type=float, required=True, help="time of a restart of the whole job, seconds")
+    add("--save-s", type=float, required=True, help="time that training waits for a checkpoint, seconds")
+    add("--compute-s", type=float, required=True, help="time in which a group computes one shard, seconds")
+    add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
+    add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
+    add("--pieces-per-shard", type=int, default=16, help="number of microbatches of a shard (default: 16)")
+    add("--rejoin-s", type=float, help="seconds until a lost group is back (default: only a restart brings it back)")
+    add(
+        "--standby-groups",
+        type=int,
+        default=0,
+        help="number of started groups, beyond --gpus, that can replace lost ones (default: 0)",
+    )
     add(
         "--granularity",
         choices=("auto", "microbatch", "shard"),
         default="auto",
-        help="smallest unit that moves (auto: what takes less time)",
+        help="smallest unit that moves between groups (auto: the one that takes less time)",
     )
-    add("--data", choices=("shared", "staged"), default="staged", help="shared: every group can read all data")
-    add("--data-gib", type=float, default=0.0, help="all training data, for the staging of r/N of it per group (0)")
-    add("--stage-gib-per-s", type=float, default=1.0, help="speed at which a group stages data (1)")
-    add("--jitter", type=float, default=0.05, help="relative standard deviation of a group's step time (0.05)")
-    add("--steps", type=int, default=10_000, help="steps of the job (10000)")
-    add("--redundancy", type=int, help="take this redundancy instead of choosing one")
-    add("--topology", type=Path, metavar="FILE", help="failure domains, lines GROUP,DOMAIN")
-    add("--params", type=float, help="parameters of the model")
-    add("--gpu-memory-gib", type=float, help="memory of one GPU; what does not fit is refused")
-    add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (0)")
-    add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (1)")
-    add("--context-parallel-size", type=int, default=1, help="context-parallel ranks inside a group (1)")
-    add("--reduce", choices=sorted(GRADIENT_BYTES), default="fp32", help="how gradients are summed over groups (fp32)")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the candidates")
+    add(
+        "--data",
+        choices=("shared", "staged"),
+        default="staged",
+        help="shared: every group can read all data; staged: each group has r/N of it (default: staged)",
+    )
+    add("--data-gib", type=float, default=0.0, help="size of all training data, with --data staged (default: 0)")
+    add("--stage-gib-per-s", type=float, default=1.0, help="GiB per second at which a group stages data (default: 1)")
+    add(
+        "--jitter",
+        type=float,
+        default=0.05,
+        help="relative standard deviation of a group's step time (default: 0.05)",
+    )
+    add("--steps", type=int, default=10_000, help="number of steps of the job (default: 10000)")
+    add("--redundancy", type=int, help="use this redundancy instead of choosing one")
+    add("--topology", type=Path, metavar="FILE", help="file of failure domains, lines GROUP,DOMAIN")
+    add("--params", type=float, help="number of parameters of the model")
+    add("--gpu-memory-gib", type=float, help="memory of one GPU; a job that needs more is refused")
+    add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (default: 0)")
+    add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (default: 1)")
+    add("--context-parallel-size", type=int, default=1, help="context-parallel ranks inside a group (default: 1)")
+    add(
+        "--reduce",
+        choices=sorted(GRADIENT_BYTES),
+        default="fp32",
+        help="how gradients are summed over groups (default: fp32)",
+    )
+    add("--plot", type=Path, metavar="FILE.png", help="draw the candidates to this file")
     add("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def planned(args: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of these flags.
+    """The plan for these flags, as the object that --json prints.
 
     Raises:
-        ConfigError: a figure is impossible, or nothing fits or makes progress."""
+        ConfigError: a figure is impossible, the model does not fit, or no redundancy makes progress."""
     cluster = _cluster(args)
     needed = _memory(args)
     plan, other = _plan(args, cluster)
@@ -93,7 +123,7 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "memory_gib_per_gpu": None if needed is None else needed.as_json(),
     }
     count, gain = standbys(cluster, plan.chosen)
-    advice = f"{count} of the groups as standbys would take {gain:.3f} of that time" if count else None
+    advice = f"with {counted(count, 'group')} kept as standby it would take {gain:.3f} of that time" if count else None
     found: dict[str, Any] = {
         **plan.chosen.as_json(),
         **shared,
@@ -174,7 +204,7 @@ def _lines(path: Path, flag: str) -> list[str]:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    """For people: the candidates, the choice marked, the memory, the reason."""
+    """The plan as text: a table of candidates with the chosen one marked, the memory, the reason."""
     rows = [[title for _, title in COLUMNS]]
     for each in found["candidates"]:
         rows.append([_cell(each[key]) for key, _ in COLUMNS])
@@ -194,7 +224,7 @@ def text_of(found: dict[str, Any]) -> str:
 
 
 def _numbers(numbers: list[int]) -> str:
-    """Which number each machine group of the topology is to take, in lines that fit a terminal."""
+    """The number that each group of the topology should have, in lines that fit a terminal."""
     listed = ", ".join(str(number) for number in numbers)
     return textwrap.fill(f"numbers for groups 0..{len(numbers) - 1} of the topology: {listed}", 100)
 
@@ -206,7 +236,7 @@ def _cell(value: Any) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Time to train, availability and mean work over redundancy."""
+    """Draw time to train, availability and mean work over redundancy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -223,7 +253,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     try:
         found = planned(args)

@@ -1,4 +1,4 @@
-"""Where the commands write their plots."""
+"""Writes the plots of the commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spare_megatron.config.errors import ConfigError
 
 
 def write_plot(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure in the format of ``path``'s ending, and close it; ConfigError where that fails."""
+    """Write a matplotlib figure in the format of ``path``'s suffix, and close it; ConfigError where that fails."""
     from matplotlib import pyplot
 
     try:

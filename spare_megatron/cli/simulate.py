@@ -1,6 +1,7 @@
-"""``spare-simulate``: a policy on a modelled cluster, decided by the controller that runs real jobs.
+"""``spare-simulate`` runs a policy on a modelled cluster, with the controller of real jobs.
 
-Defaults are the published simulation's (arXiv 2603.00357): 10,000 steps, a failure every 5 minutes, 64 s of compute.
+Defaults are those of the published simulation (arXiv 2603.00357): 10,000 steps, a failure every 5 minutes, 64 s to
+compute a shard.
 """
 
 from __future__ import annotations
@@ -51,56 +52,116 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-simulate", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
     add = made.add_argument
-    add("--policy", default=_D.policy.name, metavar="NAME", help=f"{', '.join(POLICIES)}; 'microbatch' is ours")
-    add("--num-groups", type=int, required=True)
-    add("--redundancy", type=int, help="hosts of a shard (default 8, at most N); N: every group reads every shard")
-    add("--steps", type=int, default=_D.policy.steps)
+    add(
+        "--policy",
+        default=_D.policy.name,
+        metavar="NAME",
+        help=f"{', '.join(POLICIES)}; 'microbatch' is that of this framework (default: {_D.policy.name})",
+    )
+    add("--num-groups", type=int, required=True, help="number of groups, N")
+    add(
+        "--redundancy",
+        type=int,
+        help="number of hosts of a shard (default: 8, at most N); with N every group reads every shard",
+    )
+    add("--steps", type=int, default=_D.policy.steps, help=f"number of steps of the job (default: {_D.policy.steps})")
     add(
         "--mtbf-s",
         type=float,
-        help=f"mean time between failures of the whole cluster (default {_D.cluster.mtbf_s:g}, or as the trace shows)",
+        help=f"mean seconds between failures in the whole cluster (default: {_D.cluster.mtbf_s:g}, or that of the "
+        "trace)",
     )
-    add("--weibull-shape", type=float, help=f"1 is exponential (default {_D.cluster.weibull_shape:g})")
-    add("--clocks", metavar="group|system", help=f"who has a failure clock (default {_D.cluster.clocks})")
-    add("--compute-s", type=float, default=_D.cluster.compute_s, help="one shard on one group")
-    add("--reduce-s", type=float, help="reduction over the groups (default N / 100)")
+    add(
+        "--weibull-shape",
+        type=float,
+        help=f"shape of the times between failures; 1 is exponential (default: {_D.cluster.weibull_shape:g})",
+    )
+    add(
+        "--clocks",
+        metavar="group|system",
+        help=f"one failure clock for each group or for the whole cluster (default: {_D.cluster.clocks})",
+    )
+    add(
+        "--compute-s",
+        type=float,
+        default=_D.cluster.compute_s,
+        help=f"seconds in which a group computes one shard (default: {_D.cluster.compute_s:g})",
+    )
+    add("--reduce-s", type=float, help="seconds of the reduction over the groups (default: N / 100)")
     add(
         "--rebuild-s",
         type=float,
-        help=f"from a death to new communicators (default {_D.cluster.rebuild_s:g}; replication, as published: 0)",
+        help=f"seconds from a death to new communicators (default: {_D.cluster.rebuild_s:g}; for replication 0, as "
+        "published)",
     )
-    add("--save-s", type=float, default=_D.cluster.save_s)
-    add("--save-interval-s", type=float, help="default: the optimum")
-    add("--restart-s", type=float, default=_D.cluster.restart_s)
-    add("--rejoin-s", type=float, help="from a group's death to its return (default: it stays away)")
-    add("--jitter", type=float, default=_D.cluster.jitter, help="standard deviation of a group's step time, relative")
-    add("--pieces-per-shard", type=int, default=_D.policy.pieces_per_shard)
-    add("--placement", default=_D.policy.placement, metavar="independent|consecutive")
-    add("--standby-groups", type=int, default=0)
-    add("--restart-after", type=int, metavar="K", help="planned restart after K losses")
-    add("--soft-wipe-out-s", type=float, metavar="S", help="after a wipe-out survivors go on, data staged again in S")
-    add("--balance", action="store_true", help="slow groups give pieces up inside a step")
-    add("--async-save", action="store_true", help="a save does not stop the training")
+    add(
+        "--save-s",
+        type=float,
+        default=_D.cluster.save_s,
+        help=f"seconds of a save (default: {_D.cluster.save_s:g})",
+    )
+    add("--save-interval-s", type=float, help="seconds between saves (default: the published optimum)")
+    add(
+        "--restart-s",
+        type=float,
+        default=_D.cluster.restart_s,
+        help=f"seconds of a restart of the whole job (default: {_D.cluster.restart_s:g})",
+    )
+    add("--rejoin-s", type=float, help="seconds from a group's death to its return (default: it stays away)")
+    add(
+        "--jitter",
+        type=float,
+        default=_D.cluster.jitter,
+        help=f"relative standard deviation of a group's step time (default: {_D.cluster.jitter:g})",
+    )
+    add(
+        "--pieces-per-shard",
+        type=int,
+        default=_D.policy.pieces_per_shard,
+        help=f"number of microbatches of a shard (default: {_D.policy.pieces_per_shard})",
+    )
+    add(
+        "--placement",
+        default=_D.policy.placement,
+        metavar="independent|consecutive",
+        help=f"offsets of the placement (default: {_D.policy.placement})",
+    )
+    add("--standby-groups", type=int, default=0, help="number of started groups that replace lost ones (default: 0)")
+    add("--restart-after", type=int, metavar="K", help="make a planned restart after K losses")
+    add(
+        "--soft-wipe-out-s",
+        type=float,
+        metavar="S",
+        help="after a wipe-out survivors stage data again in S seconds and go on (default: the job restarts)",
+    )
+    add("--balance", action="store_true", help="slow groups give pieces to faster ones during a step")
+    add("--async-save", action="store_true", help="a save does not stop training")
     add(
         "--trace",
         type=Path,
         metavar="CSV",
-        help="failures: lines TIME_S,NODE, the node being a group; or a journal.jsonl",
+        help="file of failures: lines TIME_S,NODE, where a node is the number of a group; or a journal.jsonl",
     )
-    add("--inject", action="append", default=[], metavar="SPEC", help=f"a scripted death: {FORM}")
-    add("--topology", type=Path, metavar="FILE", help="failure domains: lines GROUP,DOMAIN")
-    add("--domain-mtbf-s", type=float, help="mean time between failures of one whole domain")
-    add("--topology-as-listed", action="store_true", help="do not number the groups so that hosts are apart")
+    add("--inject", action="append", default=[], metavar="SPEC", help=f"script a death: {FORM}")
+    add("--topology", type=Path, metavar="FILE", help="file of failure domains: lines GROUP,DOMAIN")
+    add("--domain-mtbf-s", type=float, help="mean seconds between failures of one whole domain")
+    add(
+        "--topology-as-listed",
+        action="store_true",
+        help="keep the group numbers of the topology, instead of numbers that put hosts into different domains",
+    )
     add("--check", action="store_true", help="test every invariant of the controller after each event")
-    add("--trials", type=int, default=3)
-    add("--seed", type=int, default=0, help="the trials have this seed and the ones after it")
-    add("--plot", type=Path, metavar="PNG", help="time to train, availability and mean work of every trial")
-    add("--json", action="store_true")
+    add("--trials", type=int, default=3, help="number of trials (default: 3)")
+    add(
+        "--seed", type=int, default=0, help="seed of the first trial; the others have the numbers after it (default: 0)"
+    )
+    add("--plot", type=Path, metavar="PNG", help="draw time to train, availability and mean work of every trial")
+    add("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def case_of(args: argparse.Namespace) -> Case:
-    """Raises ConfigError for what cannot be simulated."""
+    """The case that the flags describe; ConfigError where it cannot be simulated."""
     _refuse_without_effect(args)
     groups, trace = args.num_groups, _trace(args.trace, args.num_groups)
     cluster = Cluster(
@@ -145,22 +206,22 @@ def _or(given: Any, otherwise: Any) -> Any:
 
 
 def _refuse_without_effect(args: argparse.Namespace) -> None:
-    """Raises ConfigError for a flag that changes nothing beside the others."""
+    """Raise ConfigError for a flag that has no effect with the others."""
     for name in ("mtbf_s", "weibull_shape", "clocks", "topology", "domain_mtbf_s"):
         if args.trace is not None and getattr(args, name) is not None:
             raise ConfigError(
-                f"--trace {args.trace} holds all failures, --{name.replace('_', '-')} {getattr(args, name)} says "
-                "nothing beside it; leave one of them out"
+                f"--trace {args.trace} has all failures, so --{name.replace('_', '-')} {getattr(args, name)} has no "
+                "effect; leave one of them out"
             )
     if args.topology is None and args.domain_mtbf_s:
-        raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} says nothing without --topology FILE; give both")
+        raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} has no effect without --topology FILE; give both")
     if args.topology is not None and not args.domain_mtbf_s:
-        raise ConfigError(f"--topology {args.topology} says nothing without --domain-mtbf-s above 0; give both")
+        raise ConfigError(f"--topology {args.topology} has no effect without --domain-mtbf-s above 0; give both")
     if args.topology is None and args.topology_as_listed:
-        raise ConfigError("--topology-as-listed says nothing without --topology FILE; give both")
+        raise ConfigError("--topology-as-listed has no effect without --topology FILE; give both")
     if args.policy == "checkpoint" and args.rebuild_s is not None:
         raise ConfigError(
-            f"--rebuild-s {args.rebuild_s:g} says nothing with --policy checkpoint, where any death restarts the job; "
+            f"--rebuild-s {args.rebuild_s:g} has no effect with --policy checkpoint, where any death restarts the job; "
             "leave it out"
         )
 
@@ -179,7 +240,7 @@ def _trace(path: Path | None, groups: int) -> list[Ring] | None:
         return _losses_of_a_run(path, groups)
     lines = _lines(path, "--trace")
     trace = parse_trace(lines, str(path))
-    # All that is not empty is a loss, but for a heading before them.
+    # Every line that is not empty is a loss, except for a heading before them.
     numbers = [number for number, line in enumerate(lines, 1) if line.strip()][-len(trace.nodes) :]
     rings: list[Ring] = []
     for number, at, node in zip(numbers, trace.times_s, trace.nodes, strict=True):
@@ -193,7 +254,7 @@ def _trace(path: Path | None, groups: int) -> list[Ring] | None:
 
 
 def _mtbf_s(rings: Sequence[Ring]) -> float:
-    """Of the whole cluster, in seconds, as spare-plan takes it from a trace."""
+    """Mean seconds between failures in the whole cluster, computed as in spare-plan."""
     rings = sorted(rings)
     return Trace(tuple(at for at, _ in rings), tuple(str(group) for _, group in rings)).mtbf_s
 
@@ -205,7 +266,7 @@ def _losses_of_a_run(path: Path, groups: int) -> list[Ring]:
     except (OSError, JournalError) as error:
         raise ConfigError(f"--trace {path} cannot be read: {error}") from None
     if max(rings, default=(0.0, 0))[0] <= 0:
-        raise ConfigError(f"--trace {path} holds no loss after the job began; give the journal of a run that has one")
+        raise ConfigError(f"--trace {path} has no loss after the job began; give the journal of a run that has one")
     beyond = [group for _, group in rings if group >= groups]
     if beyond:
         raise ConfigError(f"--trace {path} has a loss of group {beyond[0]}, but the groups are 0 to {groups - 1}")
@@ -227,14 +288,14 @@ def _domains(args: argparse.Namespace, policy: Policy) -> Mapping[str, Sequence[
 
 
 def table_of(found: Mapping[str, Any]) -> Table:
-    """For people."""
+    """The summary as a table for users."""
     table = Table("figure", "value", title="spare-simulate")
     ratio = found["time_to_train_ratio"]
     trials = ", ".join("none" if one is None else f"{one:.3f}" for one in ratio["trials"])
     mean = "none" if ratio["mean"] is None else f"{ratio['mean']:.3f}"
     table.add_row("time to train / failure-free", f"{mean}  ({trials})")
     if ratio["mean"] is None:
-        table.add_row("", f"stopped at {RATIO_MAX:g} times the failure-free time: the job loses what it gains")
+        table.add_row("", f"stopped at {RATIO_MAX:g} times the failure-free time: the job makes no progress")
     table.add_row("availability", f"{found['availability']:.2%}")
     for name, value in found.items():
         if isinstance(value, float) and name != "availability":
@@ -244,7 +305,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
 
 
 def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
-    """A bar for every trial; no bar for the ratio of one that did not progress."""
+    """Draw a bar for every trial; the ratio of a trial without progress has none."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -264,7 +325,7 @@ def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     try:
         case = case_of(args)

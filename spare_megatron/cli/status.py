@@ -1,4 +1,4 @@
-"""``spare-status RUN_DIR``: what a job is doing, from its run directory; works for ended jobs too."""
+"""``spare-status RUN_DIR`` prints what a job is doing, from its run directory; it works for ended jobs too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from spare_megatron.cli.display import figures
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, read_json
 
 EXAMPLE = "example: spare-status runs/first --json"
@@ -20,16 +21,16 @@ EXAMPLE = "example: spare-status runs/first --json"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-status", description=__doc__, epilog=EXAMPLE)
-    made.add_argument("run_dir", metavar="RUN_DIR", help="directory of the job's records")
-    made.add_argument("--json", action="store_true", help="print it as one JSON object")
+    made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
 def status_of(run_dir: RunDirectory) -> dict[str, Any]:
-    """status.json, its age, and the summary of a job that has ended.
+    """The content of status.json, its age in seconds, and the summary of a job that has ended (else None).
 
     Raises:
-        ConfigError: the directory has no job's records.
+        ConfigError: the directory has no status.json.
     """
     status = read_json(run_dir.status)
     if status is None:
@@ -38,14 +39,16 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
 
 
 def text_of(status: dict[str, Any]) -> str:
-    """For people."""
+    """The status as text for users."""
     lines = [f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"]
     if status["phase"] != "closed":
         lines.append(figures(status))
     for group, load in status["load"].items():
-        lines.append(f"  group {group} (incarnation {status['live'][group]}): {load} pieces in the step in flight")
+        pieces = counted(load, "piece")
+        lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
     if status["waiting"]:
-        lines.append(f"joining with the next commit: groups {', '.join(status['waiting'])}")
+        word = "group" if len(status["waiting"]) == 1 else "groups"
+        lines.append(f"joining with the next commit: {word} {', '.join(status['waiting'])}")
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
@@ -57,7 +60,7 @@ def text_of(status: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     try:
         status = status_of(RunDirectory(args.run_dir))

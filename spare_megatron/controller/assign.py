@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage
 from spare_megatron.controller.assign_patch import patch
 from spare_megatron.controller.assign_types import Assignment, Patch, WipeOut
@@ -39,7 +40,9 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
     loads = np.full(num_groups, pieces_per_shard)
     slots = np.repeat(np.arange(redundancy, dtype=np.int32)[:, None], num_groups, axis=1) if whole else None
     owner = np.repeat(np.arange(num_groups, dtype=np.int32)[:, None], pieces_per_shard, axis=1)
-    reason = f"all {num_groups} groups live; load {pieces_per_shard} pieces: every group computes its own shard"
+    reason = (
+        f"all {num_groups} groups live; load {counted(pieces_per_shard, 'piece')}: every group computes its own shard"
+    )
     live = tuple(range(num_groups))
     return _frozen(owner, loads, 0, reason, live, granularity, units, slots)
 
@@ -106,8 +109,8 @@ def _assign_anywhere(placement: Placement, alive: NDArray[np.bool_], previous: A
     loads = np.bincount(owners, minlength=num_groups)
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
-        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> {loads.max()} pieces "
-        f"(bound {cap}); {moves} pieces moved; every group hosts every shard"
+        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> "
+        f"{counted(loads.max(), 'piece')} (bound {cap}); {counted(moves, 'piece')} moved; every group hosts every shard"
     )
     units = np.zeros((0, num_groups), dtype=np.int64)
     return _frozen(owner, loads, moves, reason, live, previous.granularity, units, None)
@@ -233,7 +236,7 @@ def _planned(
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
         f"{placement.num_groups - len(live)} of {placement.num_groups} groups lost; load {previous.load_max} -> "
-        f"{loads.max()} pieces (bound {bound}); {moves} pieces moved{why}"
+        f"{counted(loads.max(), 'piece')} (bound {bound}); {counted(moves, 'piece')} moved{why}"
     )
     return _frozen(owner, loads, moves, reason, live, previous.granularity, owned, slots)
 

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 
-from spare_megatron.controller.assign_types import Patch, WipeOut, counted
+from spare_megatron.config.plural import counted
+from spare_megatron.controller.assign_types import Patch, WipeOut
 from spare_megatron.placement import Placement
 
 
@@ -58,7 +59,7 @@ def patch(
     load_max = max([before_max, *(load[group] for group in ordered)])
     reason = (
         f"{counted(len(missing), 'piece')} of {counted(len(lost), 'shard')} lost with their groups, patched by "
-        f"{counted(len(ordered), 'group')}; largest remaining load {before_max} -> {load_max} pieces"
+        f"{counted(len(ordered), 'group')}; largest remaining load {before_max} -> {counted(load_max, 'piece')}"
     )
     return Patch(ordered, load_max, reason)
 

@@ -95,8 +95,3 @@ class WipeOut:
 
     shards: tuple[int, ...]
     reason: str
-
-
-def counted(number: int, noun: str) -> str:
-    """'1 piece', '4 pieces'."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

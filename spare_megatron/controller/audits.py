@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.messages import JobSpec, Segments, Vote
 from spare_megatron.controller.state import State
@@ -102,11 +103,15 @@ def unlike_the_plan(state: State, vote: Vote) -> str:
     inside = selected(state.job, result.step, result.pieces)
     if tuple(piece for piece, _ in result.checksums) != inside:
         return (
-            f"gave {len(result.checksums)} checksums for step {result.step}, {len(inside)} of its pieces are selected"
+            f"gave {counted(len(result.checksums), 'checksum')} for step {result.step}, {len(inside)} of its pieces "
+            "are selected"
         )
     planned = tuple(piece for audits in state.audits.get(vote.group, ()) for piece in audits)
     if tuple(piece for piece, _ in result.audits) != planned:
-        return f"audited {len(result.audits)} pieces in step {result.step} which are not the {len(planned)} of its plan"
+        return (
+            f"audited {counted(len(result.audits), 'piece')} in step {result.step} which are not the {len(planned)} "
+            "of its plan"
+        )
     return ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spare_megatron.config.plural import counted
 from spare_megatron.controller import ending, voting
 from spare_megatron.controller.membership import begin, begin_if_ready, lose, send_back_late_joiners
 from spare_megatron.controller.messages import (
@@ -83,8 +84,9 @@ def _opened(state: State, event: Opened) -> Transition:
     return decide(
         opened,
         [],
-        f"life {event.life} of the job: {spec.num_groups} groups, {spec.pieces_per_shard} pieces per shard, "
-        f"redundancy {len(spec.offsets)}, steps {spec.first_step + 1} to {spec.last_step}",
+        f"life {event.life} of the job: {counted(spec.num_groups, 'group')}, "
+        f"{counted(spec.pieces_per_shard, 'piece')} per shard, redundancy {len(spec.offsets)}, "
+        f"steps {spec.first_step + 1} to {spec.last_step}",
     )
 
 

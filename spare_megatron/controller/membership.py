@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from spare_megatron.config.plural import counted
 from spare_megatron.controller import audits, ending
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
@@ -208,7 +209,7 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transit
         return stop(state, "failed", with_checkpoint(state, reason))
     again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
     delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(retries.failures - 3, 9))
-    reason = f"{why}; epoch {again.epoch}, same {len(again.live)} groups, attempt {retries.failures + 1}"
+    reason = f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
 
 
@@ -236,7 +237,7 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
         for group, pieces in asked.items()
         for piece in pieces
     )
-    return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {len(again.live)} groups")
+    return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {counted(len(again.live), 'group')}")
 
 
 def send_back_late_joiners(state: State, event: JoinersLate) -> Transition:
@@ -270,5 +271,7 @@ def admit(state: State, why: str) -> Transition:
         retries=Retries(),
         standing=Standing(drawn, members),
     )
-    reason = f"{why}; {joined} joins in epoch {grown.epoch}, {len(live)} groups; after this step: {drawn.reason}"
+    reason = (
+        f"{why}; {joined} joins in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {drawn.reason}"
+    )
     return decide(grown, views(grown), reason)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from spare_megatron.config import plural
 from spare_megatron.controller import audits, ending, membership, saves
 from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
@@ -53,7 +54,8 @@ def vote(state: State, event: Vote) -> Transition:
     planned = [piece for segment in state.segments_of(group) for piece in segment]
     if list(result.pieces) != planned:
         detail = (
-            f"voted {len(result.pieces)} pieces for step {result.step} which are not the {len(planned)} of its plan"
+            f"voted {plural.counted(len(result.pieces), 'piece')} for step {result.step} which are not the "
+            f"{len(planned)} of its plan"
         )
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     unlike = audits.unlike_the_plan(state, event)
@@ -220,7 +222,7 @@ def _commit(state: State) -> Transition:
     groups = tuple(sorted(after.live))
     told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
     actions = [SendCommit(groups, step, state.epoch, ends, told, save)]
-    reason = f"step {step} is committed in epoch {state.epoch} by {len(groups)} groups"
+    reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(groups), 'group')}"
     if ends or not after.waiting:
         return decide(after, actions, reason)
     admitted, decision = membership.admit(after, reason)

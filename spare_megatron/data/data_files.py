@@ -1,8 +1,8 @@
-"""Data files before they are used: which ones there are, and whether they are whole.
+"""Checks the data files that the flags name before anything uses them.
 
 A data file is a pair ``PREFIX.bin`` (tokens, one sequence after the other) and ``PREFIX.idx`` (a header, then the
-sequences' lengths and offsets and the documents' ends), as megatron-core's IndexedDataset reads them. Everything that
-can be wrong with a pair is one sentence here, and a stack trace out of a memory map later. Needs numpy only.
+sequences' lengths and offsets and the documents' ends), as megatron-core's IndexedDataset reads them. What is wrong
+with a pair is reported here in one sentence; later it would be a stack trace out of a memory map. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from spare_megatron.flags.blends import SPLITS, blends, split_shares
 
 HEADER = b"MMIDIDX\x00\x00"
 HEADER_BYTES = 34
-"""Magic 9, version 8, dtype 1, number of sequences 8, number of document ends 8."""
+"""Magic 9 bytes, version 8, dtype code 1, number of sequences 8, number of document ends 8."""
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 TOKEN_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One pair of files that is whole."""
+    """A pair of files that passed :func:`check_file`; numbers are those of its index."""
 
     prefix: str
     dtype: str
@@ -34,7 +34,10 @@ class DataFile:
     tokens: int
 
     def largest_token(self, sampled_max: int = 1 << 20) -> int:
-        """The largest token id among the first, middle and last of ``sampled_max`` tokens (all, where they are few)."""
+        """The largest token id in samples from the beginning, middle and end of the file; -1 for an empty file.
+
+        At most about ``sampled_max`` tokens are read, a third from each place.
+        """
         if self.tokens == 0:
             return -1
         tokens = numpy.memmap(f"{self.prefix}.bin", dtype=self.dtype, mode="r", shape=(self.tokens,))
@@ -44,7 +47,7 @@ class DataFile:
 
 
 def check_file(prefix: str) -> DataFile:
-    """The pair of files of ``prefix``, or ConfigError saying what is wrong with it."""
+    """The pair of files of ``prefix``; ConfigError says what is wrong with it."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     for path in (index, data):
         if not path.is_file():
@@ -59,7 +62,7 @@ def check_file(prefix: str) -> DataFile:
                 raise ConfigError(f"{index} is no index of a data file (its first bytes are {head[:9]!r}); {remake}")
             if len(head) < HEADER_BYTES:
                 raise ConfigError(
-                    f"{index} is cut off: it has {len(head)} bytes of a {HEADER_BYTES} bytes header; {remake}"
+                    f"{index} is cut off: it has {len(head)} of the {HEADER_BYTES} bytes of a header; {remake}"
                 )
             version, code, sequences, documents = struct.unpack("<QBQQ", head[9:])
             dtype = DTYPES.get(code, "")
@@ -90,7 +93,10 @@ def check_file(prefix: str) -> DataFile:
 
 
 def check_split(file: DataFile, text: str) -> None:
-    """A share of the data that holds no document would make megatron-core count epochs for ever."""
+    """ConfigError where --split ``text`` gives a data set a share above 0 that holds no document of ``file``.
+
+    With such a share megatron-core would count epochs for ever.
+    """
     shares, start = split_shares(text), 0.0
     for name, share in zip(SPLITS, shares, strict=True):
         first, end = round(start * file.sequences), round((start + share) * file.sequences)
@@ -106,9 +112,10 @@ def check_split(file: DataFile, text: str) -> None:
 
 
 def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
-    """Every data file that the flags name, whole and with token ids below ``vocab_size`` as far as was looked.
+    """The data files that the flags name, checked; ``vocab_size`` None leaves token ids unchecked.
 
-    ConfigError for the first that is not. Cheap: it reads indices and about a million tokens of each file.
+    ConfigError for the first file that is damaged, is empty, is too short for --split, or has a token id of
+    ``vocab_size`` or above among those looked at. Cheap: it reads indices and about a million tokens of each file.
     """
     blend, per_split = blends(args)
     prefixes = [*(blend or ([], None))[0]]
@@ -126,7 +133,7 @@ def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
 
 
 def too_large(token: int, vocab_size: int, where: str) -> str:
-    """The sentence for a token id outside the vocabulary."""
+    """The error message for a token id outside the vocabulary."""
     return (
         f"{where} has token id {token}, but the tokenizer's vocabulary has {vocab_size} ids (0 to {vocab_size - 1}): "
         "the data was made with another tokenizer; use that one, or make the data anew with tools/preprocess_data.py"

@@ -1,10 +1,11 @@
-"""Building the data sets of a rank, when the ranks of N groups do it at the same moment on the same files.
+"""Builds the data sets of a rank while the ranks of other groups do the same on the same files.
 
-The user's provider builds inside the group's world, as under Megatron: rank 0 writes cached indices, the others of
-the group wait and read. Between groups two things hold. Index files appear complete
+The user's provider builds inside the group's world, as under Megatron: rank 0 writes cached indices, the other ranks
+of the group wait and read them. Two rules hold between groups. Index files appear under their names only when complete
 (:func:`~spare_megatron.megatron_adapter.data.datasets.whole_files_only`), so a race costs work and never a wrong
-read. And one group builds first: leaders take a lock in the cache directory until a marker says that the indices of
-these arguments are there. A file system without locks, or a holder that does not come to an end, costs only the work.
+read. And one group builds first: the groups' rank 0 take turns in holding a lock in the cache directory, until a marker
+file says that the indices of these arguments are there. On a file system without locks, or when the lock's holder
+takes longer than WAIT_MAX_S, several groups build the same indices, which costs only work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from spare_megatron.flags.blends import blends
 log = logging.getLogger(__name__)
 
 DatasetsProvider = Callable[..., Any]
-"""Megatron's provider: (numbers of samples of training, validation and test[, vp_stage]) -> three data sets."""
+"""Megatron's provider: (numbers of training, validation and test samples[, vp_stage]) -> three data sets."""
 
 POLL_S = 0.05
 WAIT_MAX_S = 600.0
@@ -38,7 +39,7 @@ WAIT_MAX_S = 600.0
 
 @dataclass(frozen=True)
 class Datasets:
-    """What this rank reads from; None where it needs none."""
+    """The data sets of this rank; None for one that it does not need."""
 
     train: Any = None
     valid: Any = None
@@ -46,7 +47,7 @@ class Datasets:
 
 
 def sample_counts(train_iters: int, args: Namespace) -> tuple[int, int, int]:
-    """Samples that a job draws for training, validation and test, as Megatron counts them."""
+    """Numbers of samples that a job draws for training, validation and test, as Megatron counts them."""
     batch, rounds = args.global_batch_size, 1
     if args.eval_interval is not None:
         rounds += train_iters // args.eval_interval
@@ -64,7 +65,7 @@ def build_datasets(
     chunks: int | None = None,
     tensor_rank: int = 0,
 ) -> Datasets:
-    """The data sets of this rank by the user's provider; collective in the group.
+    """The data sets that the user's provider makes for this rank; a collective call of the group's ranks.
 
     ``leads`` is true on the rank of the group that writes indices (rank 0 of its world). With virtual stages the
     provider is called once for each of ``chunks`` model chunks, in order; a rank needs data for at most one of them.
@@ -84,7 +85,7 @@ def build_datasets(
 
 
 def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stage: int | None, args: Namespace) -> Any:
-    """The provider's three data sets; errors of the cache's file system in one sentence."""
+    """The provider's three data sets; an OSError while indices are written becomes a ConfigError of one sentence."""
     from spare_megatron.megatron_adapter.data.datasets import whole_files_only
 
     parameters = inspect.signature(provider).parameters
@@ -106,7 +107,10 @@ def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stag
 
 
 def cache_directory(args: Namespace) -> Path | None:
-    """Where megatron-core keeps the indices: the flag's directory, or beside the first data file."""
+    """Where megatron-core keeps indices: the directory of --data-cache-path, or ``cache`` below the first prefix.
+
+    None without data files.
+    """
     if args.data_cache_path is not None:
         return Path(args.data_cache_path)
     blend, per_split = blends(args)
@@ -116,7 +120,10 @@ def cache_directory(args: Namespace) -> Path | None:
 
 
 def fingerprint(args: Namespace, counts: tuple[int, int, int], files: Sequence[DataFile]) -> str:
-    """Digest of what the indices depend on, as far as it is known here: only work depends on it, never results."""
+    """Digest of the flags and files that the indices depend on, 16 hexadecimal digits.
+
+    It may miss something that only a provider knows: it decides who waits for whom, never what is read.
+    """
     names = (
         "seq_length",
         "seed",
@@ -134,7 +141,11 @@ def fingerprint(args: Namespace, counts: tuple[int, int, int], files: Sequence[D
 
 @contextlib.contextmanager
 def built_by_one(directory: Path | None, name: str) -> Iterator[None]:
-    """Inside, indices may be built: by one leader at a time until they are there, then by all without waiting."""
+    """A context in which to build the indices of fingerprint ``name``.
+
+    One process at a time is let in, until a first one has left it and so marked the indices as built; then all are,
+    without waiting.
+    """
     if directory is None:
         yield
         return
@@ -150,7 +161,8 @@ def built_by_one(directory: Path | None, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, marker: Path) -> Iterator[None]:
-    """Hold the file lock ``path``, or not: when ``marker`` appears, after WAIT_MAX_S, where there are no locks."""
+    """Hold the file lock ``path``; go on without it as soon as ``marker`` exists, after WAIT_MAX_S seconds, and where
+    the file system has no locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -165,6 +177,7 @@ def locked(path: Path, marker: Path) -> Iterator[None]:
 
 
 def wait_for_lock(handle: int, path: Path, marker: Path) -> None:
+    """Wait until this process has the lock of the open file ``handle``, or :func:`locked` is to go on without it."""
     deadline = time.monotonic() + WAIT_MAX_S
     while not marker.exists():
         try:

@@ -1,8 +1,8 @@
-"""The microbatches of pieces: read ahead by threads, collated, and only of shards that the group hosts.
+"""Loads the microbatches of pieces: collated, read ahead by threads, and only for shards that the group hosts.
 
-A :class:`PieceLoader` is the engine's piece source: called with a step and a list of pieces it gives an iterator over
-this rank's microbatch of each of them, in order. What it reads ahead is a guess (the same pieces in the next step);
-what it gives follows from (step, piece) alone. Evaluation uses the same loader with another data set and another
+A :class:`PieceLoader` is the engine's source of data: called with a step and a list of pieces, it returns an iterator
+over this rank's microbatch of each piece, in order. It guesses what to read ahead (the same pieces in the next step),
+but what it returns depends on (step, piece) alone. Evaluation uses the same class with another data set and another
 count of consumed samples.
 """
 
@@ -25,7 +25,7 @@ Microbatch = Any
 
 
 class ShardNotHostedError(RuntimeError):
-    """A piece was asked for whose shard this group does not host: the plan or the placement is wrong."""
+    """The shard of a requested piece is not hosted by this group: the plan or the placement is wrong."""
 
 
 class PieceLoader:
@@ -45,14 +45,14 @@ class PieceLoader:
     ) -> None:
         """
         Args:
-            dataset: indexable, ``len()`` samples; None on a rank that needs no data.
-            order: of the data set's samples.
-            inner: this rank's inner data rank.
-            hosted: shards that the group hosts; None: all.
-            consumed: samples consumed before a step (or before an evaluation's iteration).
-            vocab_size: token ids must be below it; None: not checked.
-            threads: that read ahead; 0: read when needed.
-            ahead: microbatches to read ahead at most.
+            dataset: samples by number, with ``len()``; None on a rank that needs no data.
+            order: which samples each piece has.
+            inner: this rank's index among the D inner data-parallel ranks of its group.
+            hosted: shards that the group hosts; None means all.
+            consumed: number of samples consumed before a step (or before an evaluation's batch).
+            vocab_size: token ids must be below it; None leaves them unchecked.
+            threads: number of threads that read ahead; with 0 each microbatch is read when it is needed.
+            ahead: greatest number of microbatches to read ahead.
         """
         self._dataset, self._order, self._inner, self._hosted = dataset, order, inner, hosted
         self._consumed, self._vocab_size, self._ahead = consumed, vocab_size, ahead
@@ -99,7 +99,7 @@ class PieceLoader:
                     self._reading[key] = self._pool.submit(self._read, *key)
 
     def _exists(self, step: int, piece: int) -> bool:
-        """Whether the order has samples there: the step after the last one may have none."""
+        """Whether the piece has samples in that step: the step after the last one may have none."""
         try:
             self._order.microbatch(self._consumed(step), piece, self._inner)
         except IndexError:
@@ -112,7 +112,7 @@ class PieceLoader:
         return self._read(step, piece) if reading is None else reading.result()
 
     def _forget_before(self, step: int) -> None:
-        """Drop what was read ahead for earlier steps and never asked for."""
+        """Drop what was read ahead for steps before ``step`` and never used."""
         with self._lock:
             for key in [key for key in self._reading if key[0] < step]:
                 self._reading.pop(key).cancel()
@@ -141,7 +141,7 @@ class PieceLoader:
 
 
 def check_enough(name: str, dataset: Any, needed: int, kind: str) -> None:
-    """ConfigError when a data set has too few samples for a job that takes each of them once."""
+    """ConfigError when a data set has too few samples for a job that takes each of them once (``kind`` 'single')."""
     if dataset is not None and kind == "single" and len(dataset) < needed:
         raise ConfigError(
             f"the {name} data has {len(dataset)} samples, but the job needs {needed}; use more data, fewer "
@@ -150,25 +150,27 @@ def check_enough(name: str, dataset: Any, needed: int, kind: str) -> None:
 
 
 def train_consumed(first: int, global_batch_size: int) -> Callable[[int], int]:
-    """Samples consumed before step t, when ``first`` were consumed before step 1 of this schedule."""
+    """Function from a step to the samples consumed before it, ``first`` of them before step 1."""
     return lambda step: first + (step - 1) * global_batch_size
 
 
 def evaluation_consumed(global_batch_size: int) -> Callable[[int], int]:
-    """Samples consumed before an evaluation batch, counted from 0 over all evaluations of the job."""
+    """Function from the number of an evaluation batch, counted from 0 over all evaluations of the job, to the samples
+    consumed before it."""
     return lambda batch: batch * global_batch_size
 
 
 def validation_batch(state: int, iteration: int, eval_iters: int, eval_interval: int | None, *, final: bool) -> int:
-    """Number of the validation batch of ``iteration`` 0, 1, ... in the evaluation of ``state``.
+    """Number of the validation batch that is ``iteration`` (0, 1, ...) of the evaluation after step ``state``.
 
-    Megatron goes on in the validation set from one evaluation to the next: those at multiples of --eval-interval,
-    then the ``final`` one, after training. (The test set is used once: its batches are its iterations.)
+    As in Megatron, each evaluation goes on in the validation set where the one before ended: first those at multiples
+    of --eval-interval, then the ``final`` one after training. (The test set is used once: the number of a batch is its
+    iteration.)
     """
     rounds = 0 if eval_interval is None else state // eval_interval
     return (rounds if final else rounds - 1) * eval_iters + iteration
 
 
 def evaluation_source(loader: PieceLoader, batch: int) -> Callable[[int, Sequence[int]], Iterator[Microbatch]]:
-    """A piece source that gives the pieces of evaluation ``batch``, whatever the step is in which they are read."""
+    """A source of data that returns the pieces of evaluation batch ``batch``, whatever step it is called with."""
     return lambda _step, pieces: loader(batch, pieces)

@@ -1,9 +1,9 @@
-"""Which samples a piece has: Megatron's sampler order as a function of (samples consumed, piece, inner data rank).
+"""Says which samples a piece has: Megatron's order as a function of (samples consumed, piece, inner data rank).
 
-A piece ``p = i * K + j`` is microbatch j of shard i, so the data-parallel rank of Megatron's samplers is
-``r = i * D + d`` of ``N * D``, and the piece's place in the step is microbatch j of that rank. Nothing here depends
-on who computes the piece, so a checkpoint of Megatron-LM goes on here at the same sample, and a piece that moves to
-another group keeps its samples. Shuffling (``cyclic``) needs torch's generator; ``single`` is plain arithmetic.
+Piece ``p = i * K + j`` is microbatch j of shard i. On inner data rank d it has the samples that Megatron's sampler
+gives to data-parallel rank ``i * D + d`` of ``N * D`` as its microbatch j of the step. Nothing here depends on the
+group that computes the piece, so a run goes on from a checkpoint of Megatron-LM at the same sample, and a piece that
+moves to another group keeps its samples. Shuffling (``cyclic``) needs torch's generator; ``single`` is arithmetic.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class SampleOrder:
     shape: JobShape
     total_samples: int
     kind: str = "single"
-    """'single': each sample once, in order; 'cyclic': shuffled anew in each epoch."""
+    """'single': each sample once, in order; 'cyclic': shuffled anew in each epoch of the data."""
     data_sharding: bool = True
-    """cyclic: each data-parallel rank shuffles a part of its own."""
+    """With 'cyclic', whether each data-parallel rank shuffles a part of its own instead of all samples."""
 
     def __post_init__(self) -> None:
         if self.kind == "cyclic" and self.total_samples < self.row:
@@ -52,13 +52,14 @@ class SampleOrder:
 
     @property
     def row(self) -> int:
-        """Samples of one microbatch of every data-parallel rank."""
+        """Number of samples in one microbatch of every data-parallel rank."""
         return self.ranks * self.shape.micro_batch_size
 
     def microbatch(self, consumed: int, piece: int, inner: int) -> list[int]:
-        """Sample numbers of ``piece`` on inner data rank ``inner``, in a step before which ``consumed`` were consumed.
+        """The numbers of the samples of ``piece`` on inner data rank ``inner``, in a step before which the job has
+        consumed ``consumed`` samples.
 
-        IndexError when a 'single' order has no such samples left.
+        IndexError when a 'single' order has not enough samples left, or there is no such piece or rank.
         """
         shape = self.shape
         if not 0 <= piece < shape.pieces or not 0 <= inner < shape.inner_data:
@@ -75,9 +76,10 @@ class SampleOrder:
         return list(range(first, first + size))
 
     def _shuffled(self, before: int, rank: int) -> list[int]:
-        """As Megatron's random sampler: an epoch is the samples that fill whole rows, and is its shuffle's seed.
+        """Does what Megatron's random sampler does: an epoch has the samples that fill whole rows, and its number seeds
+        its shuffle.
 
-        Without sharding Megatron's ranks can end an epoch at different microbatches; here all end with the last row.
+        Without sharding, Megatron's ranks can end an epoch at different microbatches; here all end with the last row.
         """
         size, total = self.shape.micro_batch_size, self.total_samples
         epoch, inside = divmod(before, total - total % self.row)

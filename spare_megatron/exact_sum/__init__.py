@@ -1,4 +1,4 @@
-"""Fixed-point sums: number formats, scales and piece checksums, which make sums independent of their order.
+"""Fixed-point sums of gradients, which do not depend on the order of addition: formats, scales, piece checksums.
 
-May import ``kernels``, torch and numpy; nothing of megatron. Promises: scales follow from committed state alone.
+May import ``kernels``, torch and numpy; nothing of megatron. Promises: scales depend on committed state alone.
 """

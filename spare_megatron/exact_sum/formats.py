@@ -1,7 +1,7 @@
 """The integer formats of exact sums, behind one interface.
 
-A format knows how a gradient becomes integers and how sums of integers become a gradient, and keeps the scales, which
-follow from committed sums alone. It holds no accumulators.
+A format turns gradients into integers and sums of integers into gradients, and keeps the scales, which depend on
+committed sums alone. It has no accumulators of its own.
 """
 
 from __future__ import annotations
@@ -24,61 +24,65 @@ FLOAT_MAX = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter's gradient lies."""
+    """The place of one parameter's gradient: elements ``start`` to ``stop`` of buffer number ``buffer``."""
 
     name: str
     buffer: int
     start: int
     stop: int
     index: int
-    """First index of its elements in the index space of checksums and blocks: a multiple of 1024, its own."""
+    """Index of its first element in the index space of checksums and blocks: a multiple of 1024, so that no block is
+    shared with another parameter."""
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.stop - self.start
 
 
 class Format(Protocol):
-    """How gradients are integers. The methods are called in the order of a step."""
+    """An integer format. In each step its methods are called in the order in which they stand here."""
 
     dtype: torch.dtype
-    """Of accumulators and sums."""
+    """dtype of accumulators and sums."""
     growth_bits: int
-    """A piece is flagged when it is 2^growth_bits times as large as the last sum."""
+    """A piece is flagged when its largest element exceeds 2^growth_bits times that of the last sum."""
 
     @property
     def measuring(self) -> bool:
-        """The step in flight is for finding the scales: its sums are too coarse to be applied."""
+        """Whether the step in flight only measures scales: its sums are too coarse to be applied."""
 
     @property
     def state(self) -> Any:
-        """What the next step's scales depend on; pickles."""
+        """All that the next step's scales depend on; it can be pickled."""
 
     def restore(self, state: Any) -> None:
-        """Take :attr:`state`."""
+        """Go on from a :attr:`state`."""
 
     def begin_step(self, loss_scale_bits: int) -> None:
-        """The scales of a step whose loss is multiplied by 2^loss_scale_bits, from committed sums."""
+        """Choose the scales of a step whose loss is multiplied by 2^loss_scale_bits."""
 
     def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
-        """accumulator += the rounded gradient of slot ``number``; checksum and flags into ``report``."""
+        """Add the rounded gradient of slot ``number`` to ``accumulator``, its checksum and flags to ``report``."""
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
-        """gradient = total / divisor of slot ``number``; its size is noted."""
+        """Set ``gradient`` to the sum ``total`` of slot ``number`` / ``divisor``; note the largest element of the
+        sum."""
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
-        """The sizes noted of ``slots`` are the greatest over ``group``, each of whose ranks finalized parts of them."""
+        """All-reduce (maximum) what :meth:`finalize` noted of ``slots`` over ``group``, whose ranks each finalized a
+        part of them."""
 
     def infinite(self, divisor: float) -> bool:
-        """Whether a sum finalized in this step, divided, is beyond fp32. Waits for the device."""
+        """Whether a sum finalized in this step, divided by ``divisor``, exceeds fp32. Waits for the device."""
 
     def commit(self, overflows: bool) -> None:
-        """All slots are finalized: the next scales. ``overflows``: a piece of the step exceeded the bound."""
+        """Take the finalized sums of all slots into the scales; ``overflows``: a piece of the step exceeded its
+        bound."""
 
 
 class Int64:
-    """int64, a scale for each tensor: 8 bytes an element, never worse than fp32 addition."""
+    """int64 with a scale for each tensor: 8 bytes per element, never less accurate than fp32 addition."""
 
     dtype = torch.int64
     growth_bits = GROWTH_BITS
@@ -124,7 +128,7 @@ class Int64:
 
 
 class Int32:
-    """int32, a scale for each block of 1024 elements: the memory and the bytes on the wire of fp32."""
+    """int32 with a scale for each block of 1024 elements: as much memory and traffic as fp32."""
 
     dtype = torch.int32
     growth_bits = block_scales.GROWTH_BITS
@@ -166,7 +170,7 @@ class Int32:
         kernels.finalize32(total, gradient, self._exponents[blocks], divisor, None, self._peaks[blocks], index)
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
-        raise AssertionError("blocks of int32 sums are not cut: settings refuse a distributed optimizer with them")
+        raise AssertionError("exact32 has no distributed optimizer: settings refuse it, as no block may be split")
 
     def infinite(self, divisor: float) -> bool:
         sizes = torch.ldexp(self._peaks.double(), -self._exponents)

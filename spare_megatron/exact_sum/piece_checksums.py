@@ -1,8 +1,8 @@
-"""Checksums of single pieces' gradients on one rank, for audits: which backward pass belongs to which piece.
+"""Computes the checksums of single pieces' gradients on one rank, for audits.
 
-The backward passes of a rank come one after the other. Where a piece is summed, its checksum is what the running
-checksums of all pieces gain in its passes (several, where the rank has virtual stages). An audited piece goes into
-nothing: its passes report to a place of their own.
+The backward passes of a rank run one after the other. The checksum of a summed piece is the increase of the running
+checksums over its passes (it has several where the rank has virtual stages). The gradient of an audited piece is added
+to no sum: its passes report to a tensor of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import torch
 
 
 class PieceChecksums:
-    """Of one step. ``totals`` (int64 [parameters, 2]) are the running checksums and flags of all summed pieces."""
+    """The checksums of a step's pieces.
+
+    ``totals`` (int64 [parameters, 2]) has the running checksums and flags of all summed pieces, which the backward
+    passes update.
+    """
 
     def __init__(self, totals: torch.Tensor) -> None:
         self._totals = totals
@@ -21,30 +25,30 @@ class PieceChecksums:
         self._piece = -1
         self._before: torch.Tensor | None = None
         self.report: torch.Tensor | None = None
-        """In a pass of an audited piece: where its checksums and flags go, shaped as ``totals``; else None."""
+        """Where a pass of an audited piece adds its checksums and flags, shaped like ``totals``; else None."""
         self.inside: dict[int, torch.Tensor] = {}
-        """Summed piece -> [parameters] checksums."""
+        """Summed piece -> its checksums, int64 [parameters]."""
         self.audited: dict[int, torch.Tensor] = {}
-        """Audited piece -> as ``totals``."""
+        """Audited piece -> its checksums and flags, int64 [parameters, 2]."""
 
     def begin_step(self) -> None:
-        """Nothing was computed yet."""
+        """Forget the pieces of the step before."""
         self.inside.clear()
         self.audited.clear()
 
     def begin_run(self, wanted: Collection[int]) -> None:
-        """``wanted``: the summed pieces of the run whose checksums are asked for."""
+        """Begin to compute pieces; the checksums of those in ``wanted`` are kept, if they are summed."""
         self._wanted = frozenset(wanted)
 
     def pass_begins(self, piece: int, audited: bool) -> None:
-        """A backward pass of a piece."""
+        """Note that a backward pass of ``piece`` begins."""
         if audited:
             self.report = self.audited.setdefault(piece, torch.zeros_like(self._totals))
         elif piece in self._wanted:
             self._piece, self._before = piece, self._totals[:, 0].clone()
 
     def pass_ends(self) -> None:
-        """The pass is over; a pass that nobody asked about may end as well."""
+        """Note that the backward pass is over; also allowed after a pass of a piece that is not wanted."""
         if self._before is not None:
             gain = self._totals[:, 0] - self._before
             self.inside[self._piece] = self.inside[self._piece] + gain if self._piece in self.inside else gain

@@ -1,13 +1,13 @@
-"""At which power of two each gradient tensor becomes fixed point. Pure: integers in, integers out.
+"""Chooses the power of two by which each gradient tensor is scaled to fixed point. Pure: integers in, integers out.
 
 A piece's gradient g is rounded once to the integer rint(g * 2^e), and integers are added exactly. The exponent e of a
-tensor follows from what the job has *committed*, so every group computes the same one, and a run with failures the
+tensor depends on what the job has *committed*, so every group computes the same e, and a run with failures computes the
 same as a run without:
 
 * ``bound_bits`` B: each of ``terms`` numbers (pieces x ranks of a group that add) stays below 2^B, and terms x 2^B <=
   2^62, so no sum leaves int64.
-* The tensor's last committed sum had a largest element below 2^m. e = B - GROWTH_BITS - m: the next sum is expected
-  at 2^(B - GROWTH_BITS), and one piece may be 2^GROWTH_BITS times as large as the whole last sum before it is flagged.
+* The tensor's last committed sum had a largest element below 2^m, and e = B - GROWTH_BITS - m: the next sum is expected
+  near 2^(B - GROWTH_BITS), and a piece is flagged when it is over 2^GROWTH_BITS times as large as the whole last sum.
 * m follows a rise at once and a fall by one bit a step: a quiet step between two loud ones costs no flag.
 * A tensor that had no gradient yet gets FIRST_BITS of room above a gradient of 1.
 
@@ -33,15 +33,15 @@ class Scales:
     def __init__(self, tensors: int, terms: int, unit_bits: int) -> None:
         """
         Args:
-            tensors: how many.
-            terms: numbers that are added into one element of a step's sum, over all groups.
-            unit_bits: log2 of the number of mean losses that the loss of a piece is the sum of (0, or that of its
-                tokens), for tensors that no sum is known of.
+            tensors: number of tensors.
+            terms: how many numbers are added into one element of a step's sum, over all groups.
+            unit_bits: log2 of how many times larger than a mean loss the loss of a piece is: 0 for a mean, log2 of the
+                number of tokens for a sum over tokens. It counts for tensors of which no sum is known.
         """
         self.bound_bits = 62 - (terms - 1).bit_length()
         self._first = FIRST_BITS - GROWTH_BITS + unit_bits
         self.magnitudes: list[int | None] = [None] * tensors
-        """m of each tensor, of gradients of the loss itself (loss scale 1); None: nothing but zeros was committed."""
+        """m of each tensor, for gradients of the loss itself (loss scale 1); None while its sums were all zero."""
 
     def exponents(self, loss_scale_bits: int) -> list[int]:
         """e of each tensor for a step whose loss is multiplied by 2^loss_scale_bits."""
@@ -49,7 +49,13 @@ class Scales:
         return [_within(top - (self._first if m is None else m)) for m in self.magnitudes]
 
     def update(self, peaks: Sequence[int], exponents: Sequence[int], loss_scale_bits: int) -> None:
-        """Take in a committed step: the largest absolute sum of each tensor, as the integer that was added up."""
+        """Take in a committed step.
+
+        Args:
+            peaks: the largest absolute integer sum of each tensor.
+            exponents: what :meth:`exponents` returned for the step.
+            loss_scale_bits: as given to :meth:`exponents`.
+        """
         for number, (peak, exponent) in enumerate(zip(peaks, exponents, strict=True)):
             if peak == 0:
                 continue

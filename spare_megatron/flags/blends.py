@@ -1,4 +1,4 @@
-"""Which data files the flags name, with which weights and shares: ``--data-path`` and its relatives, as Megatron."""
+"""Reads the data files, weights and shares that ``--data-path`` and the other data flags name, as Megatron does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from spare_megatron.config.errors import ConfigError
 
 SPLITS = ("train", "valid", "test")
 Blend = tuple[list[str], list[float] | None]
-"""Prefixes and their weights (None: by their sizes), as megatron-core's data set config takes them."""
+"""Prefixes of data files and their weights (None weighs them by size), as megatron-core's data set config takes
+them."""
 
 
 def blend_of(words: Sequence[str] | None, name: str) -> Blend | None:
-    """Prefixes and weights out of the words of a data flag: ``P1 P2 P3`` or ``W1 P1 W2 P2``."""
+    """Prefixes and weights from the words of data flag ``name``: ``P1 P2 P3`` or ``W1 P1 W2 P2``."""
     if words is None:
         return None
     words = list(words)
@@ -41,7 +42,8 @@ def as_number(word: str) -> float | None:
 
 
 def blends(args: Namespace) -> tuple[Blend | None, list[Blend | None] | None]:
-    """(one blend for all splits, one for each split): what the data flags say; both None for --mock-data."""
+    """(one blend for all splits, a blend for each split) from the data flags: one of the two, or (None, None) where no
+    flag names data, as with --mock-data."""
     if args.data_path is not None:
         return blend_of(args.data_path, "--data-path"), None
     if args.per_split_data_args_path is not None:
@@ -53,14 +55,14 @@ def blends(args: Namespace) -> tuple[Blend | None, list[Blend | None] | None]:
 
 
 def per_split_blends(path: Path) -> list[Blend | None]:
-    """The lists 'train', 'valid' and 'test' of a JSON file."""
+    """The blends of training, validation and test from a JSON file with lists 'train', 'valid' and 'test'."""
     name = f"--per-split-data-args-path {path}"
     try:
         lists = json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}; give a file that exists") from None
     except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from None
+        raise ConfigError(f"{name} is not JSON: {error}; give an object with lists of prefixes") from None
     if not isinstance(lists, dict) or not set(lists) <= set(SPLITS):
         raise ConfigError(f"{name} must be an object with lists 'train', 'valid' and 'test'")
     parts = [lists.get(split) for split in SPLITS]
@@ -69,7 +71,7 @@ def per_split_blends(path: Path) -> list[Blend | None]:
 
 
 def split_shares(text: str) -> list[float]:
-    """Shares of training, validation and test out of ``969,30,1``; they add up to 1."""
+    """Shares of training, validation and test from text such as ``969,30,1``; they add up to 1."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     numbers = [as_number(part) for part in parts]
     if not 1 <= len(parts) <= len(SPLITS) or any(number is None or number < 0 for number in numbers):

@@ -1,7 +1,7 @@
-"""What a job needs of a machine, and the report of ``--spare-check``.
+"""Finds the packages and hardware that a job's flags need, and writes the report of ``--spare-check``.
 
-A run refuses to start where something is missing; the check only lists it, because it may run on a laptop for a job
-that is meant for a cluster. Imports torch only where the answer is whether there is CUDA.
+A job refuses to start where something is missing. ``--spare-check`` only lists it, because it may run on a laptop for a
+job that is meant for a cluster. Imports torch only to find out whether there is CUDA.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
 
 ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
-"""Modules whose selective recomputation refers to transformer-engine without asking whether it is there."""
+"""Modules whose selective recomputation uses transformer-engine without a check that it is installed."""
 
 DATA_FLAGS = (
     *("mock_data", "data_path", "data_args_path", "per_split_data_args_path"),
     *("train_data_path", "valid_data_path", "test_data_path"),
 )
-"""Flags that name data, or ask for made-up ones."""
+"""Flags that name data or ask for made-up data."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Something that must be there when the job runs."""
+    """A package or hardware ``what`` that flag ``why`` needs when the job runs; ``fix`` says what to do without it."""
 
     what: str
     why: str
@@ -49,7 +50,7 @@ def has_cuda() -> bool:
 
 
 def needs(ns: Namespace) -> Iterable[Need]:
-    """Hardware and packages that follow from the flags."""
+    """The packages and hardware that the flags need."""
     engine = "transformer-engine"
     install = "pip install 'spare_megatron[transformer-engine]'"
     if ns.transformer_impl == "transformer_engine":
@@ -87,9 +88,10 @@ def needs(ns: Namespace) -> Iterable[Need]:
 
 
 def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
-    """(flag, what to do instead) of what megatron-core's own layers cannot do (seen with 0.16.1)."""
+    """(flag, what to do instead) for each given flag that only transformer-engine's layers support (seen with
+    megatron-core 0.16.1)."""
     if ns.num_experts is not None and ns.add_bias_linear:
-        # its experts add the bias in place to what a collective returned, which autograd refuses
+        # megatron-core's experts add the bias in place to the output of a collective, which autograd refuses
         yield "--num-experts with biases", "add --disable-bias-linear"
     if ns.moe_latent_size is not None:
         yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
@@ -115,7 +117,7 @@ def check_machine(ns: Namespace) -> None:
 
 
 def files_named(ns: Namespace) -> list[Path]:
-    """Files that the flags name and the job will read."""
+    """The files that the job will read because a flag names them."""
     from spare_megatron.flags.blends import blends
 
     named = [ns.tokenizer_model, ns.vocab_file, ns.merge_file, ns.tokenizer_metadata, ns.load, ns.data_args_path]
@@ -133,25 +135,26 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
     """The text of ``--spare-check``: the job's shape, what it needs, and every flag's resolved value."""
     lines = [
         "the flags are good",
-        f"  {shape.num_groups} groups of {shape.group_size} ranks (TP {shape.tensor} x PP {shape.pipeline} x CP "
-        f"{shape.context} x inner data {shape.inner_data}), {shape.world_size} ranks",
-        f"  {shape.pieces_per_shard} pieces per shard, each shard on {redundancy} groups; {shape.pieces} pieces of "
-        f"{shape.piece_samples} samples per step; {ns.train_iters} steps of {shape.global_batch_size} samples",
-        "needs:",
-        f"  {shape.world_size} ranks, one process each",
+        f"  {counted(shape.num_groups, 'group')} of {counted(shape.group_size, 'rank')} (TP {shape.tensor} x PP "
+        f"{shape.pipeline} x CP {shape.context} x inner data {shape.inner_data}), {counted(shape.world_size, 'rank')}",
+        f"  {counted(shape.pieces_per_shard, 'piece')} per shard, each shard on {counted(redundancy, 'group')}; "
+        f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_samples, 'sample')} per step; "
+        f"{counted(ns.train_iters, 'step')} of {counted(shape.global_batch_size, 'sample')}",
+        "the job needs:",
+        f"  {counted(shape.world_size, 'rank')}, one process each",
         f"  megatron-core {' or '.join(TESTED_CORE_VERSIONS)}",
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
     if not any(getattr(ns, name) for name in DATA_FLAGS):
-        lines.append("  data of the script's own provider, as no flag names any")
+        lines.append("  data from the script's own provider, as no flag names data")
     taken = ns.spare_taken
     if taken is not None:
         lines.append(f"from the checkpoint {taken.where}:" if taken.found else taken.sentences()[0])
         lines += [f"  {name} = {value}" for name, value in taken.values.items()]
         lines += [f"  {sentence}" for sentence in taken.differences]
     if ns.spare_notes:
-        lines += ["taken, and without effect here:", *(f"  {note}" for note in ns.spare_notes)]
+        lines += ["flags that are accepted and change nothing:", *(f"  {note}" for note in ns.spare_notes)]
     titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
     shown = ""
     for spec in all_specs():

@@ -1,17 +1,17 @@
-"""``--use-checkpoint-args``: flags of the model taken from the args that the checkpoint of ``--load`` was saved with.
+"""``--use-checkpoint-args``: takes flags of the model from the args with which the checkpoint of ``--load`` was saved.
 
-What is taken, and which side counts where the command line says something else:
+Which flags are taken, and which value counts where the command line has another one:
 
 - ``SIZES``: the checkpoint's. Another value on the command line is refused, because these weights cannot have it.
-- ``MODEL``, what else the weights are and compute: the checkpoint's, and a sentence names both values.
-- ``COMMAND_LINE``, what the same weights may be trained with: the command line's where it is given, with a sentence.
+- ``MODEL``, other flags that define what the weights compute: the checkpoint's, and a note names both values.
+- ``COMMAND_LINE``, flags that may change between trainings of the same weights: the command line's, with a note.
 - ``TOKENIZER``, unless ``--no-use-tokenizer-model-from-checkpoint-args`` is given: the checkpoint's.
 - ``PARALLEL``, only with ``--use-mp-args-from-checkpoint-args``: the checkpoint's.
 
-So does Megatron-LM in ``load_args_from_checkpoint``, with two differences. It lets other sizes fail when weights are
-loaded. And it does not take ``BEYOND_MEGATRON`` and the second half of ``COMMAND_LINE``, without which a checkpoint of
-Qwen3, of Llama 3 or with multi-latent attention silently becomes another model. All other flags (precision, optimizer,
-data, coefficients of losses) are the command line's. Imports neither torch nor megatron.
+Megatron-LM's ``load_args_from_checkpoint`` does the same, with two differences. Other sizes fail there only when
+weights are loaded. And it does not take ``BEYOND_MEGATRON`` and the second half of ``COMMAND_LINE``, without which a
+checkpoint of Qwen3, of Llama 3 or with multi-latent attention silently becomes another model. All other flags
+(precision, optimizer, data, coefficients of losses) are the command line's. Imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from spare_megatron.flags.specs import FlagSpec, megatron_table
 from spare_megatron.flags.supported import all_specs
 
 SavedArgs = Callable[[Path, int | None], tuple[Path, dict[str, Any]] | None]
-"""Reads the args of the checkpoint in a ``--load`` directory, of one step or of the newest: (iteration, args), or None
-where there is none; the package ``checkpoint`` has one."""
+"""Function from a ``--load`` directory and a step (None: the newest) to the checkpoint's directory and args, or None
+where there is no checkpoint; ``checkpoint.saved_args.saved_args`` is one."""
 
 FLAG, PARALLEL_FLAG = "--use-checkpoint-args", "--use-mp-args-from-checkpoint-args"
 
@@ -81,18 +81,18 @@ _PATTERNS = ("moe_layer_freq", "no_rope_freq", "window_attn_skip_freq", "linear_
 
 @dataclass
 class Taken:
-    """What a checkpoint gave to a job's flags."""
+    """The flags that a job took from a checkpoint."""
 
     where: Path
-    """The iteration; the ``--load`` directory where that has none."""
+    """Directory of the checkpoint, or the ``--load`` directory where that has none."""
     found: bool = True
     values: dict[str, Any] = field(default_factory=dict)
-    """Destination -> value, of flags that would be something else without the checkpoint."""
+    """Destination -> value of the flags whose value the checkpoint changed."""
     differences: list[str] = field(default_factory=list)
-    """A sentence for each flag that was given with another value than the checkpoint's."""
+    """A sentence for each flag that was given with a value other than the checkpoint's."""
 
     def sentences(self) -> tuple[str, ...]:
-        """What is said once, when the job starts."""
+        """The sentences that are printed once, when the job starts."""
         if not self.found:
             return (f"{FLAG}: --load {self.where} has no checkpoint, so all flags are the command line's",)
         shown = ", ".join(f"{name} {value}" for name, value in self.values.items())
@@ -101,7 +101,8 @@ class Taken:
 
 @contextmanager
 def explained(taken: Taken | None) -> Iterator[None]:
-    """Adds to a ConfigError where a value comes from that the user did not give, and where none could come from."""
+    """Add to a ConfigError that a flag it names was taken from the checkpoint, or that a missing flag could not be
+    taken because there is no checkpoint."""
     try:
         yield
     except ConfigError as error:
@@ -117,13 +118,13 @@ def explained(taken: Taken | None) -> Iterator[None]:
 
 
 def no_checkpoint(_load: Path, _step: int | None) -> None:
-    """For readers of flags that look at no files."""
+    """A :data:`SavedArgs` that finds no checkpoint, for callers that must not read files."""
 
 
 def take(ns: Namespace, saved: SavedArgs, default: bool = False) -> Taken | None:
-    """Set in a parsed namespace what its checkpoint says; None where nothing is to be taken.
+    """Set flags in a parsed namespace from the args of its checkpoint; None where none are to be taken.
 
-    ``default`` is what the script asks for without the flag. ``ns.spare_given`` are the flags that were given.
+    ``default`` says whether they are taken without the flag. ``ns.spare_given`` has the flags that the user gave.
 
     Raises:
         ConfigError: there is no ``--load``, its checkpoint has no args, they are of a model that is not supported, or
@@ -145,8 +146,11 @@ def take(ns: Namespace, saved: SavedArgs, default: bool = False) -> Taken | None
 
 
 def degrees(ns: Namespace, saved: SavedArgs) -> dict[str, int]:
-    """The degrees of parallelism that a command line takes from a checkpoint, for launchers, which must know how many
-    ranks a group has before any rank reads flags; ConfigError as of :func:`take`."""
+    """The parallel degrees that a command line takes from a checkpoint, by their names in the namespace.
+
+    Launchers need them, because they must know the number of ranks of a group before any rank reads flags. ConfigError
+    in the cases of :func:`take`.
+    """
     found = _found(saved, ns.load, ns.ckpt_step) if ns.use_mp_args_from_checkpoint_args else None
     if found is None:
         return {}
@@ -155,7 +159,7 @@ def degrees(ns: Namespace, saved: SavedArgs) -> dict[str, int]:
 
 
 def _found(saved: SavedArgs, load: str | None, step: int | None) -> tuple[Path, Mapping[str, Any]] | None:
-    """The iteration that counts and its args under today's names; None where there is no checkpoint."""
+    """The checkpoint's directory and its args under the names of today's flags; None where there is no checkpoint."""
     if load is None:
         raise ConfigError(f"{FLAG} needs --load, the directory of the checkpoint whose args are taken; give it")
     found = saved(Path(load), step)
@@ -164,7 +168,7 @@ def _found(saved: SavedArgs, load: str | None, step: int | None) -> tuple[Path, 
     directory, args = found
     if all(args.get(name) is None for name in SIZES):
         raise ConfigError(
-            f"{FLAG}: the checkpoint in {directory} was saved without args, so what its model is cannot be read; "
+            f"{FLAG}: the checkpoint in {directory} was saved without args, so its model is not known; "
             f"leave {FLAG} out and give the model's flags"
         )
     if "disable_bias_linear" in args:
@@ -173,7 +177,7 @@ def _found(saved: SavedArgs, load: str | None, step: int | None) -> tuple[Path, 
 
 
 class _Reader:
-    """One reading of a checkpoint's args into a namespace."""
+    """Reads a checkpoint's args into a namespace and notes what was taken."""
 
     def __init__(self, ns: Namespace, args: Mapping[str, Any], taken: Taken) -> None:
         self._ns, self._args, self._taken = ns, args, taken
@@ -182,7 +186,7 @@ class _Reader:
                 setattr(ns, name, getattr(ns, other))
 
     def read(self) -> None:
-        """Take all that is to be taken."""
+        """Take all flags that the module's docstring lists."""
         ns = self._ns
         for name in MODEL:
             self._model(name)
@@ -201,7 +205,7 @@ class _Reader:
                 self._from_either(CHUNKS)
 
     def _model(self, name: str) -> None:
-        """None is a value of flags that are None by default: no experts, no factor."""
+        """Take a flag of ``MODEL``. None is a value for flags that are None by default: no experts, no factor."""
         if name in self._args and (self._args[name] is not None or _spec(name).default is None):
             self._set(name, _checked(name, self._args[name], self._taken.where))
 
@@ -214,8 +218,8 @@ class _Reader:
         now = getattr(self._ns, name)
         if value is not None and now is not None and now != value:
             raise ConfigError(
-                f"{_flag(name)} {now} is given, but the weights in {self._taken.where} are of a model with {value}, "
-                f"which counts with {FLAG}; leave {_flag(name)} out"
+                f"{_flag(name)} {now} is given, but with {FLAG} the model of {self._taken.where} counts, which has "
+                f"{value}; leave {_flag(name)} out"
             )
         self._counts(name)
 
@@ -263,14 +267,14 @@ def _flag(name: str) -> str:
 
 
 def _normal(name: str, value: Any) -> Any:
-    """A value of a flag that takes several types, as :mod:`resolve` makes it of words."""
+    """A flag's value as :mod:`resolve` makes it, for flags that take several types of values."""
     if name == "window_size":
         return window(value)
     return pattern(_flag(name), value) if name in _PATTERNS else value
 
 
 def _checked(name: str, value: Any, where: Path) -> Any:
-    """A value of a checkpoint's args if it is one that the flag could have; ConfigError."""
+    """A value of a checkpoint's args, converted to the flag's type; ConfigError where the flag cannot have it."""
     if value is None:
         return None
     spec = _spec(name)
@@ -285,7 +289,7 @@ def _checked(name: str, value: Any, where: Path) -> Any:
         return pattern(spec.names[0], list(value) if isinstance(value, tuple) else value)
     elif spec.kind == "str" and type(value) is str and value in (spec.choices or (value,)):
         return value
-    shown = repr(value) if isinstance(value, (bool, int, float, str, list, tuple)) else "no plain value"
+    shown = repr(value) if isinstance(value, (bool, int, float, str, list, tuple)) else "(not a plain value)"
     raise ConfigError(
         f"the args in {where} have {name} {shown}, which {spec.names[0]} does not take; "
         f"leave {FLAG} out and give the model's flags"

@@ -1,4 +1,4 @@
-"""docs/flags.md, written from what the parser knows: every flag of Megatron-LM, what becomes of it, and why.
+"""Writes docs/flags.md from the parser's tables: every flag of Megatron-LM, what becomes of it, and why.
 
     python -m spare_megatron.flags.document
 
@@ -35,7 +35,7 @@ by the check as a need, and has not been run by the tests.
 
 
 def text() -> str:
-    """The page."""
+    """The text of docs/flags.md."""
     return "\n".join([*_supported(), *_without_effect(), *_refused()]) + "\n"
 
 

@@ -1,9 +1,9 @@
 """Flags of Megatron-LM that are taken and change nothing here, each with the reason that makes this safe.
 
 Two kinds. ``ALWAYS_SO``: what the flag asks for holds whether it is given or not. ``TIME_ONLY``: the flag asks for
-another way to the same result (a schedule of communication, a cache, a writer); this framework goes its own way, so
-time or memory may differ from Megatron's and results do not. A job says each of them once, ``--spare-check`` lists
-them: nothing is ignored in silence. The namespace carries their values, because users' own code reads them.
+another way to the same result (a schedule of communication, a cache, a writer); this framework has its own, so time or
+memory may differ from Megatron's, but results do not. A job prints each given flag of these once and ``--spare-check``
+lists them: none is ignored silently. The namespace has their values, because users' own code reads them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ VALUES: dict[tuple[str, object], str] = {
 
 @functools.cache
 def taken() -> dict[str, str]:
-    """Flag -> why it changes nothing here."""
+    """Flag of either kind -> why it changes nothing here."""
     return {**ALWAYS_SO, **TIME_ONLY}
 
 

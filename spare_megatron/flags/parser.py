@@ -1,8 +1,8 @@
-"""From words of a command line to a namespace with Megatron's names, or to one sentence that says what is wrong.
+"""Parses a command line into a namespace with Megatron's names; ConfigError says in one sentence what is wrong.
 
 :func:`parse` honours every flag of :func:`supported.all_specs`, notes those of :mod:`no_effect`, refuses those of
-:mod:`refusals` and finds the nearest known name of a flag that nobody knows. The namespace also has the defaults of
-refused flags, because users' own code reads them. Imports neither torch nor megatron.
+:mod:`refusals`, and names the nearest known flag for an unknown one. The namespace also has the defaults of refused
+flags, because users' own code reads them. Imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ EXAMPLE = """examples:
     --untie-embeddings-and-output-weights --seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 \\
     --global-batch-size 64 --train-iters 1000 --lr 3e-4 --save checkpoints --load checkpoints --save-interval 100
 
-  experts over two ranks of each group, whose optimizer state they share out:
+  experts spread over two ranks of each group, and its optimizer state divided between them:
   ... --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 --use-distributed-optimizer
 
 python pretrain_gpt.py --spare-check FLAGS... checks the flags without starting anything."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ConfigError and whose help is complete and grouped."""
+    """An ArgumentParser whose errors are ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ")
@@ -93,7 +93,7 @@ METAVARS = {"int": "N", "float": "X", "int-or-auto": "auto|N", "steps-or-auto": 
 
 
 def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
-    """One flag into an argument group."""
+    """Add one flag to an argument group, with ``text`` as its help."""
     help_text = text.replace("%", "%%")
     if spec.kind in ("on", "off"):
         action = "store_true" if spec.kind == "on" else "store_false"
@@ -116,7 +116,8 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
 
 
 def titled(specs: Sequence[FlagSpec]) -> dict[str, list[FlagSpec]]:
-    """The flags by title: our own first, then Megatron's groups in the order of Megatron's --help."""
+    """The flags by the title of their group: our own first, then Megatron's groups in the order of Megatron's
+    --help."""
     order = list(megatron_table())
     known = {spec.dest: spec for spec in specs}
     groups: dict[str, list[FlagSpec]] = {}
@@ -139,7 +140,7 @@ def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | N
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action="store_true", dest="spare_help", help="this text")
+    parser.add_argument("-h", "--help", action="store_true", dest="spare_help", help="print this text")
     for title, specs in titled(all_specs()).items():
         group = parser.add_argument_group(title)
         for spec in specs:
@@ -148,7 +149,7 @@ def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | N
 
 
 def help_text(extra: ExtraArguments | None = None) -> str:
-    """What --help prints: our docstrings, and megatron-core's own for its fields."""
+    """What --help prints: the docstrings of our dataclasses' fields, and megatron-core's for its own."""
     from spare_megatron.flags.specs import docs_of
     from spare_megatron.megatron_adapter.flag_sources import field_docs
 
@@ -167,16 +168,20 @@ def megatron_defaults() -> dict[str, Any]:
 
 @dataclass
 class Sorted:
-    """The words of a command line, by what becomes of them."""
+    """The words of a command line: those that are parsed, and those of flags that change nothing."""
 
     kept: list[str] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
-    """Flags of :mod:`no_effect` that were given, and their values."""
+    """Names of the flags of :mod:`no_effect` that were given."""
     noted_words: list[str] = field(default_factory=list)
+    """The same flags with their values, as words."""
 
 
 def sort_or_refuse(words: Sequence[str], own: frozenset[str]) -> Sorted:
-    """Flags that change nothing apart from the others; ConfigError names every refused flag. ``own`` are the user's."""
+    """Separate flags that change nothing from the others; ConfigError names every refused flag.
+
+    ``own`` are the flags of the user's script, which are never refused.
+    """
     refused, noted, result = refusals.refused_names(), no_effect.taken(), Sorted()
     given: list[tuple[str, refusals.Refusal]] = []
     into = result.kept
@@ -196,12 +201,12 @@ def sort_or_refuse(words: Sequence[str], own: frozenset[str]) -> Sorted:
 
 
 def flags_of(words: Sequence[str]) -> tuple[str, ...]:
-    """The flags among the words, without their values: what a user said outright is not changed."""
+    """The names of the flags among the words: what a user gave explicitly is not changed by other flags."""
     return tuple(word.partition("=")[0] for word in words if word.startswith("--"))
 
 
 def read_noted(words: Sequence[str]) -> dict[str, Any]:
-    """Values of flags of :mod:`no_effect`, which users' code may read."""
+    """Destination -> value of the flags of :mod:`no_effect` among the words; users' code may read them."""
     parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for row in megatron_table().values():
         names = [name for name in row["names"] if name in no_effect.taken()]
@@ -212,13 +217,13 @@ def read_noted(words: Sequence[str]) -> dict[str, Any]:
 
 
 def nearest(name: str, own: frozenset[str]) -> str:
-    """'; did you mean --x?' for an unknown flag, or nothing."""
+    """The end of the sentence about an unknown flag: '; did you mean --x?', or ' (see --help)'."""
     honoured = [name for spec in all_specs() for name in spec.names]
     return nearest_of(name, [*own, *honoured, *refusals.refused_names(), *no_effect.taken()])
 
 
 def refuse_values(namespace: argparse.Namespace) -> None:
-    """ConfigError for a flag that is honoured, but not with this value."""
+    """ConfigError for a flag that is honoured, but not with the value it has."""
     specs = {spec.dest: spec for spec in all_specs()}
     for dest, why in refusals.DEFAULT_ONLY.items():
         if getattr(namespace, dest) != specs[dest].default:
@@ -267,6 +272,6 @@ def parse(
 
 
 def megatron_start(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Defaults of what the parser itself does not set."""
+    """Destination -> default of Megatron's flags that the parser does not have."""
     own = {action.dest for action in parser._actions}
     return {dest: value for dest, value in megatron_defaults().items() if dest not in own}

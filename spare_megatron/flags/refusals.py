@@ -2,7 +2,7 @@
 
 A flag is never ignored: it is honoured, refused here, or listed in :mod:`no_effect` with the reason why it changes
 nothing. A test checks that every flag of ``megatron_lm.json`` is exactly one of the three.
-Longer than other modules because it is one table.
+The module is longer than others because it is one table.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ GROUPS: dict[str, tuple[str, str]] = {
     "biencoder": ("only decoder-only language models are trained here", ""),
     "vision": ("only decoder-only language models are trained here", ""),
     "heterogeneous architecture": ("layers of different shape are not supported", ""),
-    "straggler": ("Megatron's straggler detector counts on one world of all ranks", "see step_time_s in metrics.jsonl"),
+    "straggler": ("Megatron's straggler detector needs one world of all ranks", "see step_time_s in metrics.jsonl"),
     "workload inspector": ("the workload inspector is not part of this framework", ""),
     "inference": ("inference is not part of this framework", ""),
     "one logger": ("NVIDIA's one-logger is not part of this framework", "use --wandb-project or --tensorboard-dir"),
     "In-process restart": (
-        "the survivors go on, nothing is restarted in its process",
+        "survivors go on without a restart, so no process is restarted in place",
         "--spare-max-group-restarts",
     ),
     "ft_package": ("NVIDIA's ft_package is replaced by our own detection", "--spare-heartbeat-timeout-s"),
@@ -360,11 +360,13 @@ DEFAULT_ONLY: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Refusal:
+    """Why a flag is refused, and the nearest choice ('' where there is none)."""
+
     reason: str
     instead: str
 
     def sentence(self, *said: str) -> str:
-        """The one sentence that a user sees; ``said`` are flags, with their values where those are what is refused."""
+        """The sentence that a user sees. ``said`` are the refused flags, with a value where only that is refused."""
         verb = "is" if len(said) == 1 else "are"
         return f"{' and '.join(said)} {verb} not supported: {self.reason}" + (
             f"; {self.instead}" if self.instead else ""
@@ -375,7 +377,7 @@ LINES_MAX = 10
 
 
 def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
-    """One line for each reason, with all flags that it refuses: a user wants to hear of all of them at once."""
+    """One line for each reason, with all given flags that it refuses, so that a user sees all of them at once."""
     by_reason: dict[Refusal, list[str]] = {}
     for said, refusal in given:
         by_reason.setdefault(refusal, [])
@@ -388,7 +390,7 @@ def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
 
 @functools.cache
 def refused_names() -> dict[str, Refusal]:
-    """Flag name -> why it is refused."""
+    """Name of each refused flag -> its refusal."""
     ours = {name for section, (_, cls) in SECTIONS.items() for spec in specs_of(section, cls) for name in spec.names}
     refused = {f"--{name}": Refusal(reason, instead) for reason, instead, names in FLAGS for name in names}
     for row in megatron_table().values():

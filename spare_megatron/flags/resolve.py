@@ -1,7 +1,7 @@
-"""From given flags to resolved ones: what Megatron derives from other flags, N and D, steps and samples.
+"""Derives flags from other flags as Megatron does, and the numbers N and D, steps and samples.
 
-Every function takes the namespace and sets what it derives in it, so that users' code finds the values that it finds
-under Megatron. What cannot be derived is a ConfigError of one sentence. Imports neither torch nor megatron.
+Every function sets what it derives in the namespace, so that users' code finds the same values as under Megatron.
+Flags from which nothing can be derived raise a ConfigError of one sentence. Imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import WorldHint
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 
 
 def need(namespace: Namespace, dest: str, example: str) -> Any:
-    """The value of a flag that a job cannot do without."""
+    """The value of a flag that every job needs; ConfigError where it is missing."""
     value = getattr(namespace, dest)
     if value is None:
         raise ConfigError(f"--{dest.replace('_', '-')} is missing; give it, as in --{dest.replace('_', '-')} {example}")
@@ -35,7 +36,7 @@ def at_least(namespace: Namespace, least: int, *dests: str) -> None:
 
 
 def resolve_model(ns: Namespace) -> None:
-    """Sizes of the model that follow from others, as Megatron derives them."""
+    """Derive sizes and switches of the model from others, as Megatron does."""
     if ns.num_layers is not None and ns.encoder_num_layers is not None and ns.num_layers != ns.encoder_num_layers:
         raise ConfigError(
             f"--num-layers {ns.num_layers} and --encoder-num-layers {ns.encoder_num_layers} differ; use --num-layers"
@@ -102,7 +103,7 @@ def resolve_model(ns: Namespace) -> None:
 
 
 def nearest_multiple(value: int, unit: int) -> int:
-    """The multiple of ``unit`` next to ``value``, at least one unit."""
+    """The multiple of ``unit`` nearest to ``value``, at least ``unit``."""
     return max(1, round(value / unit)) * unit
 
 
@@ -137,7 +138,7 @@ def evaluated(node: ast.expr) -> Any:
 
 
 def window(text: Any) -> tuple[int, int] | None:
-    """``--window-size``: 'left,right'."""
+    """The value of ``--window-size``, (left, right), from text such as '127,0'."""
     if text is None:
         return None
     if isinstance(text, (list, tuple)) and len(text) == 2:  # as args have it
@@ -150,7 +151,7 @@ def window(text: Any) -> tuple[int, int] | None:
 
 
 def resolve_stages(ns: Namespace) -> None:
-    """Model chunks of each pipeline rank."""
+    """Derive the number of model chunks of each pipeline rank."""
     pipeline = ns.pipeline_model_parallel_size
     given = [
         name
@@ -172,7 +173,7 @@ def resolve_stages(ns: Namespace) -> None:
         layers = counted_layers(ns)
         if layers % unit:
             raise ConfigError(
-                f"{layers} layers are not divisible by {unit} = --pipeline-model-parallel-size {pipeline} x "
+                f"{counted(layers, 'layer')} cannot be divided by {unit} = --pipeline-model-parallel-size {pipeline} x "
                 f"--num-layers-per-virtual-pipeline-stage {ns.num_layers_per_virtual_pipeline_stage}; "
                 f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}"
             )
@@ -191,14 +192,14 @@ def resolve_stages(ns: Namespace) -> None:
 
 
 def counted_layers(ns: Namespace) -> int:
-    """Layers as pipeline stages count them: embedding and loss may count as one each."""
+    """Number of layers that is divided over pipeline stages: embedding and loss may count as one layer each."""
     return (
         ns.num_layers + bool(ns.account_for_embedding_in_pipeline_split) + bool(ns.account_for_loss_in_pipeline_split)
     )
 
 
 def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
-    """N, D and the batch: from the flags and from what the launcher said."""
+    """The job's shape (N, D, batch) from the flags and from ``hint``, what the launcher told."""
     model = ns.tensor_model_parallel_size * ns.pipeline_model_parallel_size * ns.context_parallel_size
     inner = resolve_inner(ns, hint, model)
     groups = hint.num_groups
@@ -206,7 +207,7 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
     if hint.world_size is not None:
         if hint.world_size % (model * inner):
             raise ConfigError(
-                f"{hint.world_size} ranks were started, not a multiple of the {model * inner} ranks of a group "
+                f"the number of started ranks, {hint.world_size}, is not a multiple of the {model * inner} of a group "
                 f"(TP {ns.tensor_model_parallel_size} x PP {ns.pipeline_model_parallel_size} x CP "
                 f"{ns.context_parallel_size} x inner data {inner}); "
                 f"start {nearest_multiple(hint.world_size, model * inner)}"
@@ -240,7 +241,8 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
 
 
 def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
-    """D: said outright, or by Megatron's word for N, or the least that expert parallelism allows."""
+    """D: as --spare-inner-data-parallel gives it, else from the number of ranks that were started, else the least that
+    expert parallelism allows."""
     said = ns.spare_inner_data_parallel
     at_least(ns, 1, "spare_inner_data_parallel", "num_distributed_optimizer_instances")
     unit = expert_unit(ns)
@@ -249,7 +251,7 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
         ranks = model * ns.num_distributed_optimizer_instances
         if hint.world_size % ranks:
             raise ConfigError(
-                f"{hint.world_size} ranks were started, not a multiple of {ranks} = TP x PP x CP {model} x "
+                f"the number of ranks, {hint.world_size}, is not a multiple of {ranks} = TP x PP x CP {model} x "
                 f"--num-distributed-optimizer-instances {ns.num_distributed_optimizer_instances}; "
                 f"start {nearest_multiple(hint.world_size, ranks)}"
             )
@@ -272,7 +274,7 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
 
 
 def say_inner(ns: Namespace, shape: JobShape) -> None:
-    """How ``--use-distributed-optimizer`` was taken, said once."""
+    """Add a note that says what ``--use-distributed-optimizer`` does in this job."""
     if not ns.use_distributed_optimizer:
         return
     ranks = shape.inner_data * shape.context
@@ -280,22 +282,22 @@ def say_inner(ns: Namespace, shape: JobShape) -> None:
     if ranks == 1:
         ns.spare_notes += (
             f"{flag}: a group has one inner data rank, so its optimizer state is whole on each rank; "
-            "--spare-inner-data-parallel D shares it out over D ranks",
+            "--spare-inner-data-parallel D divides it over D ranks",
         )
     else:
-        ns.spare_notes += (f"{flag}: each group's optimizer state is shared out over its {ranks} inner ranks",)
+        ns.spare_notes += (f"{flag}: each group's optimizer state is divided over its {ranks} inner ranks",)
 
 
 def say_auto(ns: Namespace) -> None:
-    """Which choices cannot be made without checkpoints, for those that were asked for in words."""
+    """Add notes about choices that were asked for with 'auto' and cannot be made without --save."""
     if ns.save is not None:
         return
     if ns.save_interval == "auto":
         ns.spare_notes += ("--save-interval auto without --save: nothing is saved or measured; give --save DIR",)
     if "--spare-redundancy" in ns.spare_given and ns.spare_redundancy is None and ns.spare_data != "shared":
         ns.spare_notes += (
-            "--spare-redundancy auto without --save: the redundancy is by the number of groups alone; give --save DIR "
-            "and --save-interval, so that a save is measured and the next start takes what the job's own figures say",
+            "--spare-redundancy auto without --save: the redundancy depends on the number of groups alone; give --save "
+            "DIR and --save-interval, so that a save is measured and the next start can use the job's own figures",
         )
 
 
@@ -306,10 +308,10 @@ def expert_unit(ns: Namespace) -> int:
 
 
 def resolve_training(ns: Namespace, shape: JobShape) -> None:
-    """Steps or samples to train, and the schedule's lengths in samples (Megatron's ``OptimizerParamScheduler``)."""
+    """Derive the number of steps, check the lengths of the learning rate schedule, and derive the weight decay."""
     if ns.train_iters is not None and ns.train_samples is not None:
         raise ConfigError(
-            f"--train-iters {ns.train_iters} and --train-samples {ns.train_samples} are two ends of one job; give one"
+            f"--train-iters {ns.train_iters} and --train-samples {ns.train_samples} both end the job; give one of them"
         )
     if ns.train_iters is None and ns.train_samples is None:
         raise ConfigError("neither --train-iters nor --train-samples is given; use --train-iters 1000")
@@ -324,7 +326,7 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
     if ns.lr_warmup_fraction is not None and (ns.lr_warmup_iters or ns.lr_warmup_samples):
         raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters (or -samples) say the same thing; give one")
     ns.consumed_train_samples = ns.consumed_valid_samples = ns.skipped_train_samples = ns.iteration = 0
-    batches = batch_plan(ns, shape)  # refuses a ramp that the groups cannot share out
+    batches = batch_plan(ns, shape)  # refuses a ramp with a batch that cannot be divided over the groups
     if ns.train_samples is not None:
         ns.train_iters = batches.steps_for(ns.train_samples)
         if ns.train_iters == 0:
@@ -345,7 +347,7 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
 
 
 def batch_plan(ns: Namespace, shape: JobShape) -> BatchPlan:
-    """The batch size of each step."""
+    """The plan of batch sizes, step by step."""
     unit = shape.num_groups * shape.piece_samples
     return BatchPlan(ns.global_batch_size, unit, ns.rampup_batch_size, ns.decrease_batch_size_if_needed)
 
@@ -388,11 +390,11 @@ def scheduler_fields(ns: Namespace) -> dict[str, Any]:
 
 
 def resolve_data(ns: Namespace) -> None:
-    """Data paths that stand in files, the split that Megatron takes when none is given, the loader's kind."""
+    """Read data paths from --data-args-path, and set Megatron's defaults of --split and --dataloader-type."""
     if ns.data_args_path is not None:
         if ns.data_path is not None:
             raise ConfigError("--data-path and --data-args-path say the same thing; give one of them")
-        # a check of the flags needs no data: a file that is not there is listed by it
+        # --spare-check needs no data files: it lists those that do not exist
         if not ns.spare_check or Path(ns.data_args_path).exists():
             ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
     if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:

@@ -1,9 +1,9 @@
-"""What flags there are: made from our dataclasses, from megatron-core's, and named as Megatron-LM names them.
+"""Makes the specifications of all flags from our dataclasses and megatron-core's, with Megatron-LM's names.
 
 ``SECTIONS`` are our dataclasses. ``core_flags.json`` lists the fields of megatron-core's dataclasses (made by
 ``megatron_adapter.flag_sources``), ``megatron_lm.json`` the whole command line of Megatron-LM. A flag is supported
 when one of our dataclasses has its field, or when megatron-core has it and it is not refused (:mod:`supported`).
-Imports neither torch nor megatron: bad flags are refused within a moment.
+Imports neither torch nor megatron, so that bad flags are refused at once.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FlagSpec:
     names: tuple[str, ...]
     dest: str
     kind: str
-    """'int', 'float', 'str', 'on' (sets True), 'off' (sets False), 'int-or-auto' (auto is None) or
-    'steps-or-auto' (auto is 'auto', None is not given)."""
+    """'int', 'float', 'str', 'on' (sets True), 'off' (sets False), 'int-or-auto' (auto becomes None) or
+    'steps-or-auto' (auto stays 'auto'; None means that the flag was not given)."""
     default: Any
     section: str
     """A key of SECTIONS or of CORE_SECTIONS."""
@@ -112,7 +112,7 @@ def megatron_table() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def core_table() -> dict[str, Any]:
-    """Fields of megatron-core's dataclasses, as ``core_flags.json`` has them."""
+    """The content of ``core_flags.json``: the fields of megatron-core's dataclasses."""
     return json.loads((HERE / "core_flags.json").read_text())
 
 

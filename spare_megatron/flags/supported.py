@@ -1,4 +1,4 @@
-"""Which flags may be given: ours and megatron-core's, less those that are refused or change nothing; the nearest."""
+"""Lists the honoured flags, and finds the known name that is most like an unknown one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spare_megatron.flags.specs import FlagSpec, core_specs, own_specs
 
 @functools.cache
 def all_specs() -> tuple[FlagSpec, ...]:
-    """Every flag that may be given, refused ones left out."""
+    """Every flag that is honoured: ours, and megatron-core's that are neither refused nor without effect."""
     own = own_specs()
     other = refused_names().keys() | taken().keys()
     core = [spec for spec in core_specs({spec.dest for spec in own}) if not other & set(spec.names)]
@@ -21,6 +21,6 @@ def all_specs() -> tuple[FlagSpec, ...]:
 
 
 def nearest_of(name: str, known: Sequence[str]) -> str:
-    """What to add to the sentence about an unknown name: the one of ``known`` that is most like it."""
+    """The end of the sentence about an unknown name: the one of ``known`` that is most like it, or 'see --help'."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else " (see --help)"

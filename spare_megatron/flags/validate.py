@@ -1,7 +1,7 @@
-"""Rules between flags: each is one sentence that names the values and the fix.
+"""Checks rules between flags; the message of each is one sentence that names the values and the fix.
 
-Assumes a resolved namespace (:mod:`resolve`). What megatron-core itself checks when its configs are built is checked
-here first where a job would otherwise find out only after its start. Imports neither torch nor megatron.
+Assumes a resolved namespace (:mod:`resolve`). Rules that megatron-core checks when it builds its configs are checked
+here too, where a job would otherwise fail only after its start. Imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
@@ -21,7 +22,7 @@ def refuse(condition: object, sentence: str) -> None:
 
 
 def check_model(ns: Namespace) -> None:
-    """Layers, heads and widths against the parallel degrees."""
+    """Check layers, heads and widths against the parallel degrees."""
     tensor, pipeline, context = (
         ns.tensor_model_parallel_size,
         ns.pipeline_model_parallel_size,
@@ -81,7 +82,7 @@ def check_model(ns: Namespace) -> None:
 
 
 def check_stages(ns: Namespace, pipeline: int) -> None:
-    """Layers against pipeline stages."""
+    """Check that layers can be divided over pipeline stages."""
     even = ns.decoder_first_pipeline_num_layers is None and ns.decoder_last_pipeline_num_layers is None
     chunks = ns.virtual_pipeline_model_parallel_size or 1
     layers = counted_layers(ns)
@@ -90,7 +91,7 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
         stages = f"--pipeline-model-parallel-size {pipeline}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
         refuse(
             layers % unit,
-            f"{layers} layers are not divisible by {unit} = {stages}; "
+            f"{counted(layers, 'layer')} cannot be divided by {unit} = {stages}; "
             f"use --num-layers {nearest_multiple(layers, unit) - layers + ns.num_layers}",
         )
     refuse(
@@ -100,7 +101,7 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
 
 
 def check_experts(ns: Namespace) -> None:
-    """Mixture of experts."""
+    """Check the flags of mixture-of-experts models."""
     experts, parallel = ns.num_experts, ns.expert_model_parallel_size
     refuse(
         parallel > 1 and experts is None,
@@ -145,7 +146,7 @@ def check_experts(ns: Namespace) -> None:
 
 
 def check_training(ns: Namespace) -> None:
-    """Precision, learning rate, intervals."""
+    """Check precision, learning rate, intervals, dropout and recomputation."""
     refuse(ns.fp16 and ns.bf16, "--fp16 and --bf16 are two precisions; give one of them")
     refuse(
         ns.fp16_lm_cross_entropy and not ns.fp16,
@@ -172,7 +173,7 @@ def check_training(ns: Namespace) -> None:
     )
     refuse(
         "mlp" in (ns.recompute_modules or ()) and ns.add_bias_linear,
-        "--recompute-modules mlp never ends with biases in megatron-core 0.16.1; add --disable-bias-linear",
+        "--recompute-modules mlp hangs with biases in megatron-core 0.16.1; add --disable-bias-linear",
     )
     refuse(
         ns.recompute_granularity == "full" and ns.recompute_method is None,
@@ -185,7 +186,7 @@ def check_training(ns: Namespace) -> None:
 
 
 def check_checkpoint(ns: Namespace) -> None:
-    """What is saved and loaded."""
+    """Check the flags of saving and loading checkpoints."""
     refuse(
         ns.save is not None and ns.save_interval is None,
         f"--save {ns.save} needs --save-interval, the steps between checkpoints, as in --save-interval 1000, or auto",
@@ -195,8 +196,8 @@ def check_checkpoint(ns: Namespace) -> None:
         f"--save-interval is {ns.save_interval}, but must be at least 1",
     )
     after, hours = ns.spare_restart_after, ns.spare_mtbf_gpu_hours
-    refuse(after is not None and after < 0, f"--spare-restart-after is {after}, but must be at least 0, which is never")
-    refuse(bool(after) and ns.save is None, f"--spare-restart-after {after} needs --save, where the job goes on from")
+    refuse(after is not None and after < 0, f"--spare-restart-after is {after}, but must be at least 0; 0 means never")
+    refuse(bool(after) and ns.save is None, f"--spare-restart-after {after} needs --save, from which the job restarts")
     refuse(
         hours is not None and not 0 < hours < float("inf"),
         f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0",
@@ -204,7 +205,7 @@ def check_checkpoint(ns: Namespace) -> None:
     for name in ("save_retain_interval", "spare_keep_checkpoints"):
         value, flag = getattr(ns, name), f"--{name.replace('_', '-')}"
         refuse(value is not None and value < 1, f"{flag} is {value}, but must be at least 1")
-        refuse(value is not None and ns.save is None, f"{flag} {value} needs --save, the directory it speaks of")
+        refuse(value is not None and ns.save is None, f"{flag} {value} needs --save, the directory of the checkpoints")
     refuse(
         ns.async_save and ns.spare_no_async_save,
         "--async-save and --spare-no-async-save contradict each other; leave one of them out",
@@ -224,7 +225,7 @@ def check_checkpoint(ns: Namespace) -> None:
 
 
 def check_data(ns: Namespace) -> None:
-    """One source of data at most (a script's own provider needs none), and a tokenizer that can be built."""
+    """Check that flags name at most one source of data (a script's own provider needs none), and the tokenizer's."""
     per_split = [ns.train_data_path, ns.valid_data_path, ns.test_data_path]
     sources = {
         "--mock-data": ns.mock_data,
@@ -252,7 +253,7 @@ def check_data(ns: Namespace) -> None:
 
 
 def check_spare(ns: Namespace, shape: JobShape) -> None:
-    """The framework's own flags."""
+    """Check the flags of this framework."""
     groups, redundancy = shape.num_groups, ns.spare_redundancy
     refuse(
         redundancy is not None and not 1 <= redundancy <= groups,
@@ -266,7 +267,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
-        "microbatches a group ran, so sums are not those of another placement; use --spare-reduce fp32",
+        "microbatches a group ran, so sums change when microbatches move; use --spare-reduce fp32",
     )
     _check_audits(ns, groups)
     refuse(
@@ -294,7 +295,8 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
 
 
 def _check_audits(ns: Namespace, groups: int) -> None:
-    """Two gradients of a piece can be compared where equal ones are equal bit for bit, and where two groups have it."""
+    """Check the flags of audits: gradients of a piece can be compared only in exact modes, where they are equal bit for
+    bit, and only where two groups host the piece."""
     rate, redundancy = ns.spare_audit_rate, ns.spare_redundancy or min(2, groups)
     refuse(
         not 0 <= rate <= 1, f"--spare-audit-rate is {rate}, but must be in 0 <= x <= 1, as in --spare-audit-rate 0.01"
@@ -312,7 +314,7 @@ def _check_audits(ns: Namespace, groups: int) -> None:
 
 
 def check_all(ns: Namespace, shape: JobShape) -> None:
-    """Every rule; ConfigError at the first that does not hold."""
+    """Check every rule; ConfigError for the first that does not hold."""
     check_model(ns)
     check_experts(ns)
     check_training(ns)

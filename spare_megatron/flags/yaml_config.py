@@ -1,9 +1,9 @@
-"""``--yaml-cfg``: a file of Megatron's YAML form turned into the words of a command line.
+"""``--yaml-cfg``: turns a file in Megatron's YAML format into the words of a command line.
 
-Such a file names destinations (``num_layers``), at the top or inside sections (``language_model``,
-``model_parallel``), where fields of megatron-core's TransformerConfig may stand too. Null, and values that are
-Megatron's defaults, say nothing. ``${NAME}`` is the environment's. Megatron ignores the command line beside such a
-file; here flags on the command line are read after the file's, so they win.
+Such a file names destinations of flags (``num_layers``), at the top or inside sections (``language_model``,
+``model_parallel``), where fields of megatron-core's TransformerConfig are allowed too. Null, and values that are
+Megatron's defaults, set no flag. ``${NAME}`` is replaced from the environment. Megatron ignores the command line beside
+such a file; here flags on the command line are read after the file's and override them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLAG = "--yaml-cfg"
 # field of megatron-core -> destination of the flag that sets it
 _OTHER_NAMES = {"num_moe_experts": "num_experts"}
 _ACTIVATIONS = {"swiglu": "swiglu", "silu": "swiglu", "squared_relu": "squared_relu", "gelu": None}
-# what follows from other flags here, whatever the file says: the value that follows is the one that is right
+# fields that are derived from other flags here, so that the file's values are ignored
 _DERIVED = frozenset(
     (
         "_cpu_offloading_context",
@@ -86,7 +86,7 @@ def with_yaml(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def words_of_file(path: Path, environ: Mapping[str, str]) -> list[str]:
-    """The flags that a file asks for."""
+    """The command-line words for a file's settings."""
     import yaml
 
     try:
@@ -95,9 +95,11 @@ def words_of_file(path: Path, environ: Mapping[str, str]) -> list[str]:
         raise ConfigError(f"{FLAG} {path} cannot be read: {error.strerror}; give a file that exists") from None
     except yaml.YAMLError as error:
         where = " ".join(str(error).split())
-        raise ConfigError(f"{FLAG} {path} is no YAML: {where}; compare it with Megatron-LM's gpt_config.yaml") from None
+        raise ConfigError(
+            f"{FLAG} {path} is not YAML: {where}; compare it with Megatron-LM's gpt_config.yaml"
+        ) from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{FLAG} {path} holds no names and values; write lines such as 'num_layers: 24'")
+        raise ConfigError(f"{FLAG} {path} has no names with values; write lines such as 'num_layers: 24'")
     words: list[str] = []
     for name, value in _flat(content):
         words += _words(path, name, _filled(path, name, value, environ))
@@ -113,7 +115,7 @@ def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _filled(path: Path, name: str, value: Any, environ: Mapping[str, str]) -> Any:
-    """``value`` with the environment's variables."""
+    """``value`` with each ``${NAME}`` replaced from the environment."""
     if not isinstance(value, str):
         return value
 
@@ -158,7 +160,7 @@ def _activation(path: Path, value: Any) -> list[str]:
 
 
 def _field(path: Path, name: str, value: Any) -> list[str]:
-    """A field of megatron-core that no flag sets: only its default can be honoured."""
+    """The words for a field of megatron-core that no flag sets: none; ConfigError where it is not its default."""
     fields = {row["field"]: row["default"] for row in core_table()["fields"]}
     if name not in fields:
         raise ConfigError(f"{path}: there is no setting {name}{nearest_of(name, [*megatron_table(), *fields])}")

@@ -1,10 +1,11 @@
-"""Kernels of the exact reduction: rounding to fixed point and adding, checksums, the way back, packing, digests.
+"""Kernels of the exact reduction: rounding gradients to integers and adding them, checksums, dividing sums into
+gradients, packing, digests.
 
 Each call runs the native library (CUDA on the current stream, or CPU with torch's number of threads), else the torch
 operations of :mod:`reference`, with the same bits in the result. docs/exact_reduction.md has formats and bounds.
-May assume: nothing about its arguments. Tensors are flat, contiguous, of one device and of the dtypes that are named;
-whatever else comes is refused with ValueError, nothing is converted. Promises: results depend neither on the number of
-threads nor on the instruction set; no host synchronisation on CUDA, except in ``pack`` and ``digest``.
+May assume: nothing about its arguments. Tensors must be flat, contiguous, on one device and of the named dtypes; all
+others are refused with ValueError, none is converted. Promises: results depend neither on the number of threads nor on
+the instruction set; no host synchronisation on CUDA, except in ``pack`` and ``digest``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from spare_megatron.config.plural import counted
 from spare_megatron.kernels import dispatch
 from spare_megatron.kernels.weights import BLOCK, splitmix64, splitmix64_of
 
@@ -38,20 +40,22 @@ __all__ = [
 ]
 
 OVERFLOW, NOT_FINITE = 1, 2
-"""Flags in ``report[1]``: a value beyond the bound counted as the bound; a value that is not finite counted as 0."""
+"""Flags in ``report[1]``. OVERFLOW: a value beyond the bound was counted as the bound. NOT_FINITE: a value that is not
+finite was counted as 0."""
 EXPONENT_MAX = 800
-"""Up to here the scaled value of any fp32 number is a normal double."""
+"""With exponents of at most this magnitude the scaled value of any fp32 number is a normal double."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 
 
 def implementation(device: str = "cpu") -> str:
-    """What runs on ``device``: avx512, avx2, plain, cuda or torch, and one sentence why when it fell back."""
+    """The implementation that runs on ``device``: avx512, avx2, plain, cuda or torch; behind 'torch' one sentence says
+    why there is no native one."""
     return dispatch.implementation(device)
 
 
 def why_slow(device: str) -> str:
-    """One sentence about what is missing where torch's operations do the work on ``device``; else empty."""
+    """One sentence that says what is missing where torch's operations do the work on ``device``; else empty."""
     return dispatch.why_slow(device)
 
 
@@ -68,8 +72,10 @@ def accumulate(
 
     Args:
         source: fp32, bf16 or fp16; set to zero afterwards when ``zero_source``.
-        first_index: the checksum's index of the first element.
-        bound_bits: 1..62; larger than 2^bound_bits in magnitude is flagged and counts as that bound.
+        accumulator: int64, as many elements as ``source``.
+        exponent: -800..800.
+        first_index: index of the first element in the index space of checksums.
+        bound_bits: 1..62; a value above 2^bound_bits in magnitude is flagged and counts as that bound.
         report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
     """
     _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report)
@@ -88,8 +94,12 @@ def accumulate32(
     report: torch.Tensor,
     zero_source: bool = False,
 ) -> None:
-    """As :func:`accumulate` into int32, with one exponent (int16, within +-800: not checked) for each block of BLOCK
-    indices; exponents[0] is that of the block that holds ``first_index``. bound_bits: 1..30."""
+    """Do what :func:`accumulate` does, into an int32 accumulator, with an exponent for each block of BLOCK indices.
+
+    Args:
+        exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
+        bound_bits: 1..30.
+    """
     _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
     dispatch.kernels(source.device).accumulate(
@@ -98,10 +108,11 @@ def accumulate32(
 
 
 def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
-    """sums (int64) += checksums of segments of int64 or int32 values, in one call for them all.
+    """Add the checksum of each segment of ``values`` (int64 or int32) to its element of ``sums`` (int64 [segments]).
 
     Args:
-        segments: int64 [segments, 3] on the CPU: start and stop in ``values``, and the checksum's index of the first.
+        segments: int64 [segments, 3] on the CPU: start and stop in ``values``, and the index of the first element in
+            the index space of checksums.
     """
     _check("values", values, (torch.int64, torch.int32))
     _check_segments(segments, values.numel())
@@ -120,7 +131,9 @@ def finalize(
     """destination (fp32 or bf16) = total (int64) / (divisor * 2^exponent), computed in double and rounded once.
 
     Args:
-        norm: float64[1], += sum of squares of the destination, in one order for all machines; None: not wanted.
+        exponent: -800..800.
+        divisor: 2^-100..2^100 in magnitude.
+        norm: float64[1], += sum of squares of the destination, added in the same order on all machines; or None.
         peak: int64[1], = max(peak, largest |total|).
     """
     _check_finalize(total, destination, torch.int64, divisor, norm)
@@ -138,7 +151,8 @@ def finalize32(
     peaks: torch.Tensor,
     first_index: int = 0,
 ) -> None:
-    """As :func:`finalize` of int32 with exponents (int16) and peaks (int32) for each block of the index space."""
+    """Do what :func:`finalize` does for int32 sums, with an exponent (int16) and a peak (int32) for each block of the
+    index space from the one that holds ``first_index``."""
     _check_finalize(total, destination, torch.int32, divisor, norm)
     _check_index(first_index)
     blocks = _num_blocks(first_index, total.numel())
@@ -148,7 +162,10 @@ def finalize32(
 
 
 def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
-    """destination = sum of the sources (int64, int32 or fp32; fp32 in the order of the list). It may be the first."""
+    """destination = sum of the sources (int64, int32 or fp32; fp32 is added in the order of the list).
+
+    ``destination`` may be the first source, but share memory with no other.
+    """
     if not sources:
         raise ValueError("combine has no sources; give at least one tensor")
     _check("destination", destination, (torch.int64, torch.int32, torch.float32))
@@ -161,8 +178,10 @@ def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
 
 
 def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    """The low ``bits`` (32 or 48) of each int64, little endian, in ``out`` (uint8, bits / 8 for each); ValueError, with
-    the value, when one does not fit."""
+    """Write the low ``bits`` (32 or 48) of each int64 to ``out`` (uint8, bits / 8 bytes per value, little endian).
+
+    ValueError when a value does not fit.
+    """
     _check_packing(values, bits, out)
     misfit = dispatch.kernels(values.device).pack(values, bits, out)
     if misfit >= 0:
@@ -170,14 +189,14 @@ def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 
 
 def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    """The way back of :func:`pack`: uint8 to int64."""
+    """Undo :func:`pack`: write the int64 values of ``packed`` (uint8) to ``out``."""
     _check_packing(out, bits, packed)
     dispatch.kernels(out.device).unpack(packed, bits, out)
 
 
 def digest(data: Digestible | Sequence[Digestible]) -> int:
-    """A 64-bit hash of raw bytes, or of several tensors or byte strings in order; the same on every device. It finds
-    accidents, not forgeries."""
+    """A 64-bit hash of a tensor or byte string, or of several in order; the same on every device. It detects accidental
+    changes, but is no protection against intended ones."""
     parts = [_as_tensor(part) for part in ([data] if isinstance(data, Digestible) else data)]
     state = splitmix64(len(parts))
     for device, some in itertools.groupby(parts, key=lambda part: part.device):
@@ -211,15 +230,17 @@ def _check(
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name} is {tensor.dtype}; give {' or '.join(str(dtype) for dtype in dtypes)}")
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}; give it flat, contiguous")
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}; give a flat, contiguous tensor"
+        )
     if tensor.data_ptr() % tensor.element_size():
         raise ValueError(
             f"{name} at address {tensor.data_ptr():#x} is not aligned to its {tensor.element_size()} bytes"
         )
     if count is not None and tensor.numel() != count:
-        raise ValueError(f"{name} has {tensor.numel()} elements; give {count}")
+        raise ValueError(f"{name} has {counted(tensor.numel(), 'element')}; give {count}")
     if device is not None and tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device} and the rest on {device}; give one device")
+        raise ValueError(f"{name} is on {tensor.device}, the other tensors on {device}; give all on one device")
 
 
 def _check_index(first_index: int) -> None:
@@ -229,7 +250,9 @@ def _check_index(first_index: int) -> None:
 
 def _check_segments(segments: torch.Tensor, count: int) -> None:
     if segments.dtype != torch.int64 or segments.dim() != 2 or segments.shape[1] != 3 or not segments.is_contiguous():
-        raise ValueError(f"segments is {segments.dtype} {tuple(segments.shape)}; give int64 [segments, 3], contiguous")
+        raise ValueError(
+            f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor [segments, 3]"
+        )
     if segments.device.type != "cpu":
         raise ValueError(f"segments is on {segments.device}; give it on the CPU")
     for start, stop, first_index in segments.tolist():

@@ -1,6 +1,6 @@
-"""Which implementation runs for the tensors at hand: the native library of their device, else torch's operations.
+"""Chooses the implementation for a device: its native library, or torch's operations where there is none.
 
-Libraries are looked for at the first call; one of another version is an error, one that is not there is a fall-back.
+A library is looked for at the first call. One of another version raises ConfigError; a missing one is no error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COST = "adding a gradient takes about 20 times as long as with AVX-512 (benchmar
 
 
 class Kernels(Protocol):
-    """What the package calls; :mod:`reference` is one, so are the libraries."""
+    """The functions of an implementation: the module :mod:`reference`, or a library of :mod:`native`."""
 
     def accumulate(
         self,
@@ -61,7 +61,7 @@ def _found(device_type: str) -> tuple[Kernels, str]:
     path = native.find(name)
     if path is None:
         tool = "C++ compiler" if device_type == "cpu" else "nvcc"
-        return reference, f"no native kernels for {device_type} were built (needs a {tool}, then pip install -e .)"
+        return reference, f"no native kernels for {device_type} were built (install a {tool}, then pip install -e .)"
     try:
         return (native.CpuLibrary if device_type == "cpu" else native.CudaLibrary)(path), ""
     except OSError as error:
@@ -69,18 +69,18 @@ def _found(device_type: str) -> tuple[Kernels, str]:
 
 
 def kernels(device: torch.device) -> Kernels:
-    """What runs for tensors of ``device``."""
+    """The implementation for tensors on ``device``."""
     return _found(device.type)[0]
 
 
 def why_slow(device_type: str) -> str:
-    """What is missing and what that costs; empty where the kernels are native."""
+    """Why there are no native kernels, and what that costs; empty where there are."""
     why = _found(device_type)[1]
     return f"{why}; {COST}" if why else ""
 
 
 def implementation(device_type: str) -> str:
-    """Name of what runs, and one sentence when it is not native."""
+    """Name of the implementation, and one sentence why where it is not native."""
     found, why = _found(device_type)
     if why:
         return f"torch: {why_slow(device_type)}"

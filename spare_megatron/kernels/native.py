@@ -1,7 +1,7 @@
-"""The compiled libraries behind the kernels: found beside this file, loaded with ctypes, called with addresses.
+"""Loads the compiled libraries beside this file with ctypes and calls them with the addresses of tensors.
 
-May assume: arguments were checked by the package. Promises: a library of another version is refused by name; nothing
-here imports torch's headers or depends on its version.
+May assume: the package has checked the arguments. Promises: a library of another version is refused, and named; the
+libraries depend on no version of torch.
 """
 
 from __future__ import annotations
@@ -68,19 +68,22 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at ``path``; OSError when it cannot be loaded, ConfigError when it is of another version."""
+    """The library at ``path``. OSError when it cannot be loaded, ConfigError when it has another version."""
     library = ctypes.CDLL(str(path))
     version = int(library.spare_kernels_version())
     if version != VERSION:
         raise ConfigError(
-            f"{path} has kernels of version {version}, this package needs version {VERSION}; build them again with "
+            f"{path} has kernels of version {version}, but this package needs version {VERSION}; build them again with "
             "pip install -e . (or delete the file)"
         )
     return library
 
 
 class Library:
-    """What the CPU and the CUDA library have in common. ``call(name, device, *arguments)`` adds the last argument."""
+    """What the CPU and the CUDA library have in common.
+
+    ``call(name, device, *arguments)`` of a subclass appends the last argument: a number of threads, or a CUDA stream.
+    """
 
     _prefix = ""
     _last: type = c_int
@@ -170,7 +173,7 @@ class Library:
 
 
 class CpuLibrary(Library):
-    """Runs in the calling thread and, where there is much to do, up to torch's number of threads."""
+    """Runs in the calling thread; for many bytes in several threads, at most torch's number."""
 
     _prefix = "spare_cpu_"
     _last = c_int
@@ -192,7 +195,7 @@ class CpuLibrary(Library):
         return LEVELS[self._library.spare_cpu_limit(LEVELS.index(level))]
 
     def bytes_per_thread(self, least: int) -> int:
-        """Use a thread for each ``least`` bytes that a call reads and writes; returns what it was. For tests."""
+        """Use a thread for each ``least`` bytes that a call reads and writes; returns the old value. For tests."""
         return int(self._library.spare_cpu_bytes_per_thread(least))
 
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
@@ -205,7 +208,7 @@ class CpuLibrary(Library):
 
 
 class CudaLibrary(Library):
-    """Queues on torch's current stream of the tensors' device."""
+    """Queues kernels on torch's current stream of the tensors' device."""
 
     _prefix = "spare_cuda_"
     _last = c_void_p
@@ -231,6 +234,6 @@ class CudaLibrary(Library):
 
 
 def find(name: str) -> Path | None:
-    """The library file ``name`` (without the interpreter's suffix) beside this file."""
+    """The library file ``name`` (given without the interpreter's suffix) beside this file, or None."""
     found = sorted(Path(__file__).parent.glob(f"{name}.*so"))
     return found[0] if found else None

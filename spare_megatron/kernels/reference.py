@@ -1,8 +1,8 @@
-"""The plain form of every kernel, in torch operations: what the native ones must equal bit for bit.
+"""Every kernel in torch operations: the reference that the native kernels equal bit for bit.
 
-It is also the fall-back where there is no native library, on the CPU and on CUDA: no host synchronisation except in
-:func:`pack`. Temporaries have ``_CHUNK`` elements; benchmarks/reduce_kernels.py has the cost. May assume:
-arguments were checked by the package, and the thread does not flush denormal numbers.
+It also runs where there is no native library, on the CPU and on CUDA, without host synchronisation except in
+:func:`pack`. Temporaries have ``_CHUNK`` elements; benchmarks/reduce_kernels.py measures the cost. May assume: the
+package has checked the arguments, and the thread does not flush denormal numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _chunks(count: int, first_index: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def _scale(exponents: torch.Tensor, first_index: int, start: int, stop: int, sign: int = 1) -> torch.Tensor:
-    """2^(sign * exponent) of the positions, exponents being one for each block of the index space."""
+    """2^(sign * exponent) for positions ``start`` to ``stop`` (float64); there is one exponent for each block of the
+    index space."""
     index = torch.arange(first_index + start, first_index + stop, device=exponents.device)
     block = index // BLOCK - first_index // BLOCK
     return ((sign * exponents[block].long() + 1023) << 52).view(torch.float64)
@@ -98,13 +99,14 @@ def finalize(
 
 
 def _divided(value: torch.Tensor, divisor: float) -> torch.Tensor:
-    """A division by a power of two is a multiplication, to the bit."""
+    """value / divisor; a power of two is multiplied by its inverse instead, which gives the same bits."""
     return value * (1 / divisor) if math.frexp(divisor)[0] == 0.5 else value / divisor
 
 
 def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
-    """Rounded once: towards zero to fp32 with the last bit set where inexact, then to the nearest bf16. (Boldo and
-    Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.)"""
+    """float64 to the nearest bf16 as if rounded once: first towards zero to fp32, with the last bit set where that is
+    inexact, then to the nearest bf16. (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd", 2008.)"""
     single = value.float()
     bits = single.view(torch.int32)
     inexact = single.double() != value
@@ -113,7 +115,8 @@ def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
 
 
 def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sum of each 1024: lane l adds the elements l, l + 64, ... in order, then lanes are added in halves."""
+    """Sum of each 1024 elements: lane l adds the elements l, l + 64, ... in order, then the upper half of the lanes is
+    added to the lower half until one is left."""
     padding = -values.numel() % BLOCK
     rows = torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK // _LANES, _LANES)
     lanes = rows[:, 0].clone()
@@ -126,7 +129,10 @@ def _block_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) -> None:
-    """Largest magnitudes, of all or of each block of the index space; the lowest integer counts as the highest."""
+    """Raise ``peaks`` to the largest magnitude of all sums, or with ``first_index`` of each block of the index space.
+
+    The lowest integer, which has no positive counterpart, counts as the highest.
+    """
     if not total.numel():
         return
     low = torch.iinfo(total.dtype).min
@@ -146,7 +152,7 @@ def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
 
 
 def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
-    """The first position that does not fit, or -1."""
+    """Pack ``values``; returns the first position whose value does not fit, or -1."""
     shift = 64 - bits
     misfits = ((values << shift) >> shift != values).nonzero()
     if misfits.numel():
@@ -162,7 +168,7 @@ def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 
 
 def digest_sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[parts, 2]: the nonlinear and the linear sum of the bytes of each tensor."""
+    """int64 [parts, 2]: the nonlinear and the linear sum of the bytes of each tensor."""
     sums = torch.zeros(len(parts), 2, dtype=torch.int64, device=parts[0].device)
     for part, pair in zip(parts, sums, strict=True):
         raw = part.detach().view(-1).view(torch.uint8)

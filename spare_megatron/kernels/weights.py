@@ -1,7 +1,7 @@
-"""The fixed pseudo-random numbers of checksum and digest, as the native libraries have them.
+"""The fixed pseudo-random weights of checksums and digests; the native libraries compute the same.
 
 The checksum of integers x is c(x) = sum of w_i x_i mod 2^64 with w_i = A[i >> 10] * T[i & 1023]: T are 1024 odd 32-bit
-numbers, A[b] = splitmix64(b) | 1. Each w_i is odd, so no change of a single element leaves c as it was.
+numbers, A[b] = splitmix64(b) | 1. Each w_i is odd, so a change of a single element always changes c.
 splitmix64: Steele et al., "Fast splittable pseudorandom number generators" (2014).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 BLOCK = 1024
-"""Elements that share a block weight, an exponent of the 32-bit form and a partial sum of the norm."""
+"""Number of elements that share a block weight, an exponent of ``exact32`` and a partial sum of the norm."""
 MASK = (1 << 64) - 1
 CHECKSUM_SEED = 0x53504152
 DIGEST_SEED = 0x44494745
@@ -29,7 +29,7 @@ def splitmix64(value: int) -> int:
 
 
 def splitmix64_of(values: np.ndarray) -> np.ndarray:
-    """As :func:`splitmix64`, of each integer (taken mod 2^64); uint64."""
+    """:func:`splitmix64` of each integer (taken mod 2^64), uint64."""
     z = values.astype(np.uint64) + np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
@@ -52,14 +52,14 @@ def _blocks(first: int, count: int) -> np.ndarray:
 
 
 def checksum_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """w of ``count`` elements from index ``first``, int64 (two's complement)."""
+    """The checksum weights of ``count`` elements from index ``first``: int64 [count], two's complement."""
     factors = splitmix64_of(_blocks(first, count)) | np.uint64(1)
     weights = _expand(factors, _table(CHECKSUM_SEED, 32), first, count, multiply=True)
     return torch.from_numpy(weights.view(np.int64)).to(device)
 
 
 def digest_keys(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Keys of the digest of ``count`` words from word ``first``, int64."""
+    """The digest keys of ``count`` words from word ``first``: int64 [count]."""
     factors = splitmix64_of(~_blocks(first, count))
     keys = _expand(factors, _table(DIGEST_SEED, 64), first, count, multiply=False)
     return torch.from_numpy(keys.view(np.int64)).to(device)

@@ -1,7 +1,7 @@
-"""What makes a piece's gradient the same bits wherever it is computed, beside the order-free sum: settings of this
-process, and the facts of its machine in which all ranks must agree.
+"""Makes a piece's gradient the same bits wherever it is computed: settings of this process, and the properties of its
+machine in which all ranks must agree.
 
-Random numbers are :mod:`spare_megatron.megatron_adapter.model.rng`'s affair. May assume: called before anything uses
+Random numbers are set by :mod:`spare_megatron.megatron_adapter.model.rng`. May assume: called before anything uses
 CUDA.
 """
 
@@ -18,12 +18,12 @@ CUDA_ENVIRONMENT = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "Ring",
 }
-"""Each library's own switch (Megatron's --deterministic-mode asks for the same); what the user has set stays."""
+"""Each library's own switch (Megatron's --deterministic-mode wants the same); values that the user has set are kept."""
 
 
 def make_deterministic() -> None:
-    """Switch off what gives other bits from run to run, or with another number of ranks on a machine: threads are one,
-    unless the user has set ``OMP_NUM_THREADS``."""
+    """Switch off what changes bits from run to run, or with the number of ranks on a machine. Without OMP_NUM_THREADS,
+    torch gets one thread."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     if not cuda_available():
@@ -36,8 +36,8 @@ def make_deterministic() -> None:
 
 
 def arithmetic() -> dict[str, str | int]:
-    """What results depend on besides: LayerNorm's weight gradients on the number of threads, everything on the
-    instruction set or the kind of GPU."""
+    """The properties of this process on which bits still depend: LayerNorm's weight gradients on the number of threads,
+    all results on the instruction set or the kind of GPU."""
     facts: dict[str, str | int] = {"threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
     if cuda_available():
         facts["gpu"] = torch.cuda.get_device_name()

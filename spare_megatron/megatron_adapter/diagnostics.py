@@ -1,7 +1,7 @@
-"""Figures of one rank's state that Megatron logs on request: the norm of all parameters, and memory.
+"""Computes figures that Megatron logs on request: the norm of all parameters, and memory.
 
-May assume: the group's world is up. Promises: nothing of the state is changed; :func:`params_norm` is collective in the
-group, :func:`memory` is not.
+May assume: the group's world is up. Promises: no state is changed; :func:`params_norm` is collective in the group,
+:func:`memory` is not.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def params_norm(replica: Replica) -> float:
 
 
 def memory(used_by_device: bool = False) -> dict[str, float]:
-    """Megatron's memory figures in bytes; without CUDA the process's resident memory stands for them."""
+    """Megatron's memory figures in bytes; without CUDA they are the resident memory of the process."""
     if not cuda_available():
         page = resource.getpagesize()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel brings it up to date now and then
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel updates it only now and then
         return {"mem-allocated-bytes": float(resident), "mem-max-allocated-bytes": float(max(peak, resident))}
     stats = torch.cuda.memory_stats()
     figures = {

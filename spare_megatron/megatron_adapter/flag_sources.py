@@ -1,11 +1,11 @@
-"""The fields of megatron-core's dataclasses, as a table that flags are made from.
+"""Makes a table of the fields of megatron-core's dataclasses, from which flags are made.
 
 The table is kept in ``flags/core_flags.json``, so that flags are read and refused without importing
 megatron-core (a second or more); a test makes it anew and compares. After a change of megatron-core:
 
     python -m spare_megatron.megatron_adapter.flag_sources
 
-writes it. What a field means is read from megatron-core's source text, only when ``--help`` asks for it.
+writes it. The help text of a field is read from megatron-core's source, only for ``--help``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES = (
 
 
 def dataclass_types() -> dict[str, type]:
-    """The dataclasses themselves. Imports megatron-core."""
+    """Name -> class of the dataclasses in CLASSES. Imports megatron-core."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
@@ -46,7 +46,7 @@ def dataclass_types() -> dict[str, type]:
 
 
 def kind_of(annotation: Any) -> dict[str, Any] | None:
-    """What can be read from one word (or several) of a command line; None for callables, dtypes and the like."""
+    """How a field of this type is read from one or several words of a command line; None for callables, dtypes etc."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         parts = tuple(part for part in parts if part is not type(None))
@@ -64,7 +64,7 @@ def kind_of(annotation: Any) -> dict[str, Any] | None:
 
 
 def plain_default(field: dataclasses.Field[Any]) -> Any:
-    """A default that JSON can hold."""
+    """A field's default as JSON can represent it."""
     value = field.default
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()

@@ -1,8 +1,8 @@
-"""Megatron's engine of the step loop: one rank of one group, nothing of other groups.
+"""The step loop's engine on megatron-core: it computes and updates one rank of one group, and knows no other group.
 
-It implements the seam :class:`spare_megatron.trainer.engine.StepEngine` on megatron-core's schedules, gradient
+It implements the interface :class:`spare_megatron.trainer.engine.StepEngine` with megatron-core's schedules, gradient
 buffers and optimizer. Between the backward pass and the optimizer step the gradients leave this module (``local_sum``)
-and come back summed over the whole batch (``apply``).
+and return summed over the whole batch (``apply``).
 
 May assume: every rank of the group gets the same calls of ``run``, ``local_sum``, ``apply`` and ``evaluate`` with the
 same arguments; ``begin_step`` and ``scalars`` call no collective. Promises: gradients of pieces are
@@ -41,13 +41,14 @@ from spare_megatron.megatron_adapter.shims import compute_device
 log = logging.getLogger(__name__)
 
 OVERFLOWS, NOT_FINITE = "overflows", "not finite"
-"""Scalars of the exact sum: ranks of which a piece exceeded the bound, or was NaN or infinite."""
+"""Scalars of the exact sum: the number of ranks on which a piece's gradient exceeded the bound, or was NaN or
+infinite."""
 
 StepFlips = Callable[[str, int, int], bool]
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A step's summed gradients are not finite and nothing in the optimizer would catch it."""
+    """A step's summed gradients are not finite, and the optimizer would not notice."""
 
 
 class MegatronEngine:
@@ -68,13 +69,18 @@ class MegatronEngine:
     ) -> None:
         """
         Args:
-            batches: batch sizes where they change; pieces beyond a step's own number are empty.
+            replica: the rank's model and optimizer.
+            world: the rank's place in its group.
+            forward_step: the user's forward step.
             source: gives training microbatches.
-            probe_piece: a piece that this group may read: a group that has never run a piece learns from it what the
-                loss function reports.
-            method: as in ``--spare-reduce``: pieces are added as integers
+            probe_piece: a piece that this group hosts. A group that has not run any piece yet runs it forward to learn
+                what the loss function reports.
+            on_piece: called when a piece's forward begins and when its backward ends.
+            method: a value of ``--spare-reduce``: pieces are added as integers
                 (:mod:`spare_megatron.megatron_adapter.model.exact`) or in fp32.
-            flips: ``flips(point, step, n)``: whether an injected fault flips a bit there; n: see ``exact.Flips``.
+            flips: ``flips(point, step, n)`` says whether an injected fault flips a bit there; for n see
+            ``exact.Flips``.
+            batches: the batch size of each step, where it changes; a step with a smaller batch has empty pieces.
         """
         self.replica = replica
         self.world = world
@@ -99,7 +105,7 @@ class MegatronEngine:
     # ------------------------------------------------------------------------------------------ step engine
 
     def begin_step(self, step: int) -> None:
-        """Zero the accumulators: no piece is inside."""
+        """Zero the accumulators; they contain no piece afterwards."""
         self._step = step
         self._sums.clear()
         if self.exact is not None:
@@ -112,7 +118,10 @@ class MegatronEngine:
             counts.zero_()
 
     def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """Forward and backward of ``audits`` and ``pieces``, as one pipeline; adds ``pieces`` to the accumulators."""
+        """Run ``audits`` and ``pieces`` forward and backward as one pipeline, and add ``pieces`` to the accumulators.
+
+        The checksums of the pieces in ``compared`` are kept for :meth:`piece_checksums`.
+        """
         if step != self._step:
             raise AssertionError(f"run of step {step}, but the accumulators belong to step {self._step}")
         real = [piece for piece in pieces if self._has_samples(piece)]
@@ -130,7 +139,8 @@ class MegatronEngine:
                 self.on_piece("backward", n)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
-        """As :meth:`local_sum`, where no inner rank of the group shares a gradient buffer; else None."""
+        """The tensors that :meth:`local_sum` will return, for gradients that leave during the run; None where ranks of
+        the group share gradient buffers and must sum them first."""
         if not self._outflow.possible:
             return None
         tensors = self.exact.leaving() if self.exact is not None else [data for data, _ in self._buffers()]
@@ -139,18 +149,19 @@ class MegatronEngine:
         return tensors
 
     def watch(self, outlet: Outlet) -> None:
-        """Gradients are told to be final as the last backward pass of each chunk adds them; nothing else is."""
+        """Tell ``outlet`` of gradients that are final, while the last backward pass of each chunk adds them."""
         self._outflow.watch(outlet)
 
     def bucket_fault(self, tensor: int, stop: int) -> str:
-        """As :meth:`accumulators_fault`, of what leaves with one bucket."""
+        """What is wrong with the accumulators that leave with one bucket, up to element ``stop`` of tensor ``tensor``;
+        empty where nothing is, and in plain modes."""
         return self.exact.bucket_fault(tensor, stop) if self.exact is not None else ""
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """The gradient buffers summed over context and inner data ranks, then what :class:`ExactGradients` adds to
-        them, then the routing counts (int64) of this rank.
+        """The gradient buffers summed over context and inner data ranks, then, in exact modes, their checksums, then,
+        where experts are balanced by a bias, this rank's routing counts (int64).
 
-        Collective in the group. A buffer that no other rank of the group shares is given as it is; else the sum is in
+        Collective in the group. A buffer that no other rank of the group shares is returned itself; else the sum has
         memory of its own.
         """
         self._outflow.arrivals.unwatch()
@@ -164,7 +175,7 @@ class MegatronEngine:
         return [one.over_ranks() for one in self._sums_in_group()]
 
     def _sums_in_group(self) -> list[GroupSum]:
-        """Of each gradient buffer; made when first asked for, because exact sums have their own."""
+        """The group sum of each gradient buffer; made at the first call, because exact modes have their own."""
         if not self._group_sums_made:
             buffers = [(buffer, group) for _, buffer, group in gradient_buffers(self.replica)]
             made = [GroupSum(buffer.grad_data, group, parts_of(buffer, group)) for buffer, group in buffers]
@@ -172,15 +183,16 @@ class MegatronEngine:
         return self._group_sums_made
 
     def scalars(self) -> Mapping[str, float]:
-        """Loss sums and token counts of the pieces inside, over the group's context and inner data ranks.
+        """Loss sums and token counts of the computed pieces, summed over the group's context and inner data ranks.
 
-        As of the last :meth:`local_sum`; the same on every rank of the group, because each rank position sums over
-        groups on its own and each must know the sum.
+        They are those of the last :meth:`local_sum`, and the same on every rank of the group, because each rank
+        position sums them over groups by itself and needs the whole.
         """
         return dict(self._scalars)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """The committed update from the sums over all pieces of the step; what is logged, the same on every rank."""
+        """Update the weights from the committed sums over all pieces of the step; returns the figures to log, the same
+        on every rank."""
         replica = self.replica
         gradients = list(reduced)
         if self._routing:
@@ -212,41 +224,44 @@ class MegatronEngine:
     # --------------------------------------------------------------------------------------------- checks
 
     def accumulators_fault(self) -> str:
-        """Exact sums carry checksums; plain ones cannot tell."""
+        """What is wrong with the accumulators according to their checksums; empty where nothing is, and in plain modes,
+        which have no checksums."""
         return self.exact.accumulators_fault() if self.exact is not None else ""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """As :meth:`accumulators_fault`, of sums over all groups."""
+        """What is wrong with the sums over all groups according to their checksums; empty where nothing is, and in
+        plain modes."""
         if self.exact is None:
             return ""
         return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """In the exact modes: of what is summed beside the gradients, and of the checksums that these have."""
+        """In exact modes a digest (16 hex digits) of the reduced scalars, checksums and routing counts; else ''."""
         if self.exact is None:
             return ""
         text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
         return f"{kernels.digest([text.encode(), *reduced[self.exact.num_buffers :]]):016x}"
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """Exact sums have them."""
+        """Piece -> parameter -> checksum of its gradient, of audited or of compared pieces; empty in plain modes."""
         return self.exact.piece_checksums(audited) if self.exact is not None else {}
 
     def weights_digest(self) -> str:
-        """Of the parameters and lasting buffers in the exact modes, which ask all groups for the same arithmetic; empty
-        in the others, where a sum inside one group may differ from another's in its last bit and nobody minds."""
+        """In exact modes, in which all groups compute the same bits, a digest of parameters and persistent buffers; ''
+        in other modes, in which a sum inside a group may differ from another group's in its last bit."""
         return weights_digest(self.replica) if self.exact is not None else ""
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """As :meth:`weights_digest`, of each parameter and buffer."""
+        """Name -> checksum of each parameter and persistent buffer, which shows where weights differ."""
         return weights_checksums(self.replica)
 
     # ------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self, step: int, pieces: Sequence[int], source: PieceSource) -> Mapping[str, float]:
-        """Forward only over ``pieces`` of ``source``; sums as :meth:`scalars`. Collective in the group.
+        """Run ``pieces`` of ``source`` forward only; returns their sums under the names of :meth:`scalars`. Collective
+        in the group.
 
-        The accumulators and the generator states of training are not touched.
+        Accumulators are not changed, and generator states of training do not depend on it.
         """
         sums = self._new_sums()
         if pieces:
@@ -272,7 +287,7 @@ class MegatronEngine:
         return self.replica.settings.seq_length
 
     def _has_samples(self, piece: int) -> bool:
-        """False for a piece that the batch of this step, smaller than the full one, does not reach."""
+        """Whether a piece has samples in this step: a batch smaller than the full one leaves some pieces empty."""
         shape = self.world.shape
         number = self._batches.size(self._step) // (shape.num_groups * shape.piece_samples)
         return piece % shape.pieces_per_shard < number
@@ -299,10 +314,9 @@ class MegatronEngine:
         return [(buffer.grad_data, group) for _, buffer, group in gradient_buffers(self.replica)]
 
     def _take_gradients(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> bool:
-        """The committed sums into megatron-core's gradients; False when this step must be skipped.
+        """Write the committed sums into megatron-core's gradients; False when this step must be skipped.
 
-        A step is skipped as Megatron's loss scaler does it, whoever computed the piece that was too large: what was
-        committed says so.
+        All groups skip a step together, because the flags of pieces that were too large are part of the committed sums.
         """
         divisor = self._divisor(scalars)
         if self.exact is None:
@@ -315,7 +329,7 @@ class MegatronEngine:
         self.exact.finalize(reduced, divisor, scalars[OVERFLOWS] > 0)
         if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
             if measuring:
-                log.info("step %d finds the scales of the gradients and is not applied", step)
+                log.info("step %d only measures the scales of the gradients and is not applied", step)
             elif self._stops_at_infinity and self.exact.format.infinite(divisor):
                 raise NonFiniteGradientError(_not_finite(step, "a sum beyond fp32's range"))
             return not measuring
@@ -334,7 +348,8 @@ class MegatronEngine:
         log.warning("step %d is skipped: a piece's gradient was %s (parameters here: %s)", step, what, mine)
 
     def _divisor(self, scalars: Mapping[str, float]) -> float:
-        """Megatron's mean of means over microbatches and data-parallel ranks, or the tokens of the batch."""
+        """The divisor of the sums: the number of microbatches times CP, as Megatron averages, or with a per-token loss
+        the tokens of the batch."""
         if self.replica.config.calculate_per_token_loss:
             return max(scalars[TOKENS], 1.0)
         shape = self.world.shape
@@ -351,11 +366,12 @@ class MegatronEngine:
 
     @property
     def _stops_at_infinity(self) -> bool:
-        """With a loss scale the optimizer looks for itself and skips the step instead."""
+        """Whether gradients that are not finite stop training; with a loss scale the optimizer skips the step
+        instead."""
         return bool(self.replica.settings.ddp.get("check_for_nan_in_grad")) and not self.replica.config.fp16
 
     def _group_sums(self, sums: LossSums) -> dict[str, float]:
-        """Sum over the group of what its last stage's ranks hold (one of each tensor-parallel group), on every rank."""
+        """The scalars of the last pipeline stage (of tensor-parallel rank 0), summed over the group; on every rank."""
         values = sums.values()
         if self._names is None:
             self._names = self._learn_names(values)
@@ -369,7 +385,8 @@ class MegatronEngine:
         return dict(zip(names, vector.tolist(), strict=True))
 
     def _learn_names(self, values: Mapping[str, float]) -> list[str]:
-        """What the loss function reports; known once a piece has been run, else from a forward pass of one piece."""
+        """The names that the loss function reports, from the pieces run so far or else from a forward pass of the probe
+        piece."""
         holder = self.world.last_stage_position
         names = [sum_names(values)]
         dist.broadcast_object_list(names, src=holder, device=compute_device())
@@ -383,6 +400,6 @@ class MegatronEngine:
 
 def _not_finite(step: int, what: str) -> str:
     return (
-        f"the gradients of step {step} hold NaN or infinity ({what}): training stops before they reach the weights; "
-        "--no-check-for-nan-in-loss-and-grad would go on"
+        f"the gradients of step {step} have NaN or infinity ({what}): training stops before they reach the weights; "
+        "with --no-check-for-nan-in-loss-and-grad it would go on"
     )

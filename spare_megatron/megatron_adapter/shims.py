@@ -1,7 +1,7 @@
-"""The small, named set of changes under which megatron-core runs without CUDA.
+"""Makes megatron-core run without CUDA by a small set of named changes.
 
 Each entry of :data:`CPU_SHIMS` says what is changed and which lines of megatron-core 0.16.1 need it. They are applied
-once, by :func:`install_cpu_shims`, and only where torch sees no CUDA device: with a GPU nothing here is in effect.
+once, by :func:`install_cpu_shims`, and only where torch finds no CUDA device: with a GPU nothing is changed.
 Every shim changes a call that would raise (or be very slow) without CUDA, so code that runs on CPU anyway keeps its
 meaning. megatron-core's own structure (schedules, layers, optimizer, checkpoints) is left as it is.
 
@@ -24,13 +24,13 @@ from spare_megatron.megatron_adapter.versions import silence_known_warnings
 
 @dataclass(frozen=True)
 class CpuShim:
-    """One change: ``apply`` makes it, ``reason`` says which lines need it, ``phase`` when it is made."""
+    """One change: ``apply`` makes it; ``reason`` says what it does and which lines of megatron-core need it."""
 
     name: str
     reason: str
     apply: Callable[[], None]
     phase: str = "before import"
-    """'before import' of megatron.core, or 'after import' where one of its modules is changed."""
+    """When it is made: 'before import' of megatron.core, or 'after import' where one of its modules is changed."""
 
 
 _FACTORIES = ("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "randint")
@@ -96,7 +96,8 @@ def _synchronize() -> None:
 
 
 class _NoStream:
-    """Stands for a CUDA stream or event: work on CPU is done when the call returns."""
+    """Replaces CUDA streams and events; it has nothing to wait for, because work on the CPU is done when a call
+    returns."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
 
@@ -123,7 +124,7 @@ def _no_fuser() -> None:
 
     torch.compile = keep  # type: ignore[assignment]
     if "torch._dynamo" in sys.modules:
-        # a user's script imported megatron.core first: its functions are compiled at their first call, unless told not
+        # a user's script imported megatron.core first, so its functions would be compiled at their first call
         torch.compiler.set_stance("force_eager")
 
 
@@ -258,7 +259,7 @@ def _without_wandb() -> Iterator[None]:
 
 
 def install_cpu_shims() -> tuple[str, ...]:
-    """Import megatron.core and, without CUDA, make it run on CPU; names of the shims in effect (none on CUDA)."""
+    """Import megatron.core and, without CUDA, make it run on the CPU; returns the names of the shims (none on CUDA)."""
     global _installed
     if _installed is not None:
         return _installed

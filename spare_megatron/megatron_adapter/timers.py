@@ -6,7 +6,7 @@ from typing import Any
 
 
 def make_timers(log_level: int, log_option: str) -> Any:
-    """Timers as Megatron makes them: those above ``log_level`` cost nothing. Imports megatron-core."""
+    """megatron-core's timers, of which those above ``log_level`` cost nothing. Imports megatron-core."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
@@ -16,9 +16,10 @@ def make_timers(log_level: int, log_option: str) -> Any:
 
 
 def timers_text(timers: Any, steps: int) -> str:
-    """Milliseconds a step of every timer that ran on some rank of the group, as ``--timing-log-option`` wants them.
+    """Milliseconds per step of every timer that ran on some rank of the group, in the form of ``--timing-log-option``;
+    empty where nothing was timed.
 
-    Resets them. Collective in the group; empty where nothing was timed.
+    Resets the timers. Collective in the group.
     """
     import torch.distributed as dist
 

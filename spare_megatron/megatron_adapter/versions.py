@@ -1,6 +1,6 @@
-"""Which megatron-core this adapter was tested with, and silencing what it says on every start.
+"""Checks that megatron-core has a tested version, and silences the warnings that it gives on every start.
 
-May assume nothing. Promises: neither torch nor megatron is imported by importing this module.
+May assume nothing. Promises: importing this module imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _KNOWN_WARNINGS = (
     "MLP requires ffn_hidden_size, but it was not provided",
     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
 )
-"""What megatron-core says on every start: transformer-engine and apex are optional here, the rest is its own affair."""
+"""Warnings of megatron-core on every start: transformer-engine and apex are optional here, the others concern its own
+code."""
 
 _CUDA_ADVICE = ("When using .* it is recommended to set the environment variable CUDA_DEVICE_MAX_CONNECTIONS",)
 
@@ -33,7 +34,7 @@ _DEPRECATED_IN_TORCH = (
     r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
     "Please use DTensor instead and we are deprecating ShardedTensor",
 )
-"""What megatron-core 0.16.1 uses and torch 2.13 would replace."""
+"""Warnings of torch 2.13 about functions that megatron-core 0.16.1 uses."""
 
 
 def core_version() -> str:
@@ -42,7 +43,7 @@ def core_version() -> str:
 
 
 def check_core_version(allow_untested: bool = False) -> str:
-    """The installed version; ConfigError when it is not a tested one, unless ``allow_untested``."""
+    """The installed version of megatron-core; ConfigError when it is not a tested one, unless ``allow_untested``."""
     version = core_version()
     if version not in TESTED_CORE_VERSIONS and not allow_untested:
         raise ConfigError(

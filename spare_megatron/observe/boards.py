@@ -1,7 +1,7 @@
-"""Scalars for TensorBoard and W&B under Megatron's names, with ``spare/*`` beside them.
+"""Writes scalars to TensorBoard and W&B under Megatron's names, and our own under ``spare/*``.
 
-Both are written by the coordinator alone, once per job. Neither needs torch. A restarted coordinator appends an
-event file and resumes the W&B run whose id it finds in the run directory.
+Only the coordinator writes them, once per job; torch is not needed. A restarted coordinator adds an event file and
+resumes the W&B run whose id it finds in the run directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discard
 
 
 def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None = None) -> dict[str, float]:
-    """One metrics line as named scalars; ``batch_size`` where it is not that of the job."""
+    """The named scalars of one line of metrics.jsonl.
+
+    ``batch_size`` is the number of samples of its step; without it, the job's global batch size counts.
+    """
     values: dict[str, float] = {"batch-size": float(batch_size or job.global_batch_size)}
     if line.get("lr") is not None:
         values["learning-rate"] = float(line["lr"])
@@ -44,7 +47,7 @@ def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None
 
 
 def _extras(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
-    """What flags add to the boards, or take away."""
+    """The scalars that are written only when a flag asks for them (``job.board_extras``), and evaluation losses."""
     values: dict[str, float] = {}
     extras = frozenset(job.board_extras)
     if "world-size" in extras:
@@ -64,7 +67,7 @@ def _extras(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
 
 
 class Boards:
-    """Both writers of a job, as far as it wants them."""
+    """The TensorBoard writer and the W&B run of a job; each exists only where the job's flags ask for it."""
 
     def __init__(self, job: JobDescription, run_dir: Path) -> None:
         self._job = job
@@ -78,7 +81,7 @@ class Boards:
             self._run = _wandb_run(job, run_dir)
 
     def write(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int | None = None) -> None:
-        """The scalars of one committed step."""
+        """Write the scalars of one committed step, unless --tensorboard-log-interval skips it."""
         job, step = self._job, int(line["step"])
         if (self._events is None and self._run is None) or step % max(1, job.tensorboard_log_interval):
             return
@@ -92,7 +95,7 @@ class Boards:
             self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Write out what is buffered and close both."""
         if self._events is not None:
             self._events.close()
         if self._run is not None:

@@ -2,7 +2,7 @@
 
     iteration       10/     500 | consumed samples:          320 | elapsed time per iteration (ms): 251.3 | ...
 
-Losses are averaged over the steps since the line before, skipped ones left out, as Megatron does it.
+As in Megatron, losses are averaged over the steps since the previous line, without the skipped ones.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from spare_megatron.config.job import JobDescription
 
 EVALUATIONS = ("validation", "test")
-"""Passes whose values a metrics line may carry: those of the state *before* its step."""
+"""Evaluations whose losses a line of metrics.jsonl may carry. They are those of the weights *before* its step."""
 _EXPONENT_MAX = 20.0
 """Megatron caps the exponent of a perplexity here."""
 
 
 def evaluation_lines(line: Mapping[str, Any]) -> list[str]:
-    """Megatron's line for each evaluation that rode in this step."""
+    """Megatron's line for each evaluation whose losses this line of metrics.jsonl carries."""
     texts = []
     for name in EVALUATIONS:
         if name in line:
@@ -33,14 +33,14 @@ def evaluation_lines(line: Mapping[str, Any]) -> list[str]:
 
 
 def loss_values(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
-    """What the loss function reported for the step: the job's losses, then what else a user's function names."""
+    """What the loss function reported for the step, by name: the job's losses, then those that only it names."""
     values = {name: line.get("loss") if index == 0 else line.get(name) for index, name in enumerate(job.loss_names)}
     values |= {name: line.get(name) for name in line.get("reported", ()) if name not in values}
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
 class IterationLines:
-    """Collects committed steps; a line every ``log_interval`` steps."""
+    """Collects committed steps and makes an iteration line of them every ``log_interval`` steps."""
 
     def __init__(self, job: JobDescription, first_step: int) -> None:
         self._job, self._batches = job, job.batch_schedule(first_step)
@@ -53,7 +53,7 @@ class IterationLines:
         self._recovered: list[Mapping[str, Any]] = []
 
     def add(self, line: Mapping[str, Any]) -> str | None:
-        """One line of metrics.jsonl; the text to print when the interval is full."""
+        """Take one line of metrics.jsonl; return the text to print when its step ends an interval, else None."""
         job = self._job
         self._steps += 1
         self._time_s += line["step_time_s"]
@@ -72,11 +72,11 @@ class IterationLines:
         return text
 
     def consumed_samples(self, step: int) -> int:
-        """Samples of all steps up to ``step``."""
+        """Number of samples in all steps up to and including ``step``."""
         return self._batches.consumed_before(step + 1)
 
     def batch_size(self, step: int) -> int:
-        """Samples of ``step``."""
+        """Number of samples in ``step``."""
         return self._batches.size(step)
 
     def _text(self, line: Mapping[str, Any]) -> str:

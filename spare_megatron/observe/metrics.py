@@ -1,8 +1,9 @@
-"""What is recorded of each committed step, worked out from the controller's own records. No I/O.
+"""Computes the line of metrics.jsonl of each committed step from the controller's events and decisions. No I/O.
 
-The book sees every event with its decision, live or in a replay, so a restarted coordinator has the same figures.
-What the ranks alone know (loss, times) comes in beside it: from the votes that led to a commit, and from the first
-group's report after applying it. A line is ready when that report is there, or when a later step's is.
+:class:`MetricsBook` is given every event with its decision, live or in a replay of the journal, so a restarted
+coordinator has the same figures. What only ranks know (loss, times) comes with the votes for a commit and with the
+reports after it was applied, of which the first counts. A line is ready when the report of its step, or of a later
+step, has arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit, Vote
 
 TIMES = ("rebuild_s", "patch_s", "reduce_s")
-"""Recovery figures that come with the votes; the greatest over ranks and groups counts."""
+"""Recovery times that come with the votes; a line has the greatest value over all ranks and groups."""
 Figures = Sequence[tuple[str, float]]
 
 
 @dataclass
 class _Recovery:
-    """What happened to the step in flight."""
+    """The losses of groups during the step in flight, and the times of their handling. Times are in seconds."""
 
     detect_s: float
     first_evidence_s: float
@@ -32,12 +33,12 @@ class _Recovery:
     computed_by_dead: int = 0
     decided_s: float = 0.0
     missing: set[int] = field(default_factory=set)
-    """Groups whose every rank has not dropped the old epoch yet."""
+    """Groups of which some rank has not dropped the communicators of the old epoch yet."""
 
 
 @dataclass
 class Totals:
-    """Over all lives of the job, for the summary."""
+    """Counts over all lives of the job, for its summary."""
 
     steps_committed: int = 0
     failures_masked: int = 0
@@ -50,11 +51,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class RealPieces:
-    """Which pieces of a step have samples, where batch sizes change."""
+    """Counts pieces that have samples, in a job whose batch size changes: smaller batches leave some pieces empty."""
 
     batches: BatchSchedule
     pieces_per_shard: int
-    """K of the full batch."""
+    """K, the microbatches of a shard, in the largest batch."""
 
     def __call__(self, step: int, pieces: Iterable[int]) -> int:
         """How many of ``pieces`` have samples in ``step``."""
@@ -64,12 +65,15 @@ class RealPieces:
 
 
 def all_real(_step: int, pieces: Iterable[int]) -> int:
-    """Every piece has samples: one batch size for all steps."""
+    """Number of pieces that have samples, in a job with one batch size: all of ``pieces``."""
     return sum(1 for _ in pieces)
 
 
 class MetricsBook:
-    """Collects until lines are ready; ``written`` is the (life, step) of the last line that exists already."""
+    """Collects the figures of steps until their lines are ready.
+
+    ``written`` is the (life, step) of the last line that metrics.jsonl already has: no line is made up to there.
+    """
 
     def __init__(self, loss_name: str = "lm loss", written: tuple[int, int] = (0, -1)) -> None:
         self.loss_name = loss_name
@@ -97,7 +101,11 @@ class MetricsBook:
         after: State,
         detect_s: float = 0.0,
     ) -> None:
-        """One transition. ``detect_s``: time between the first evidence of a loss and this event."""
+        """Take one transition of the controller's machine.
+
+        ``time_s`` is the time of the event in seconds; ``detect_s`` the seconds between the first evidence of a loss
+        and this event.
+        """
         if isinstance(event, Opened):
             self._open(time_s, before, after)
             return
@@ -123,7 +131,7 @@ class MetricsBook:
         self._recovery, self._last_commit_s = None, time_s
 
     def _lose(self, time_s: float, before: State, event: Lost | Vote, after: State, detect_s: float) -> None:
-        """Groups that died, or that a vote showed to be wrong: those had computed all of their pieces."""
+        """Count groups that died, or that a vote showed to be wrong; the latter had computed all of their pieces."""
         dead = before.live.keys() - after.live.keys()
         if not dead:
             return
@@ -141,7 +149,7 @@ class MetricsBook:
         recovery.decided_s, recovery.missing = time_s, set(after.live)
 
     def _done(self, before: State, group: int, done: int) -> int:
-        """Of ``done`` pieces of the step in flight, those with samples: a group runs them before the empty ones."""
+        """How many of ``done`` computed pieces have samples: a group runs these before its empty ones."""
         if self.real_pieces is all_real:
             return done
         return min(done, sum(self.real_pieces(before.step_in_flight, part) for part in before.segments_of(group)))
@@ -176,13 +184,16 @@ class MetricsBook:
     # ----------------------------------------------------------------------------------------- what the ranks report
 
     def figures(self, step: int, epoch: int, group: int, figures: Figures) -> None:
-        """The numbers that came with a group's vote; call it before the vote is decided on."""
+        """Take the numbers that came with a group's vote; to be called before that vote is observed."""
         if (step, epoch) != self._figures_at:
             self._figures_at, self._figures = (step, epoch), {}
         self._figures[group] = dict(figures)
 
     def seen(self, group: int, time_s: float) -> None:
-        """All ranks of a group have dropped the communicators of older epochs; the last one ends the agreement."""
+        """Note that all ranks of a group have dropped the communicators of older epochs.
+
+        The last live group to do so ends the time ``agree_s`` of the recovery.
+        """
         recovery = self._recovery
         if recovery is None or group not in recovery.missing:
             return
@@ -191,12 +202,15 @@ class MetricsBook:
             recovery.agree_s += time_s - recovery.decided_s
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:
-        """What one group knows of a step that it applied; the first one counts."""
+        """Take what one group reports of a step that it applied; of several reports the first counts."""
         if step in self._pending and step not in self._reports:
             self._reports[step] = report
 
     def ready(self, all_of_them: bool = False) -> list[dict[str, Any]]:
-        """Lines to be written now, in order of step; each is handed out once."""
+        """The lines that can be written now, in order of step; each is returned once.
+
+        With ``all_of_them`` also those of steps that nobody has reported yet.
+        """
         newest = max(self._pending, default=0) if all_of_them else max(self._reports, default=0)
         lines = []
         for step in sorted(s for s in self._pending if s <= newest):
@@ -213,7 +227,7 @@ class MetricsBook:
 
     @property
     def stall_s(self) -> float:
-        """What failures cost: time of the steps with a recovery beyond the usual step time."""
+        """Seconds that failures cost: what steps with a recovery took beyond the median of the other steps."""
         usual_s = statistics.median(self._times) if self._times else 0.0
         return sum(max(0.0, time_s - usual_s) for time_s in self._disturbed)
 

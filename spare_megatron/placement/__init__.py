@@ -1,4 +1,4 @@
-"""Which groups host which shard: offsets, stacks and hosts, as pure arrays."""
+"""Decides which groups host which shard. Pure: arrays in, arrays out."""
 
 from spare_megatron.placement.placement import LayerTables, Placement, build_placement, placement_from_offsets
 

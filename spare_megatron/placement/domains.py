@@ -1,7 +1,8 @@
-"""Numbers for machines in failure domains (racks, power), so that the hosts of a shard lie in different ones.
+"""Chooses the group numbers of machines so that the hosts of a shard lie in different failure domains (racks, power).
 
-A placement is cyclic over group numbers and stays as it is; what is chosen is which machine gets which number. Two
-numbers must not share a domain when their distance is a difference of two offsets. Pure.
+The placement is cyclic over group numbers and is not changed; only which machines get which number is chosen. Two
+groups host a common shard when the distance of their numbers is a difference of two offsets: then they should not be in
+one domain. Pure.
 """
 
 from __future__ import annotations
@@ -16,27 +17,29 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement.placement import Placement
 
 REPAIR_ROUNDS = 3
-"""Passes in which numbers that still share a domain are exchanged with others."""
+"""Passes in which numbers of groups with a common shard and domain are exchanged with others."""
 SAMPLED_ORDERS = 400
-"""Orders of whole domains lost, for the mean that is reported."""
+"""Random orders of domain losses over which the reported mean is taken."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Which number each machine group takes."""
+    """The group number of each group of machines, and what that gains over the numbers of the topology file."""
 
     numbers: tuple[int, ...]
-    """numbers[line] is the group number for the machine group that the topology lists as ``line``."""
+    """numbers[g] is the new number of the group that the topology file lists as group g."""
     sharing_before: int
-    """Pairs of hosts of one shard in one domain, summed over all shards, with the numbers as listed."""
+    """Pairs of hosts of one shard that are in one domain, summed over all shards, with the numbers of the file."""
     sharing_after: int
+    """The same with the new numbers."""
     domains_endured_before: float
-    """Mean number of whole domains lost before the fatal one, in random order."""
+    """Mean number of domains, lost as a whole in random order, before the fatal one; with the numbers of the file."""
     domains_endured_after: float
+    """The same with the new numbers."""
 
     @property
     def reason(self) -> str:
-        """One sentence."""
+        """One sentence with the figures before and after."""
         return (
             f"host pairs of a shard in one failure domain: {self.sharing_before} -> {self.sharing_after}; losses of "
             f"whole domains endured: {self.domains_endured_before:.1f} -> {self.domains_endured_after:.1f}"
@@ -55,7 +58,8 @@ class Spread:
 
 
 def parse_topology(lines: Iterable[str], name: str, num_groups: int) -> tuple[str, ...]:
-    """Domain of each group, from lines ``group,domain`` (a heading is skipped); every group once.
+    """The domain of each group, from lines ``GROUP,DOMAIN``, one for every group; a heading ``group,domain`` is
+    skipped.
 
     Raises:
         ConfigError: naming the line."""
@@ -79,7 +83,8 @@ def parse_topology(lines: Iterable[str], name: str, num_groups: int) -> tuple[st
 
 
 def spread_over_domains(placement: Placement, domains: Sequence[str], seed: int = 0) -> Spread:
-    """Numbers of least sharing that a greedy choice with exchanges finds; never worse than those listed."""
+    """The group numbers with the fewest host pairs in one domain that a greedy choice and exchanges find; never worse
+    than the given ones. ``domains[g]`` is the domain of group g."""
     listed = np.unique(np.asarray(domains), return_inverse=True)[1].astype(np.int64)
     near = _distances(placement)
     chosen = _exchanged(_greedy(listed, near), near, seed)
@@ -99,7 +104,10 @@ def spread_over_domains(placement: Placement, domains: Sequence[str], seed: int 
 
 
 def domains_endured(placement: Placement, domain: NDArray[np.int64], seed: int = 0) -> float:
-    """Mean number of whole domains lost, in random order, before the one that takes a shard's last host."""
+    """Mean number of domains, lost as a whole in random order, before the one that takes the last host of a shard.
+
+    ``domain`` [N] has the domain number of each group, from 0.
+    """
     rng = np.random.default_rng((seed, placement.num_groups, placement.redundancy))
     count = int(domain.max()) + 1
     hosts = placement.hosts()
@@ -108,19 +116,20 @@ def domains_endured(placement: Placement, domain: NDArray[np.int64], seed: int =
 
 
 def _distances(placement: Placement) -> NDArray[np.int64]:
-    """All differences of two offsets, mod N; repeated where several pairs have the same."""
+    """The differences of all ordered pairs of offsets, mod N; one that several pairs have is repeated."""
     marks = np.asarray(placement.offsets, dtype=np.int64)
     differences = (marks[:, None] - marks[None, :]) % placement.num_groups
     return differences[~np.eye(len(marks), dtype=np.bool_)]
 
 
 def _sharing(domain: NDArray[np.int64], near: NDArray[np.int64]) -> int:
-    """Ordered pairs of numbers at these distances in one domain."""
+    """Number of ordered pairs of group numbers that are in one domain and at one of the distances ``near``."""
     return int(sum(int((domain == np.roll(domain, -int(distance))).sum()) for distance in near))
 
 
 def _greedy(listed: NDArray[np.int64], near: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number after number gets the domain with fewest neighbours there, and among those the one with most left."""
+    """Assign a domain to each number in turn: the one with the fewest assigned numbers at the distances ``near``, among
+    equals the one with most unassigned groups."""
     size = len(listed)
     left = np.bincount(listed)
     chosen = np.full(size, -1, dtype=np.int64)
@@ -135,7 +144,7 @@ def _greedy(listed: NDArray[np.int64], near: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _exchanged(chosen: NDArray[np.int64], near: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Numbers that share a domain with a neighbour change places with others where that lowers the sharing."""
+    """Exchange the domains of two numbers where that lowers the number of pairs in one domain."""
     rng = np.random.default_rng((seed, len(chosen)))
     size = len(chosen)
 
@@ -157,7 +166,7 @@ def _exchanged(chosen: NDArray[np.int64], near: NDArray[np.int64], seed: int) ->
 
 
 def _numbers(listed: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[int, ...]:
-    """The k-th machine of a domain takes the k-th number of that domain."""
+    """The number of each listed group: the k-th group of a domain takes the k-th number assigned to that domain."""
     numbers = np.empty(len(listed), dtype=np.int64)
     numbers[np.argsort(listed, kind="stable")] = np.argsort(chosen, kind="stable")
     return tuple(int(number) for number in numbers)

@@ -1,4 +1,4 @@
-"""The offsets of a placement: independent (any two groups share at most one shard) wherever that exists."""
+"""Finds the offsets of a placement: independent ones (any two groups share at most one shard) wherever they exist."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spare_megatron.placement.search import EffortSpentError, exhaustive, tabu
 
 @dataclass(frozen=True)
 class Offsets:
-    """Offsets of least largest overlap, and how much of 'least' is proven."""
+    """Offsets with the smallest largest overlap (shards that two groups share) found, and what is proven about it."""
 
     offsets: tuple[int, ...]
     overlap: int
     unproven: tuple[int, ...]
-    """Smaller overlaps that were not found and not proven impossible either."""
+    """Smaller overlaps for which no offsets were found, but which are not proven impossible."""
 
 
 def independent_offsets(num_groups: int, redundancy: int) -> Offsets:
-    """r offsets mod N, first 0, ascending, of the least largest overlap that was found. 1 <= r <= N is assumed.
+    """r ascending offsets mod N, the first 0, with the smallest largest overlap that was found; needs 1 <= r <= N.
 
     A set of r > N/2 offsets and its complement have the same differences up to a constant 2r - N at every distance,
     so the smaller of the two is searched.
@@ -47,7 +47,7 @@ def _search(num_groups: int, redundancy: int) -> Offsets:
 
 
 def _with_overlap(num_groups: int, redundancy: int, overlap: int) -> tuple[tuple[int, ...] | None, bool]:
-    """(offsets or None, whether None is proven)."""
+    """(offsets with this overlap or None, whether it is proven that there are none if None)."""
     if overlap == 1:
         if absent(num_groups, redundancy):
             return None, True

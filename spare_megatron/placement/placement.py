@@ -1,4 +1,4 @@
-"""Which groups host which shard: a cyclic placement given by r offsets.
+"""A cyclic placement, given by r offsets, says which groups host which shard.
 
 Group g hosts, as layer l of its stack, shard (g + offset[l]) mod N; shard i is hosted, at layer l, by group
 (i - offset[l]) mod N. The first offset is 0, so without failures every group computes the shard of its own number.
@@ -22,14 +22,15 @@ from spare_megatron.placement.overlap import max_overlap
 
 @dataclass(frozen=True, eq=False)
 class LayerTables:
-    """A placement with the layers in front, [r, N], read-only: what a planner goes through layer by layer."""
+    """The tables of a placement as read-only int64 arrays [r, N], for planners that go through them layer by layer."""
 
     hosts: NDArray[np.int64]
     """hosts[l, i]: the group that has shard i at layer l."""
     stacks: NDArray[np.int64]
     """stacks[l, g]: the shard at layer l of group g."""
     stack_cells: NDArray[np.int64]
-    """Where the flattened table of shards has layer l of group g: ``take(stack_cells)`` makes a table of groups."""
+    """stack_cells[l, g]: position of the shard at layer l of group g in a flattened [r, N] table by shard, so that
+    ``table.take(stack_cells)`` is that table by group."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,17 @@ class Placement:
     """A cyclic placement of N shards on N groups, each shard on r groups."""
 
     num_groups: int
-    """N: groups, and shards."""
+    """N: number of groups, and of shards."""
     offsets: tuple[int, ...]
-    """r offsets, the first 0, pairwise distinct mod N; stack order is their order."""
+    """r offsets, the first 0, pairwise distinct mod N, in the order of the layers of a stack."""
     max_overlap: int
-    """The largest number of shards that two different groups share; at most 1: independent."""
+    """The largest number of shards that two different groups share; a placement with at most 1 is independent."""
     reason: str
-    """One sentence with the figures: what kind of offsets these are and why no better ones."""
+    """One sentence with the figures that says what kind of offsets these are, and why there are no better ones."""
 
     @property
     def redundancy(self) -> int:
-        """r: groups that host a shard, and shards that a group hosts."""
+        """r: number of groups that host a shard, and of shards that a group hosts."""
         return len(self.offsets)
 
     def stacks(self) -> NDArray[np.int32]:
@@ -60,7 +61,7 @@ class Placement:
 
     @cached_property
     def by_layer(self) -> LayerTables:
-        """The same tables, layers in front."""
+        """The tables of :meth:`hosts` and :meth:`stacks` with the layer as first axis."""
         hosts, stacks = (np.ascontiguousarray(table.T, dtype=np.int64) for table in (self._hosts, self._stacks))
         cells = stacks + np.arange(self.redundancy)[:, None] * self.num_groups
         for table in (hosts, stacks, cells):
@@ -85,7 +86,8 @@ class Placement:
 def build_placement(
     num_groups: int, redundancy: int, kind: Literal["independent", "consecutive"] = "independent"
 ) -> Placement:
-    """The placement for N groups and redundancy r; ConfigError when there is none. Deterministic, at most seconds."""
+    """The placement for N groups and redundancy r; ConfigError when there is none. Deterministic; takes at most some
+    seconds."""
     if num_groups < 1:
         raise ConfigError(f"--num-groups is {num_groups}, but must be at least 1")
     if redundancy < 1:

@@ -1,8 +1,8 @@
 """Modular Golomb rulers: r marks whose r(r-1) differences are pairwise distinct mod N.
 
 A ruler is a placement in which two groups share at most one shard. Three algebraic families give dense ones at a few
-moduli; a family's set is also a short ruler on the integers, and most windows of consecutive marks of a short ruler
-are rulers mod any larger N. What neither gives at up to 14 marks is listed.
+moduli. A family's ruler is also a short ruler on the integers, and most windows of consecutive marks of a short ruler
+are rulers mod any larger N. LISTED has the rulers with few marks that neither of the two gives.
 
 Sources: Singer 1938, Bose 1942, Ruzsa 1993 (the families); J. B. Shearer, "Modular Golomb rulers" (research.ibm.com,
 people/s/shearer/mgrule.html): for up to 14 marks, the moduli at which a ruler exists, by exhaustive search.
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from spare_megatron.placement.overlap import max_overlap
 
 MARKS_MAX = 64
-"""Above this many marks no ruler is looked for in the families (a search would take seconds)."""
+"""With more marks than this the families are not searched (it would take seconds)."""
 
 _FAMILY_PRIMES = 6
-"""Primes tried per family, from the least that has enough marks: larger ones have longer windows only."""
+"""Number of primes tried per family, from the smallest with enough marks on; larger primes only give longer windows."""
 
 # Marks -> (single moduli, modulus from which a ruler always exists), from Shearer's table.
 EXISTS: dict[int, tuple[tuple[int, ...], int]] = {
@@ -43,7 +43,8 @@ EXISTS: dict[int, tuple[tuple[int, ...], int]] = {
     14: ((183,), 225),
 }
 
-# (N, marks) -> ruler that the families miss: found once by a randomised search over unions of orbits of a multiplier.
+# (N, marks) -> a ruler that the families do not give; found by a randomised search over unions of orbits of a
+# multiplier.
 LISTED: dict[tuple[int, int], tuple[int, ...]] = {
     (21, 5): (0, 2, 7, 8, 11),
     (73, 9): (0, 2, 5, 9, 15, 23, 34, 35, 51),
@@ -82,7 +83,7 @@ LISTED: dict[tuple[int, int], tuple[int, ...]] = {
 
 
 def absent(num_groups: int, marks: int) -> bool:
-    """Whether it is known that no ruler of this many marks exists mod num_groups (False: it exists or is open)."""
+    """Whether no ruler of this many marks exists mod num_groups; False where one exists or it is not known."""
     if marks not in EXISTS:
         return False
     single, always = EXISTS[marks]
@@ -108,7 +109,8 @@ def known_ruler(num_groups: int, marks: int) -> tuple[int, ...] | None:
 
 
 def _windows(modulus: int, base: tuple[int, ...], marks: int) -> Iterator[NDArray[np.int64]]:
-    """Integer rulers [*, marks], first mark 0: cyclically consecutive marks of every multiple of the base set."""
+    """Integer rulers [*, marks] with first mark 0: the windows of consecutive marks, cyclically, of each multiple of
+    the base set."""
     units = np.array([u for u in range(1, modulus // 2 + 1) if gcd(u, modulus) == 1])
     window = np.arange(len(base))[:, None] + np.arange(marks)[None, :]
     for low in range(0, len(units), 64):
@@ -128,7 +130,7 @@ def _first_ruler(num_groups: int, candidates: NDArray[np.int64]) -> tuple[int, .
 
 
 def _families(marks: int) -> list[tuple[Callable[[int], tuple[int, tuple[int, ...]]], int]]:
-    """(family, prime) of the smallest members with at least this many marks, moduli ascending."""
+    """(family, prime) of the smallest members with at least this many marks, by ascending modulus."""
     prime = max(marks - 1, 3)
     found: list[tuple[int, Callable[[int], tuple[int, tuple[int, ...]]], int]] = []
     primes = 0

@@ -1,7 +1,7 @@
-"""Offsets with a given largest overlap mod N, where no ruler is known: exhaustive search, then tabu search.
+"""Searches offsets with a given largest overlap mod N where no ruler is known: exhaustively, then by tabu search.
 
-Both are deterministic and stop after a fixed effort, never by the clock: the same N and r give the same offsets on
-every machine.
+Both searches are deterministic and stop after a fixed effort, not by the clock: the same N and r give the same offsets
+on every machine.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SEED = 20_603
 
 
 class EffortSpentError(Exception):
-    """The exhaustive search spent its effort: nothing is known."""
+    """The exhaustive search reached its limit of effort without a result."""
 
 
 def exhaustive(num_groups: int, marks: int, overlap: int) -> tuple[int, ...] | None:
-    """Marks with at most this overlap, or None when there are none; raises EffortSpentError when it could not tell.
+    """Marks with at most this overlap, or None when there are none; EffortSpentError when the effort does not suffice.
 
     Every set has a rotation whose first gap is its smallest cyclic gap, so only those are enumerated.
     """
@@ -31,7 +31,7 @@ def exhaustive(num_groups: int, marks: int, overlap: int) -> tuple[int, ...] | N
     tests = 0
 
     def place(chosen: list[int], mark: int) -> bool:
-        """Count the differences of a further mark; leave the counts as they were when one exceeds the overlap."""
+        """Count the differences that another mark adds. False when one exceeds the overlap: then none is counted."""
         for done, other in enumerate(chosen):
             difference = mark - other
             counts[difference] += 1
@@ -79,8 +79,8 @@ def exhaustive(num_groups: int, marks: int, overlap: int) -> tuple[int, ...] | N
 def tabu(num_groups: int, marks: int, overlap: int) -> tuple[int, ...] | None:
     """Marks with at most this overlap, or None when the search did not find any.
 
-    A step takes away the mark with most differences above the overlap and puts one where it adds fewest; a place that
-    was left is not taken again for a while.
+    Each step removes the mark with most differences above the overlap and adds one where it adds fewest; the position
+    of a removed mark is barred for some steps.
     """
     rng = np.random.default_rng((_SEED, num_groups, marks, overlap))
     chosen = rng.permutation(num_groups)[:marks]

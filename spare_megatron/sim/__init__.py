@@ -1,7 +1,7 @@
-"""A modelled cluster around the real controller: what a policy is worth at a scale that nobody can rent.
+"""Simulates a job on a modelled cluster, with the controller that decides in real jobs.
 
-``cluster`` says what is simulated, ``failures`` when groups fail, ``job_control`` drives the same
-``controller.machine`` as a real run, ``policy_trial`` has what all policies share (time, restarts, checkpoints),
-``published_policies`` and ``pieces`` how a step goes under each of them, ``trials`` runs many and adds them up.
-docs/simulator.md says what is assumed.
+``cluster`` has the figures of the cluster and the policy, ``failures`` the times at which groups fail. ``job_control``
+feeds events into ``controller.machine``. ``policy_trial`` has what all policies share (time, restarts, checkpoints);
+``published_policies`` and ``pieces`` run the steps of each policy. ``trials`` runs many trials and takes their means.
+docs/simulator.md states the assumptions.
 """

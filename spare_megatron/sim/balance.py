@@ -1,11 +1,11 @@
-"""Slow groups give pieces up inside a step: what that would gain, and what the controller would need for it.
+"""Models slow groups that give pieces to faster ones during a step (``--balance``). The real controller cannot do it.
 
-When the first group is done, every group reports what it has started; what it has started stays with it. Then the
-earliest time is sought at which all can be done, if a group gives up what it cannot compute by then and live hosts of
-the same shards with time left take it. Pieces go straight from a group to a host, not along chains, so this is a lower
-bound of the gain. The real controller would need this report frozen before it draws the plan (rule 4 of
-docs/protocol.md says that plans only grow); it is not built. After a death inside the step the patch is shared out
-first; the shards of its pieces are taken from the standing assignment.
+When the first group has computed its pieces, every group reports which pieces it has started; these stay with it. Then
+the earliest time is computed by which all pieces can be done if each group gives up those that it cannot compute by
+then and live hosts of the same shards take them. Pieces go directly from a group to a host, not along chains, so the
+gain is a lower bound. The real controller would have to freeze the reports before it makes the new plan, because plans
+only grow (rule 4 of docs/protocol.md). After a death during the step its patch is assigned first; the shards of pieces
+are taken from the standing assignment.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from spare_megatron.theory.endured import Floats
 
 Ints = NDArray[np.int64]
 ROUNDS = 10
-"""Halvings of the interval in which the time of completion lies."""
+"""Number of bisections of the interval in which the time of completion lies."""
 
 
 def completion_s(
     finish: Floats, per_piece: Floats, alive: NDArray[np.bool_], units: Ints, placement: Placement, earliest: float
 ) -> float:
-    """When every piece is computed, if the reports come at ``earliest`` or when the first group is done.
+    """The time at which every piece is computed, in seconds.
 
-    ``finish`` [N] when each group would be done alone, ``per_piece`` [N] seconds, ``units`` [r, N] as in an assignment
-    (no rows: every group hosts every shard)."""
+    Args:
+        finish: [N] times at which the groups would be done without giving pieces up.
+        per_piece: [N] seconds per piece.
+        alive: [N] whether a group lives.
+        units: [r, N] pieces as in an assignment; without rows every group hosts every shard.
+        placement: which groups host which shard.
+        earliest: time before which groups do not report; they report when the first one is done, at the earliest then.
+    """
     own = finish[alive]
     report = max(earliest, float(own.min()))
     left = np.where(alive, np.floor(np.maximum(finish - report, 0.0) / per_piece + 1e-9), 0).astype(np.int64)
@@ -44,7 +50,7 @@ def completion_s(
 
 
 def _fits(surplus: Ints, room: Ints, units: Ints, placement: Placement) -> bool:
-    """Whether hosts of the same shards take the surplus, layer after layer."""
+    """Whether hosts of the same shards have room for the surplus pieces of all groups, assigned layer by layer."""
     if surplus.sum() > room.sum():
         return False
     if not len(units):

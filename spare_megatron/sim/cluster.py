@@ -1,4 +1,4 @@
-"""What is simulated: the figures of a cluster, and the policy that runs on it. Validation of both is here.
+"""The figures of a simulated cluster and the policy that runs on it, and the validation of both.
 
 Defaults are the published simulation's (arXiv 2603.00357): a job of 10,000 steps on 600,000 GPUs.
 """
@@ -12,8 +12,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection
 
 SHAPE_MIN, SHAPE_MAX = 0.1, 20.0
-"""Of Weibull clocks. Below, the mean is made of a few gaps of astronomical length (at 0.1 it is 3.6 million times the
-scale, at 0.005 no number); above, all groups fail together."""
+"""Allowed Weibull shapes of failure clocks. Below, a few gaps of enormous length make up the mean (at 0.1 it is 3.6
+million times the scale, at 0.005 it overflows); above, all groups fail together."""
 POLICIES = ("checkpoint", "replication", "spare", "microbatch")
 
 
@@ -23,25 +23,26 @@ class Cluster:
 
     num_groups: int
     mtbf_s: float = 300.0
-    """Mean time between failures of the whole cluster, all groups live."""
+    """Mean time between failures in the whole cluster while all groups live."""
     weibull_shape: float = 0.78
-    """Of the time between two failures of one group; 1 is exponential."""
+    """Weibull shape of the time between two failures of one group; 1 is exponential."""
     clocks: str = "group"
-    """'group': a failure clock per group, mean N x ``mtbf_s``; 'system': one clock, and a group drawn at each ring."""
+    """'group': each group has a failure clock of mean N x ``mtbf_s``; 'system': one clock, which hits a random
+    group."""
     compute_s: float = 64.0
-    """One shard on one group."""
+    """Time in which a group computes one shard."""
     reduce_s: float = 2.0
-    """Reduction over the groups."""
+    """Time of the reduction over the groups."""
     rebuild_s: float = 0.1
-    """From a death to new communicators, agreement included."""
+    """Time from a death to new communicators, with the agreement on the epoch."""
     save_s: float = 60.0
     restart_s: float = 3600.0
     rejoin_s: float | None = None
-    """From a group's death to its return; None: it stays away until the whole job restarts."""
+    """Time from a group's death to its return; None where it stays away until the whole job restarts."""
     jitter: float = 0.05
-    """Standard deviation of a group's step time, relative; a step ends at the slowest group."""
+    """Relative standard deviation of a group's compute time; a step waits for the slowest group."""
     domain_mtbf_s: float = 0.0
-    """Mean time between failures of one whole domain of the topology; 0: domains do not fail as a whole."""
+    """Mean time between failures of one whole domain of the topology; 0 where domains do not fail as a whole."""
 
     def __post_init__(self) -> None:
         _at_least("--num-groups", self.num_groups, 1)
@@ -53,8 +54,8 @@ class Cluster:
             _not_negative("--rejoin-s", self.rejoin_s)
         if not SHAPE_MIN <= self.weibull_shape <= SHAPE_MAX:
             raise ConfigError(
-                f"--weibull-shape {self.weibull_shape:g} is no shape that machines have; use {SHAPE_MIN:g} to "
-                f"{SHAPE_MAX:g} (0.78 is the published one, 1 exponential)"
+                f"--weibull-shape {self.weibull_shape:g} is outside the range of real machines; use {SHAPE_MIN:g} to "
+                f"{SHAPE_MAX:g} (0.78 is the published one, 1 is exponential)"
             )
         if self.jitter >= 0.3:
             raise ConfigError(
@@ -65,33 +66,36 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the published simulation is read where its paper is silent; each field is one assumption that
-    ``benchmarks/reproduce_spare.py --sensitivity`` turns around."""
+    """Assumptions about the published simulation where its paper does not state them.
+
+    ``benchmarks/reproduce_spare.py --sensitivity`` changes them one by one. The defaults are those that reproduce the
+    published figures.
+    """
 
     restart_repeats: bool = True
-    """A group that fails while the job restarts starts its own restart anew; False: failures then change nothing."""
+    """A group that fails while the job restarts begins its own restart anew; False: it ignores such failures."""
     clocks_restart: bool = False
-    """Failure clocks start new when the job has restarted."""
+    """Failure clocks are reset when the job has restarted."""
     masked_layers: int = 0
-    """Layers that every masked failure costs beyond its patch."""
+    """Layers of computing that every masked failure costs beyond its patch."""
     replication_rebuilds: bool = False
-    """A step with a masked failure costs replication the rebuild of the communicators too; published: nothing. Turned
-    around by ``spare-simulate --rebuild-s``."""
+    """With replication, a step with a masked failure costs the rebuild of the communicators; False: it costs nothing,
+    as published. ``spare-simulate --rebuild-s`` sets it."""
     blocks: bool = True
-    """Replicas of a shard are blocks of consecutive groups; False: shard i on groups i .. i + r - 1, cyclic."""
+    """Replicas of a shard are blocks of consecutive groups; False: shard i is on groups i .. i + r - 1, cyclically."""
     patch_jitter: bool = False
     """A patch waits for the slowest of all groups, as a step does."""
     replans_at_once: bool = True
-    """SPARe plans for a death that is seen before a layer at once, and the layers still to come follow the new order
-    without a patch; False: every death waits for the reduction, and a patch where a shard is missing."""
+    """SPARe makes a new plan at once for a death that is seen before a layer, and the remaining layers follow it
+    without a patch; False: every death is handled at the reduction, with a patch where a shard is missing."""
     patch_work: float = 0.07
-    """Mean patch of the published scheme, in shards per step, in the formula of its save interval. Fitted: with this
-    value the formula gives the published save intervals, 15, 23 and 30 steps."""
+    """Mean patch of the published scheme, in shards per step, in the formula of its save interval. It is fitted: with
+    this value the formula gives the published save intervals, 15, 23 and 30 steps."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How the job meets failures."""
+    """How the job is set up against failures, and what the simulation does with it."""
 
     name: str = "microbatch"
     """One of ``POLICIES``; 'spare' is the published scheme, 'microbatch' ours."""
@@ -100,23 +104,24 @@ class Policy:
     placement: str = "independent"
     steps: int = 10_000
     save_interval_s: float | None = None
-    """None: the optimum of the published formula."""
+    """Seconds between two saves; None takes the optimum of the published formula."""
     restart_after: int | None = None
-    """A planned restart, all groups back, after so many losses; None: never."""
+    """Number of losses after which a planned restart brings all groups back; None means never."""
     standby_groups: int = 0
     balance: bool = False
-    """Slow groups give pieces up inside a step."""
+    """Slow groups give pieces to faster ones during a step."""
     async_save: bool = False
     """A save does not stop the training."""
     soft_wipe_out_s: float | None = None
-    """After a wipe-out survivors go on under a new placement, data staged again in this time; None: restart."""
+    """Seconds in which survivors of a wipe-out stage data again, to go on under a new placement; None: the job restarts
+    from the checkpoint."""
     reading: Reading = Reading()
-    """Of the published policies."""
+    """Assumptions about the published policies."""
     injections: tuple[Injection, ...] = ()
-    """Deaths at named moments of named steps."""
+    """Scripted deaths, each at a named moment of a named step."""
 
     def check(self, cluster: Cluster) -> None:
-        """Raises ConfigError when it cannot run there."""
+        """Raise ConfigError when this policy cannot run on ``cluster``."""
         _one_of("--policy", self.name, POLICIES)
         _one_of("--placement", self.placement, ("independent", "consecutive"))
         _at_least("--redundancy", self.redundancy, 1)
@@ -133,7 +138,7 @@ class Policy:
             if self.save_interval_s <= cluster.save_s and not self.async_save:
                 raise ConfigError(
                     f"--save-interval-s {self.save_interval_s:g} is not above --save-s {cluster.save_s:g}: the job "
-                    "would do nothing but save; use a longer interval or --async-save"
+                    "would only save; use a longer interval or --async-save"
                 )
         if self.soft_wipe_out_s is not None:
             _not_negative("--soft-wipe-out-s", self.soft_wipe_out_s)
@@ -159,7 +164,9 @@ class Policy:
         if self.name == "replication" and given == ["--rejoin-s"]:
             return
         if given:
-            raise ConfigError(f"{given[0]} belongs to --policy microbatch, the policy is {self.name}; leave it out")
+            raise ConfigError(
+                f"{given[0]} is only for --policy microbatch, but the policy is {self.name}; leave it out"
+            )
 
 
 def _flag(name: str) -> str:

@@ -1,7 +1,8 @@
-"""When groups fail: rings of failure clocks, one renewal process per group, for the cluster, or per domain; or a trace.
+"""The times at which groups fail: from a trace, or from failure clocks of groups, of the cluster or of domains.
 
-A clock rings at times that nothing in the simulation changes, so that every policy meets the same failures at the same
-times. A ring that hits a group which is dead already changes nothing. ``due`` hands each ring out once.
+A failure clock is a renewal process; its *rings* are the failures. Nothing in the simulation changes the times of
+rings, so every policy meets the same failures. A ring of a group that is already dead has no effect. ``due`` returns
+each ring once.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from numpy.typing import NDArray
 from spare_megatron.sim.cluster import Cluster
 
 BLOCK = 32
-"""Rings drawn at once for every clock."""
+"""Number of rings that are drawn at once for every clock."""
 
 Ring = tuple[float, int]
 """(time in seconds, group)."""
 
 
 class Rings:
-    """Base: a table of coming rings, one row per clock."""
+    """Base class: a table of coming rings, one row for each clock."""
 
     def __init__(self, clocks: int) -> None:
         self._table = np.zeros((clocks, 1))
@@ -36,14 +37,14 @@ class Rings:
         self.first = float(self.next.min()) if len(self.next) else np.inf
 
     def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[clocks, n]: the rings that follow these times, ascending in a row."""
+        """[clocks, n]: the n rings of each clock that follow its time in ``after``, ascending."""
         raise NotImplementedError
 
     def _members(self, clock: int) -> Sequence[int]:
         raise NotImplementedError
 
     def due(self, until_s: float) -> list[Ring]:
-        """Every ring up to ``until_s`` that was not handed out before, ascending."""
+        """Every ring up to ``until_s`` that was not returned before, in order of time."""
         rings: list[Ring] = []
         while self.first <= until_s:
             for clock in np.flatnonzero(self.next <= until_s).tolist():
@@ -56,7 +57,7 @@ class Rings:
         return rings
 
     def restart(self, at_s: float) -> None:
-        """Every clock starts new at this time."""
+        """Reset every clock at this time."""
         self._table = self._more(np.full(len(self._at), at_s))
         self._at[:] = 0
         self.next = self._table[:, 0].copy()
@@ -69,17 +70,17 @@ class Rings:
         self.next[clock] = self._table[clock, self._at[clock]]
 
     def _extend(self) -> None:
-        """Further rings of every clock; what all clocks have passed is dropped."""
+        """Draw further rings of every clock, and drop the columns that all clocks have passed."""
         passed = int(self._at.min())
         self._table = np.hstack([self._table[:, passed:], self._more(self._table[:, -1])])
         self._at -= passed
 
 
 class WeibullRings(Rings):
-    """Independent Weibull renewal processes of one mean and shape."""
+    """Independent Weibull renewal processes with the same mean and shape."""
 
     def __init__(self, groups: Sequence[Sequence[int]], mean_s: float, shape: float, rng: np.random.Generator) -> None:
-        """``groups[c]``: who dies when clock c rings."""
+        """``groups[c]`` are the groups that die when clock c rings."""
         super().__init__(len(groups))
         self._groups, self._shape, self._rng = groups, shape, rng
         self._scale = mean_s / gamma(1 + 1 / shape)
@@ -120,7 +121,7 @@ class TraceRings(Rings):
         self._start()
 
     def restart(self, at_s: float) -> None:
-        """Given times stay what they are."""
+        """Do nothing: the times are given."""
 
     def _more(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._times if not after.any() else np.full((len(after), 1), np.inf)
@@ -138,13 +139,13 @@ class Failures:
         self.first = min((source.first for source in self._sources), default=np.inf)
 
     def restart(self, at_s: float) -> None:
-        """Every clock starts new at this time."""
+        """Reset every clock at this time."""
         for source in self._sources:
             source.restart(at_s)
         self.first = min([source.first for source in self._sources] + [at for at, _ in self._scripted])
 
     def due(self, until_s: float) -> list[Ring]:
-        """Every ring up to ``until_s`` that was not handed out before, ascending."""
+        """Every ring up to ``until_s`` that was not returned before, in order of time."""
         if self.first > until_s:
             return []
         rings = sorted([*self._scripted, *(ring for source in self._sources for ring in source.due(until_s))])
@@ -153,7 +154,7 @@ class Failures:
         return [ring for ring in rings if ring[0] <= until_s]
 
     def script(self, rings: Sequence[Ring]) -> None:
-        """Further rings, at given times."""
+        """Add rings at given times."""
         self._scripted += rings
         self.first = min([self.first, *(at for at, _ in rings)])
 
@@ -161,8 +162,8 @@ class Failures:
 def failures_of(
     cluster: Cluster, seed: int, trace: Sequence[Ring] | None = None, domains: Mapping[str, Sequence[int]] | None = None
 ) -> Failures:
-    """The failures that ``cluster`` has in the trial of this seed; ``trace`` replaces drawn ones, ``domains`` (name ->
-    groups) fail as a whole every ``domain_mtbf_s`` on average, beside the single failures."""
+    """The failures of ``cluster`` in the trial with this seed. A ``trace`` replaces drawn failures; ``domains`` (name
+    -> groups) fail as a whole every ``domain_mtbf_s`` on average, in addition to single groups."""
     if trace is not None:
         return Failures([TraceRings(cluster.num_groups, trace)])
     rng = np.random.default_rng((seed, 1))
@@ -180,5 +181,5 @@ def failures_of(
 
 
 def record(cluster: Cluster, seed: int, until_s: float) -> list[Ring]:
-    """The drawn failures up to a time, as a trace that any other simulator can read."""
+    """The drawn failures up to a time, for a trace that other simulators can read."""
     return failures_of(cluster, seed).due(until_s)

@@ -1,4 +1,4 @@
-"""The checkpoint interval that a simulation takes when none is given: the published optimum (theory.published)."""
+"""Computes the save interval of a simulation where none is given: the published optimum (theory.published)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def save_interval_s(cluster: Cluster, policy: Policy) -> float:
     time_s = time_to_wipe_out_s(cluster, policy)
     if time_s == inf:
         return inf
-    # A save that costs nothing still takes its time: one after the other.
+    # Asynchronous saves stop no training, but one must end before the next begins.
     return max(best_interval_s(time_s, cluster.restart_s, save_s), cluster.save_s)
 
 
 def save_interval_steps(cluster: Cluster, policy: Policy) -> int:
-    """The same in steps without jitter and reduction, as the published simulation counts: 6/8/10 and 15/23/30. The
-    length of the job where a save could never be needed."""
+    """The save interval in steps, without jitter and reduction, as the published simulation counts: 6/8/10 and
+    15/23/30. Where a save could never be needed it is the length of the job."""
     layers = 1.0
     if policy.name == "replication":
         layers = policy.redundancy
@@ -33,9 +33,11 @@ def save_interval_steps(cluster: Cluster, policy: Policy) -> int:
 
 
 def time_to_wipe_out_s(cluster: Cluster, policy: Policy) -> float:
-    """Mean time until a shard has no host; infinite where a planned restart comes before. With re-join: a shard's r
-    hosts are down together about once in 1 / (N r a (a T)^(r - 1)), a one group's rate of failure and T its repair;
-    never less than without."""
+    """Mean seconds until a shard has no host; infinite where a planned restart comes before.
+
+    With re-join the r hosts of a shard are down together about every 1 / (N r a (a T)^(r - 1)) seconds, where a is the
+    failure rate of one group and T its time of repair; but not more often than without re-join.
+    """
     groups, redundancy = cluster.num_groups, policy.redundancy
     if policy.name == "checkpoint":
         return cluster.mtbf_s
@@ -54,6 +56,6 @@ def time_to_wipe_out_s(cluster: Cluster, policy: Policy) -> float:
 
 
 def _all_lost_s(cluster: Cluster) -> float:
-    """Mean time until the last of N groups is lost, N m (1 + 1/2 + ... + 1/N) for exponential clocks of mean N m: the
-    published formula is one of large N / r, and gives less than half of this (N > 1)."""
+    """Mean seconds until the last of N groups is lost: N m (1 + 1/2 + ... + 1/N) for exponential clocks of mean N m.
+    The published formula, which is for large N / r, gives less than half of it (N > 1)."""
     return cluster.num_groups * cluster.mtbf_s * sum(1 / n for n in range(1, cluster.num_groups + 1))

@@ -1,7 +1,7 @@
-"""A job under the real controller: the events that a modelled cluster feeds into ``controller.machine``.
+"""Feeds the events of a modelled cluster into the real controller, ``controller.machine``.
 
-Nothing is decided here. ``JobControl`` keeps the machine's state, makes the events, and with ``check`` tests every
-invariant after each of them.
+Nothing is decided here. ``JobControl`` keeps the machine's state and makes the events; with ``check`` it tests every
+invariant after each event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JobControl:
         self.events = 0
 
     def feed(self, event: m.Event) -> m.Decision:
-        """One event through the machine."""
+        """Pass one event to the machine, keep the new state and return the decision."""
         before = self.state
         self.state, decision = step(before, event)
         self.events += 1
@@ -38,7 +38,8 @@ class JobControl:
     # ---- a life of the job
 
     def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-        """A new life from ``first_step`` with these groups, under the job's own placement if no other one is given."""
+        """Begin a new life of the job at ``first_step`` with these groups, under the job's placement or given
+        offsets."""
         state = self.state
         self.spec = replace(self.spec, first_step=first_step, offsets=tuple(offsets or self._offsets))
         self.feed(m.Opened(self.spec, state.life + 1, state.fencing + 1))
@@ -48,7 +49,7 @@ class JobControl:
             self.feed(m.StartupOver(0.0))
 
     def close(self, why: str) -> None:
-        """The run ends with the last commit's successor: asked for, committed, applied by all."""
+        """Ask for the end of this life: it ends when the step in flight is committed and applied by all."""
         self.feed(m.StopRequested(why))
 
     # ---- inside a step
@@ -58,18 +59,21 @@ class JobControl:
         self.feed(m.AllVoted(self.state.step_in_flight, self.state.epoch))
 
     def lost(self, groups: Iterable[int], progress: Sequence[tuple[int, int]] = ()) -> bool:
-        """These groups are dead; False when that is the end of this life."""
+        """Report that these groups died, with the pieces that each live group has computed (group, pieces).
+
+        False when this life ends, because it was a wipe-out.
+        """
         live = self.state.live
         losses = tuple(m.Loss(group, live[group], "exited") for group in groups)
         self.feed(m.Lost(losses, tuple(progress)))
         return self.state.stopped is None
 
     def returns(self, group: int) -> None:
-        """A group is back and waits for the next commit."""
+        """Report that a group is back; the next commit admits it."""
         self.feed(m.Hello(group, self.state.highest.get(group, -1) + 1, FINGERPRINT, self.spec.first_step))
 
     def joined(self) -> None:
-        """Joiners hold the committed state."""
+        """Report that the admitted groups now hold the committed state."""
         state = self.state
         for group in sorted(state.live.keys() - state.holders):
             self.feed(m.Applied(group, state.live[group], state.committed[0], state.epoch))

@@ -1,10 +1,10 @@
-"""Steps under our policy: pieces spread over the live groups, a death inside a step patched by the survivors, the
-reduction done again with everything, returning groups and standbys admitted with a commit.
+"""Simulates the steps of policy 'microbatch', this framework's own: survivors patch a death during a step and reduce
+again, and a commit admits returning groups and standbys.
 
-A group computes its pieces one after the other at its own speed of this step. At a death the controller is told how
-many pieces each group has done; who gets pieces of the patch computes them after its own. The reduction starts when the
-last live group is done and the communicators are rebuilt; a death inside it starts it again. State reaches a joiner
-within the step in which it is admitted.
+A group computes its pieces one after the other, with a speed drawn for this step. At a death the controller is told how
+many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
+last live group is done and the communicators are rebuilt, and starts again after a death during it. A joiner receives
+the state within the step after its admission.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACEMENTS_TRIED = 200
 
 
 class PiecesEngine(PolicyTrial):
-    """Microbatch granularity, with everything that a policy may add to it."""
+    """A trial in microbatch granularity, with re-join, standbys, planned restarts, ``balance`` and soft wipe-outs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -79,7 +79,7 @@ class PiecesEngine(PolicyTrial):
         return self.bury(groups)
 
     def _reduced(self, finish: NDArray[np.float64], ready: float, per_piece: NDArray[np.float64]) -> float:
-        """When the reduction ends if nobody dies any more."""
+        """The time at which the reduction ends if no further group dies."""
         last = float(finish.max())
         if self.policy.balance:
             standing = self.control.state.standing
@@ -96,8 +96,10 @@ class PiecesEngine(PolicyTrial):
         per_piece: NDArray[np.float64],
         finish: NDArray[np.float64],
     ) -> bool:
-        """Tell the controller; add the patch to the survivors' ``total`` and ``finish``. False: a wipe-out, after which
-        the dead may come back as those of any other death."""
+        """Report deaths to the controller and add the patch to the survivors' ``total`` and ``finish``.
+
+        False after a wipe-out; its dead may return like those of any other death.
+        """
         if not dead:
             return True
         control = self.control
@@ -123,7 +125,7 @@ class PiecesEngine(PolicyTrial):
         return True
 
     def _arrive(self, group: int) -> None:
-        """A group stands at the door; the next commit admits it. After a wipe-out it speaks to the next life."""
+        """A group is ready to join: the next commit admits it, after a wipe-out one of the next life."""
         if self.control.state.stopped is None:
             self.control.returns(group)
         self.arriving.append(group)
@@ -154,7 +156,7 @@ class PiecesEngine(PolicyTrial):
         self._save_if_due()
 
     def _planned_restart(self) -> None:
-        """Everybody has applied the last step: save it, then all groups start again from it."""
+        """Save the last step, which all groups have applied, and start all groups again from it."""
         step = self.control.state.committed[0]
         self.now_s += self.cluster.save_s
         self.tally.save_s += self.cluster.save_s
@@ -176,8 +178,8 @@ class PiecesEngine(PolicyTrial):
         self._whole_survivors()
 
     def _whole_survivors(self) -> None:
-        """Survivors hold the weights of the last commit: go on with them under a placement that covers every shard. Who
-        stood at the door stands there still."""
+        """Go on with the survivors, who hold the weights of the last commit, under a random placement in which they
+        cover every shard. Groups that were ready to join still are."""
         step = self.control.state.committed[0]
         self.now_s += self.policy.soft_wipe_out_s or 0.0
         self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
@@ -191,5 +193,5 @@ class PiecesEngine(PolicyTrial):
                 for group in self.arriving:
                     self.control.returns(group)
                 return
-        # Too few are left for any placement: their weights are saved, and all groups start again from them.
+        # No placement was found in which the survivors cover all shards: save their weights and restart all groups.
         self._planned_restart()

@@ -1,7 +1,7 @@
-"""What every policy shares: the clock, failures, restarts of the whole job, checkpoints, and what is counted.
+"""The part of a trial that all policies share: clock, failures, restarts of the whole job, checkpoints, counts.
 
-A policy is a subclass that says how a step goes (``_step``). Time is simulated seconds; the only randomness are the two
-generators of the trial's seed, one for failures and one for jitter, so that policies meet the same failures.
+A policy is a subclass that runs a step (``_step``). Time is in simulated seconds. Random numbers come from generators
+of the trial's seed, with one of its own for failures, so that all policies meet the same failures.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from spare_megatron.sim.intervals import save_interval_s
 from spare_megatron.sim.job_control import JobControl
 
 RATIO_MAX = 50.0
-"""A job that takes this many times the failure-free time is called impossible: it does not progress."""
+"""A trial stops at this many times the failure-free time: the job makes no progress."""
 JITTER_BLOCK = 64
 
 
 @dataclass
 class TrialCounts:
-    """What one trial counted."""
+    """The counts of one trial."""
 
     failures: int = 0
     """Deaths of live groups while the job trained."""
@@ -38,32 +38,33 @@ class TrialCounts:
     joins: int = 0
     """Groups that a commit admitted."""
     steps_run: int = 0
-    """Commits, those that were made again too."""
+    """Number of commits, with those of recomputed steps."""
     steps_recomputed: int = 0
     patched: int = 0
-    """Failures after which pieces were computed again."""
+    """Number of patches that were computed after failures."""
     down_s: float = 0.0
-    """Restarts and rebuilds."""
+    """Seconds of restarts and, in the published policies, rebuilds."""
     save_s: float = 0.0
     work: float = 0.0
     """Sum over commits of the largest load, in shards."""
     slowest_s: float = 0.0
-    """Sum over commits of the wait for the slowest group beyond a group of mean speed."""
+    """Sum over commits of the seconds by which the slowest group takes longer than the mean group."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial."""
+    """The result of one trial."""
 
     time_s: float
     ratio: float | None
-    """Against the failure-free run without redundancy, saves and jitter; None: the job does not progress."""
+    """Time / that of the failure-free run without redundancy, saves and jitter; None where the job makes no
+    progress."""
     availability: float
     mean_work: float
     seed: int
     tally: TrialCounts = field(default_factory=TrialCounts)
     events: int = 0
-    """Controller events."""
+    """Number of controller events."""
 
 
 class PolicyTrial:
@@ -87,7 +88,7 @@ class PolicyTrial:
         self.now_s = 0.0
         self.alive: NDArray[np.bool_] = np.ones(cluster.num_groups, dtype=np.bool_)
         self.held: list[int] = []
-        """Groups that failed when nobody looked: they are found dead at the next look."""
+        """Groups that failed and are not known to be dead yet: the next :meth:`poll` or step finds them."""
         self.tally = TrialCounts()
         self.control = JobControl(self._spec(), check)
         self.saved_step = 0
@@ -97,16 +98,16 @@ class PolicyTrial:
         self.interval_s = save_interval_s(cluster, policy)
         self.failure_free_s = policy.steps * (cluster.compute_s + cluster.reduce_s)
         self.limit_s = RATIO_MAX * self.failure_free_s
-        """Beyond this time the job is called impossible."""
+        """Simulated seconds after which the trial stops without progress."""
 
     # -------------------------------------------------------------------------------------------- what a policy defines
 
     def _spec(self) -> JobSpec:
-        """The job as the controller sees it."""
+        """The job's specification for the controller."""
         raise NotImplementedError
 
     def _members(self) -> list[int]:
-        """The controller's groups at the beginning of a life."""
+        """The groups with which a life of the job begins, as the controller numbers them."""
         return list(range(self.cluster.num_groups))
 
     def _step(self) -> bool:
@@ -114,11 +115,11 @@ class PolicyTrial:
         raise NotImplementedError
 
     def _boundary(self) -> None:
-        """After a commit: saves and planned restarts."""
+        """Save or restart as planned after a commit."""
         self._save_if_due()
 
     def _recover(self) -> None:
-        """After a wipe-out: by default all groups restart from the checkpoint."""
+        """Go on after a wipe-out: by default all groups restart from the checkpoint."""
         self._restart()
         # The published simulation redoes the saved step as well.
         self._open(max(0, self.saved_step - 1))
@@ -126,7 +127,7 @@ class PolicyTrial:
     # ------------------------------------------------------------------------------------------------------- the trial
 
     def run(self) -> TrialResult:
-        """The whole job."""
+        """Run the whole job."""
         steps = self.policy.steps
         self._open(0)
         while (committed := self.control.state.committed[0]) < steps:
@@ -168,7 +169,7 @@ class PolicyTrial:
         return float(self.speeds()[self.alive].max())
 
     def poll(self, until_s: float) -> list[int]:
-        """Live groups that failed up to a time and were not known to: they are dead now."""
+        """Mark the live groups that failed up to a time as dead; returns them."""
         if self.failures.first > until_s and not self.held:
             return []
         hit = [*self.held, *(group for _, group in self.failures.due(until_s))]
@@ -176,7 +177,7 @@ class PolicyTrial:
         return self.bury(hit)
 
     def bury(self, groups: Iterable[int]) -> list[int]:
-        """Those of the groups that were alive; they are dead now."""
+        """Mark ``groups`` as dead; returns those that were alive."""
         dead = [group for group in dict.fromkeys(groups) if self.alive[group]]
         self.alive[dead] = False
         self.tally.failures += len(dead)
@@ -202,9 +203,9 @@ class PolicyTrial:
         self.saved_step, self.last_save_s = step, self.now_s
 
     def _restart(self) -> None:
-        """All groups start again. One that fails meanwhile starts its own time anew and all wait for it; one that is
-        ready and fails while it waits is found dead when the job goes on. Where failures come faster than restarts this
-        would never end: beyond the limit it is a job that does not progress, and nobody waits any more."""
+        """Restart all groups. A group that fails before it is ready starts anew and all wait for it; one that fails
+        after it is ready is found dead when the job goes on. Where failures come faster than restarts this would never
+        end, so waiting ends at ``limit_s``, where the trial stops without progress."""
         began = self.now_s
         self.failures.due(began)
         self.held, self.saving = [], None
@@ -227,7 +228,7 @@ class PolicyTrial:
 
 
 class Returns:
-    """Groups' machines under repair, and standbys: who takes which place when."""
+    """The machines under repair and the standbys of a trial: which of them takes the place of which group, and when."""
 
     def __init__(self, standby_groups: int) -> None:
         self._all_standbys = self.standbys = standby_groups
@@ -236,11 +237,11 @@ class Returns:
 
     @property
     def next_s(self) -> float:
-        """When the next machine comes out of repair."""
+        """The time at which the next machine is repaired; infinite without one."""
         return self._repairs[0] if self._repairs else np.inf
 
     def died(self, group: int, at_s: float, rejoin_s: float | None) -> int | None:
-        """A group died; the place that a standby takes at once, if there is one."""
+        """Note that a group died; returns the place that a standby takes at once, or None without a standby."""
         self._missing.append(group)
         if rejoin_s is not None:
             heapq.heappush(self._repairs, at_s + rejoin_s)
@@ -250,7 +251,7 @@ class Returns:
         return self._missing.pop(0)
 
     def repaired(self, until_s: float) -> list[int]:
-        """Places that repaired machines take up to a time; those that find no free place are standbys."""
+        """The places that machines repaired up to a time take; machines without a free place become standbys."""
         places: list[int] = []
         while self._repairs and self._repairs[0] <= until_s:
             heapq.heappop(self._repairs)
@@ -261,11 +262,11 @@ class Returns:
         return places
 
     def reset(self) -> None:
-        """The whole job restarted: everything is whole again."""
+        """Note a restart of the whole job, after which no machine is under repair."""
         self._repairs, self._missing, self.standbys = [], [], self._all_standbys
 
 
 def job_spec(policy: Policy, num_groups: int, redundancy: int, pieces: int, granularity: str) -> JobSpec:
-    """A job from step 0 on the placement that a real one would get."""
+    """The specification of a job from step 0, with the placement that a real job would have."""
     placement = build_placement(num_groups, redundancy, policy.placement)  # type: ignore[arg-type]
     return JobSpec(num_groups, pieces, placement.offsets, granularity, 0, policy.steps, 1, "")

@@ -1,12 +1,10 @@
-"""Steps under the published policies: checkpoint only, replication, SPARe (arXiv 2603.00357, with the public
-simulation's reading).
+"""Simulates the steps of the published policies: checkpoint only, replication, SPARe (arXiv 2603.00357), with the
+assumptions of ``Policy.reading`` where the paper does not state them.
 
-Clocks are looked at before each layer and at the reduction. A reduction that a death interrupts costs half its time and
-is not repeated unless a patch is needed. SPARe computes the top S slots of every stack. A death seen before a layer is
-planned for at once, and the layers still to come follow the new order; one seen at the reduction costs a patch, one
-layer and one reduction, only if the survivors' top S slots no longer hold every shard. Its few hosts are not slowed by
-jitter.
-``Policy.reading`` turns single assumptions around.
+Failures are polled before each layer and at the reduction. A reduction that a death interrupts costs half its time and
+is repeated only where a patch is needed. SPARe computes the top S slots of every stack. For a death seen before a layer
+it makes a new plan at once, which the remaining layers follow; a death seen at the reduction costs a patch, that is one
+layer and one reduction, only if the survivors' top S slots no longer hold every shard. Jitter does not slow a patch.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from spare_megatron.sim.policy_trial import PolicyTrial, job_spec
 
 
 class _SavesBySteps(PolicyTrial):
-    """The published policies save every so many steps."""
+    """Saves at multiples of a number of steps, as the published policies do."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,10 +35,11 @@ class _SavesBySteps(PolicyTrial):
 
 
 class ReplicationEngine(_SavesBySteps):
-    """Blocks of r consecutive groups (the last one may be short) compute the same r shards, all of them, every step.
+    """A trial of replication: all groups of a block of r consecutive groups (the last block may be smaller) compute the
+    same r shards in every step.
 
-    For the controller a block is one group with one shard: a block whose last group dies is a wipe-out. Checkpoint only
-    is the same with blocks of one group. Without blocks (``Policy.reading``) shard i is on groups i .. i + r - 1.
+    For the controller a block is one group with one shard, so the death of a block's last group is a wipe-out. Policy
+    'checkpoint' has blocks of one group. Without blocks (``Policy.reading``) shard i is on groups i .. i + r - 1.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -86,7 +85,7 @@ class ReplicationEngine(_SavesBySteps):
         return True
 
     def _masked(self) -> None:
-        """A failure in this step left every block with a group: what that costs by ``Policy.reading``."""
+        """Add what a masked failure in this step costs according to ``Policy.reading``."""
         reading, cluster = self.policy.reading, self.cluster
         self.tally.masked += 1
         self.now_s += reading.masked_layers * cluster.compute_s
@@ -95,7 +94,8 @@ class ReplicationEngine(_SavesBySteps):
             self.tally.down_s += cluster.rebuild_s
 
     def _poll_one(self, until_s: float, may: bool) -> list[int]:
-        """One failure is registered per step; further ones wait for the next."""
+        """The group that failed up to ``until_s``, if ``may``: a step registers one failure, further ones wait for the
+        next step."""
         if not may or (self.failures.first > until_s and not self.held):
             return []
         hit = [*self.held, *(group for _, group in self.failures.due(until_s))]
@@ -118,7 +118,7 @@ class ReplicationEngine(_SavesBySteps):
 
 
 class SpareEngine(_SavesBySteps):
-    """SPARe as published."""
+    """A trial of SPARe as published."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -165,7 +165,7 @@ class SpareEngine(_SavesBySteps):
         return True
 
     def _shrinks(self, dead: list[int]) -> bool:
-        """Plan without the dead; False when they were a shard's last hosts."""
+        """Let the controller plan without the dead; False when they were the last hosts of a shard."""
         cluster = self.cluster
         self.now_s += cluster.rebuild_s
         self.tally.down_s += cluster.rebuild_s
@@ -182,7 +182,7 @@ class SpareEngine(_SavesBySteps):
         return standing.assignment
 
     def _uncovered(self) -> bool:
-        """Whether the survivors' top S slots miss a shard."""
+        """Whether some shard is in none of the survivors' top S slots."""
         slots = self._standing().slots
         top = slots[np.arange(len(self.hosts))[:, None], self.hosts] < self.depth
         return not bool((top & self.alive[self.hosts]).any(axis=0).all())

@@ -1,8 +1,8 @@
-"""A real run's journal in the simulator: its losses as a failure trace, and its decisions made again from bulk events.
+"""Reads the journal of a real run: its losses become a failure trace, or its decisions are made again and compared.
 
-``follow`` feeds the controller what the simulator would (all Hellos at once, all votes at once) together with the
-losses, returns and failed votes that the journal holds, and compares every decision about a loss and the plans after
-every commit with those of the real run.
+``follow`` feeds the controller the bulk events that the simulator uses (all Hellos as one event, all votes as one
+event), with the losses, returns and failed votes of the journal, and compares every decision about a loss and the plans
+after every commit with those of the real run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def losses(path: Path) -> list[Ring]:
 
 @dataclass(frozen=True)
 class Followed:
-    """What was compared."""
+    """Numbers of the commits, losses and actions that were compared."""
 
     commits: int
     losses: int
@@ -41,7 +41,7 @@ class Followed:
 
 
 def follow(path: Path) -> Followed:
-    """Raises JournalError where the simulator's way to a decision gives another decision."""
+    """Follow a journal; JournalError where the simulator's events lead to another decision than the run's."""
     real, simulated = initial_state(), initial_state()
     commits = lost = actions = 0
     arrived: list[tuple[int, int]] = []

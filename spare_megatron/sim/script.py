@@ -1,7 +1,7 @@
-"""Deaths at named moments of named steps: ``--inject`` of spare-launch, for the simulator.
+"""Scripted deaths at named moments of named steps, with the words of spare-launch's ``--inject``.
 
-Only what ends a group can be scripted (sigkill, exception): the simulator has no ranks, and no pictures of processes
-that stand still or compute wrongly. As in a real job each injection happens once, also when its step is run again.
+Only injections that end a group can be simulated (sigkill, exception): the simulator models neither ranks nor processes
+that stall or compute wrong results. As in a real job each injection happens once, even when its step is run again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def scripted(words: Sequence[str], num_groups: int, pieces_per_shard: int) -> tu
     found = tuple(map(parse_injection, words))
     for word, one in zip(words, found, strict=True):
         if one.kind not in KINDS:
-            raise ConfigError(f"--inject {word}: the simulator knows deaths only; use {' or '.join(KINDS)}")
+            raise ConfigError(f"--inject {word}: only deaths can be simulated; use {' or '.join(KINDS)}")
         if one.point not in POINTS:
             raise ConfigError(
-                f"--inject {word}: at={one.point} is no moment of a simulated step; use {', '.join(POINTS)}"
+                f"--inject {word}: at={one.point} is not a moment of a simulated step; use {', '.join(POINTS)}"
             )
         if one.group >= num_groups:
             raise ConfigError(f"--inject {word}: group={one.group}, but the groups are 0 to {num_groups - 1}")
         if one.position is not None:
-            raise ConfigError(f"--inject {word}: a simulated group dies whole; leave position={one.position} out")
+            raise ConfigError(f"--inject {word}: a simulated group has no ranks; leave position={one.position} out")
         if one.point in ("forward", "backward") and one.n is not None and one.n >= 2 * pieces_per_shard:
             raise ConfigError(
                 f"--inject {word}: n={one.n}, but a group has about {pieces_per_shard} pieces; use a smaller n"
@@ -40,7 +40,7 @@ def scripted(words: Sequence[str], num_groups: int, pieces_per_shard: int) -> tu
 
 
 class Script:
-    """What has not happened yet."""
+    """The injections that have not happened yet."""
 
     def __init__(self, injections: Sequence[Injection]) -> None:
         self._waiting = list(injections)
@@ -48,7 +48,10 @@ class Script:
     def times(
         self, step: int, began_s: float, per_piece_s: NDArray[np.float64], ends_s: float, reduce_s: float
     ) -> list[tuple[float, int]]:
-        """(time, group) of what happens in this step, if its undisturbed reduction ends at ``ends_s``."""
+        """(time, group) of the injections of this step, whose reduction ends at ``ends_s`` if nothing disturbs it.
+
+        Times are in seconds; ``per_piece_s`` is [N].
+        """
         if not self._waiting:
             return []
         now = [one for one in self._waiting if one.step == step]

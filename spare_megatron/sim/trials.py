@@ -1,4 +1,4 @@
-"""Many trials of one policy, on all cores, and what they add up to: the JSON of ``spare-simulate``."""
+"""Runs trials of a policy on all cores and takes their means: the JSON of ``spare-simulate``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINES: Mapping[str, type[PolicyTrial]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is simulated once for every seed."""
+    """What a trial simulates, apart from its seed."""
 
     cluster: Cluster
     policy: Policy
@@ -36,7 +36,7 @@ class Case:
 
 
 def run_one(case: Case, seed: int) -> TrialResult:
-    """One trial in this process."""
+    """Run one trial in this process."""
     engine = ENGINES[case.policy.name]
     return engine(case.cluster, case.policy, seed, case.trace, case.domains, case.check).run()
 
@@ -44,7 +44,7 @@ def run_one(case: Case, seed: int) -> TrialResult:
 def run_many(
     jobs: Sequence[tuple[Case, int]], workers: int | None = None, done: Callable[[int], None] | None = None
 ) -> list[TrialResult]:
-    """Every (case, seed), in order; ``done(n)`` is told how many are finished."""
+    """The results of every (case, seed), in order; ``done(n)`` is called when n of them are finished."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(jobs))
     outcomes: list[TrialResult] = []
     if workers <= 1:
@@ -63,7 +63,7 @@ def run_many(
 
 
 def summary(outcomes: Sequence[TrialResult], seed: int) -> dict[str, Any]:
-    """Means over the trials; a ratio of None where a trial did not progress."""
+    """Means over the trials; the mean ratio is None where a trial made no progress."""
     ratios = [outcome.ratio for outcome in outcomes]
     known = [ratio for ratio in ratios if ratio is not None]
     tallies = [outcome.tally for outcome in outcomes]

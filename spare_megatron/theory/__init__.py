@@ -1,5 +1,5 @@
-"""Formulas of redundancy: how many losses a placement endures, what work survivors do, what that costs in time.
+"""Formulas of redundancy: how many losses a placement endures, how much survivors compute, how long training takes.
 
-Pure: numbers and arrays in, numbers out; a placement enters as its offsets. ``published`` holds the closed forms as
-they were published; the other modules are what this project plans with. docs/theory.md derives them.
+Pure: numbers and arrays in, numbers out; a placement is given by its offsets. ``published`` has the closed forms as
+they were published; the other modules have the formulas that plans are made with. docs/theory.md derives them.
 """

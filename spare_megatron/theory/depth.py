@@ -1,8 +1,9 @@
-"""How much the most loaded survivor computes, in shards, after k losses and on the mean until the wipe-out.
+"""Computes the load of the most loaded survivor, in shards, after k losses and on the mean until the wipe-out.
 
-The least possible load is max(bound, local): the bound c(k) of all survivors together, and what small sets of shards
-short of hosts demand (``shortage``). From r = 7 hosts on a set is short only when it is about to be lost, and the bound
-alone is exact in every simulated order; below, r = 2 has 40% above the bound, r = 3 8%, r = 4 2% (N = 4000).
+The least possible load is the larger of two: the bound c(k), the mean load of all survivors rounded up, and what small
+sets of shards with few live hosts demand of these hosts (``shortage``). With r >= 7 hosts such a set appears only just
+before it is lost, and the bound alone was exact in every simulated order; with fewer hosts the mean load is above the
+bound, by 40% for r = 2, 8% for r = 3, 2% for r = 4 (N = 4000).
 Independent offsets are assumed; against the controller's own plans see docs/theory.md.
 """
 
@@ -19,13 +20,13 @@ from spare_megatron.theory.endured import Endured, Floats
 from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 
 HOSTS_LOCAL_MAX = 8
-"""Above this redundancy local shortage does not add to the bound."""
+"""Above this redundancy local shortage is not added to the bound."""
 UNITS_MAX = 16
-"""Finest cut of a shard in the count of short sets; finer pieces are interpolated."""
+"""Most units into which a shard is divided to count short sets; for more pieces per shard the count is interpolated."""
 SHARES = 10
-"""Lost shares at which short sets are counted; in between their logarithm is interpolated."""
+"""Number of lost shares at which short sets are counted; in between the logarithm of the count is interpolated."""
 SURVIVAL_MIN = 1e-4
-"""States that are reached less often do not count."""
+"""States k with a lower probability of being reached are ignored."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,15 @@ class MaxLoad:
     """Load of the most loaded survivor, in shards."""
 
     after: Floats
-    """[k]: expected after k losses, given that no shard is lost, k = 0 .. the last state that matters."""
+    """after[k]: expected load after k losses, given that no shard is lost; k = 0 .. the last state above
+    SURVIVAL_MIN."""
     mean: float
-    """Mean over the states k = 0 .. endured in which a job is before its fatal loss, each counted once."""
+    """Mean over the states k = 0, 1, ..., each weighted with the probability that a job reaches it."""
 
 
 def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured) -> MaxLoad:
-    """``pieces_per_shard`` = 1 is shard granularity. ``endured`` is that of the same offsets."""
+    """The load with independent offsets. ``pieces_per_shard`` = 1 is shard granularity; ``endured`` must be computed
+    for the same offsets."""
     redundancy = len(offsets)
     reached = np.flatnonzero(endured.survival >= SURVIVAL_MIN)
     lost = np.arange(min(int(reached[-1]), num_groups - 1) + 1)
@@ -76,7 +79,8 @@ def _above(num_groups: int, offsets: Sequence[int], pieces: int, lost: NDArray[n
 def _short(
     num_groups: int, offsets: Sequence[int], units: int, caps: NDArray[np.int64], lost: NDArray[np.int64]
 ) -> Iterator[Floats]:
-    """[k] for each cap: the chance that some set needs more, given that no shard is lost."""
+    """For each cap an array over k: the probability that some set of shards needs more than ``cap`` units per host,
+    given that no shard is lost."""
     redundancy, triangles = len(offsets), triangles_per_shard(num_groups, offsets)
     if redundancy == 2 and gcd(num_groups, offsets[1] - offsets[0]) == 1:
         yield from (short_on_ring(num_groups, lost, units, int(cap)) for cap in caps)
@@ -92,8 +96,8 @@ def _short(
 
 
 def _chance(num_groups: int, redundancy: int, lost: NDArray[np.int64]) -> Floats:
-    """p of independent losses with which the smallest short sets, two shards with one host left, are as likely as with
-    exactly ``lost`` groups gone: p^d = C(N - d, k - d) / C(N, k) with d = 2 (r - 1)."""
+    """The probability p of independent losses for which the smallest short sets, two shards with one live host, are as
+    likely as after exactly k = ``lost`` losses: p^d = C(N - d, k - d) / C(N, k) with d = 2 (r - 1)."""
     dead = np.arange(min(2 * (redundancy - 1), num_groups - 1))
     ratios = np.maximum(lost[:, None] - dead, 0) / (num_groups - dead)
     return np.asarray(ratios.prod(axis=1) ** (1 / len(dead)))

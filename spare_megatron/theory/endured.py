@@ -1,7 +1,7 @@
-"""How many losses of groups a placement endures before some shard has no host left, the fatal loss not counted.
+"""Computes how many losses of groups a placement endures before the fatal one, after which a shard has no host.
 
-Groups are lost in random order. Two ways, chosen by ``endured``: an expansion over pairs of shards (large N, a few
-percent of the cost) and a seeded Monte Carlo of the placement itself (small N, or shards that share many hosts).
+Groups are lost in random order. ``endured`` chooses between two methods: an expansion over pairs of shards (for large
+N; a few percent of the cost) and a seeded Monte Carlo of the placement (for small N, or shards that share many hosts).
 Against 20,000 simulated orders at N = 200, 600, 1000, 4000 and r = 2..20 the result is within 1%.
 """
 
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 EXPANSION_GROUPS_MIN = 400
-"""From this N on the expansion is within 0.5% (independent offsets, r up to 20)."""
+"""From this N on the error of the expansion is at most 0.5% (independent offsets, r up to 20)."""
 EXPANSION_OF_FEW_HOSTS = (150, 9)
-"""(N, r): from this N on it is within 0.8% for at most this many hosts."""
+"""(N, r): from this N on, for at most this r, the error of the expansion is at most 0.8%."""
 SAMPLED_ORDERS = 4000
 SAMPLED_ORDERS_OF_MANY_HOSTS = 1500
-"""Orders of losses of a Monte Carlo, for r < 5 and for more: the deviation of one order is about 1.3 / r of the mean,
-so the standard error is at most 1% (r = 2) and 0.7% (r = 5)."""
+"""Number of orders of losses in a Monte Carlo, for r < 5 and for r >= 5. The standard deviation of one order is about
+1.3 / r of the mean, so the standard error is at most 1% (r = 2) and 0.7% (r = 5)."""
 GRID = 4000
 """Points of the integral over the share of groups lost."""
 
 
 @dataclass(frozen=True)
 class Endured:
-    """Losses endured before the fatal one, and the chance to get that far."""
+    """The mean number of losses endured before the fatal one, and the probability of enduring each number."""
 
     mean: float
     survival: Floats
@@ -39,7 +39,7 @@ class Endured:
 
 
 def endured(num_groups: int, offsets: Sequence[int], seed: int = 0) -> Endured:
-    """Of the cyclic placement with these offsets. ``seed`` fixes the Monte Carlo."""
+    """The losses that the cyclic placement with these offsets endures. ``seed`` is that of the Monte Carlo."""
     redundancy = len(offsets)
     if redundancy == num_groups:
         return certain(num_groups, num_groups - 1)
@@ -54,13 +54,14 @@ def endured(num_groups: int, offsets: Sequence[int], seed: int = 0) -> Endured:
 
 
 def certain(num_groups: int, losses: int) -> Endured:
-    """Exactly this many losses are endured."""
+    """The result where exactly ``losses`` losses are endured in every order."""
     survival = (np.arange(num_groups + 1) <= losses).astype(np.float64)
     return Endured(float(losses), survival, "exact")
 
 
 def replication(num_groups: int, redundancy: int) -> Endured:
-    """Of blocks of r consecutive groups that compute the same r shards (the last block may be shorter).
+    """The losses that replication endures: blocks of r consecutive groups compute the same r shards (the last block may
+    be smaller).
 
     At a lost share p no block of b groups is gone with probability prod(1 - p^b): exact up to the integral's grid."""
     blocks = [redundancy] * (num_groups // redundancy)
@@ -83,20 +84,22 @@ def _grid() -> Floats:
 
 
 def _expansion(num_groups: int, redundancy: int, counts: NDArray[np.int64]) -> Endured:
-    """A shard is a first one lost with probability q = p^r times the chance that no later neighbour, with c hosts in
-    common, is lost as well: 1 - p^(r - c), against 1 - q for shards without a common host."""
+    """Counts lost shards of which no later neighbour is lost as well, so that a cluster of them counts once. A shard is
+    lost with probability q = p^r; then a neighbour with c hosts in common survives with 1 - p^(r - c), against 1 - q
+    for a shard without common hosts. Independent sets of such shards give P(none lost) = (1 - q * alone)^N."""
     p = _grid()
     q = p**redundancy
     alone = np.zeros_like(p)
     for shared, pairs in zip(*np.unique(counts[counts > 0], return_counts=True), strict=True):
         alone += pairs / 2 * (np.log1p(-(p ** (redundancy - int(shared)))) - np.log1p(-q))
-    # Beyond its range the pair term grows again; survival never does.
+    # For large p, beyond the expansion's range, the pair term grows again; the probability of survival never does.
     log_alive = np.minimum.accumulate(num_groups * np.log1p(-q * np.exp(alone)))
     return _from_share(num_groups, p, np.exp(log_alive), "expansion")
 
 
 def _from_share(num_groups: int, p: Floats, alive: Floats, method: str) -> Endured:
-    """From the chance at a lost share p: sum over k of P(alive at k) = (N + 1) * integral of P(alive at p) dp."""
+    """The result from the probability ``alive`` of no lost shard at each lost share p, by: sum over k of P(alive at k)
+    = (N + 1) * integral of P(alive at p) dp."""
     mean = float((num_groups + 1) * alive.mean() - 1)
     lost = np.arange(num_groups + 1)
     survival = np.interp(lost / num_groups, p, alive, left=1.0, right=0.0)
@@ -105,7 +108,7 @@ def _from_share(num_groups: int, p: Floats, alive: Floats, method: str) -> Endur
 
 
 def _scaled(survival: Floats, mean: float) -> Floats:
-    """The same shape, stretched in k until its sum is the mean: the two differ by effects of order 1 / N."""
+    """``survival`` stretched along k until its sum is the mean: before, the two differ by effects of order 1 / N."""
     lost = np.arange(len(survival), dtype=np.float64)
     total = float(survival[1:].sum())
     if total <= 0 or mean <= 0:
@@ -129,6 +132,6 @@ def _monte_carlo(num_groups: int, offsets: Sequence[int], seed: int) -> Endured:
             np.maximum(last, np.roll(turn, offset, axis=1), out=last)
         fatal[low : low + shape[0]] = last.min(axis=1)
     survival = 1 - np.cumsum(np.bincount(fatal, minlength=num_groups + 1)) / orders
-    # survival[k]: the loss number k (turn k - 1) and all before were endured.
+    # alive[k]: losses 1 .. k, that is turns 0 .. k - 1, were all endured.
     alive = np.concatenate([[1.0], survival[:num_groups]])
     return Endured(float(fatal.mean()), alive, "monte carlo")

@@ -1,8 +1,8 @@
 """The closed forms of SPARe (arXiv 2603.00357), as published, one function each.
 
 They are asymptotic in N: ``endurable_failures`` is up to 8% off at N = 64 and within 2.5% from N = 600 on
-(docs/theory.md has the table), and counts the fatal loss in part. ``spare_megatron.theory.endured`` and ``depth`` are
-what plans are made from.
+(docs/theory.md has the table), and counts the fatal loss in part. Plans are made with ``spare_megatron.theory.endured``
+and ``depth`` instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def depth_bound(num_groups: int, lost: int) -> int:
 
 
 def load_bound(num_groups: int, lost: int, pieces_per_shard: int) -> float:
-    """The same with shards cut in K pieces: ceil(N K / (N - k)) / K shards; K = 1 is ``depth_bound``."""
+    """The bound with shards cut in K pieces: ceil(N K / (N - k)) / K shards; for K = 1 it is ``depth_bound``."""
     return -(-num_groups * pieces_per_shard // (num_groups - lost)) / pieces_per_shard
 
 

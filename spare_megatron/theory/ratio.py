@@ -1,4 +1,4 @@
-"""Time to train of a job that loses groups, relative to the failure-free run without redundancy; and the best saves.
+"""Computes the time to train of a job that loses groups, relative to a failure-free run, and the best save interval.
 
 A job goes through states k = 0, 1, ... lost groups. Per-group failure clocks of mean N x m are assumed, so state k
 lasts N m / (N - k) on the mean and is reached with probability survival[k]. Without re-join a cycle ends with the
@@ -19,32 +19,32 @@ from scipy.special import gammaln, log_ndtr
 from spare_megatron.theory.endured import Floats
 
 INTERVALS = 60
-"""Save intervals tried, spaced evenly in their logarithm."""
+"""Number of save intervals tried, spaced evenly in their logarithm."""
 INTERVAL_MAX_S = 14_400.0
-"""A durable copy is written every four hours even where no loss of a group threatens: a fault that ends all groups at
-once is not in this model."""
+"""Longest save interval, four hours, even where losses of groups do not require any: faults that end all groups at once
+are not in this model."""
 GROUPS_MAX = 1e7
 COUNTS = 400
-"""Counts of groups for which the slowest of them is computed; in between it is interpolated."""
+"""Number of counts of groups for which the time of the slowest is computed; in between it is interpolated."""
 PLANNED_GAIN_MIN = 0.002
-"""A planned restart counts only when it is better by this share."""
+"""A planned restart is chosen only when it lowers the time to train by this share."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a cluster and a job."""
+    """Times of a cluster and a job, in seconds."""
 
     mtbf_s: float
     """Mean time between losses anywhere in the whole cluster while all groups live."""
     restart_s: float
     save_s: float
     compute_s: float
-    """One shard's compute."""
+    """Time in which a group computes one shard."""
     reduce_s: float
     rebuild_s: float = 0.1
     weibull_shape: float = 1.0
     rejoin_s: float | None = None
-    """Time until a lost group is back; None: only a restart brings it back."""
+    """Time until a lost group is back; None where only a restart brings it back."""
     standby_groups: int = 0
     jitter: float = 0.05
     """Relative standard deviation of a group's compute time; a step ends at the slowest group."""
@@ -58,13 +58,13 @@ class ExpectedRun:
     ratio: float
     """Time to train / failure-free time without redundancy, jitter and saves."""
     availability: float
-    """1 - restarts / total: what the simulator counts. Saves, rebuilds and repeated steps count as up."""
+    """1 - time of restarts / total time, as the simulator has it; saves, rebuilds and repeated steps count as up."""
     interval_steps: int
     interval_s: float
     restart_after: int | None
-    """Losses after which a planned restart is better than going on; None: it is not."""
+    """Number of losses after which a planned restart is better than going on; None where it never is."""
     restarts_s: float
-    """Mean time between restarts, planned or not, infinite where there is none."""
+    """Mean time between restarts, planned or not; infinite where there are none."""
 
 
 def slowest(jitter: float, groups: NDArray[np.int64] | int) -> Floats:
@@ -87,7 +87,7 @@ def _largest_normal() -> tuple[Floats, Floats]:
 
 
 def restart_time_s(num_groups: int, costs: Costs) -> float:
-    """Expected restart when a group that fails while it starts begins anew and all wait for it.
+    """Expected seconds of a restart, in which a group that fails while it starts begins anew and all wait for it.
 
     One group is ready by t with probability G(t); all are after the integral of 1 - G^N. A group's first failure comes
     at the steady rate 1 / (N m), further ones by a fresh Weibull clock."""
@@ -114,7 +114,7 @@ def restart_time_s(num_groups: int, costs: Costs) -> float:
 
 
 def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
-    """Losses in a job of this length over those at the steady rate: clocks of shape < 1 that start new fail early.
+    """Losses in a job of this length, divided by those at the steady rate: new clocks of shape < 1 fail early.
 
     Renewal theory: m(t) = t / mean + (cv^2 - 1) / 2 for long jobs; the cumulative hazard of one clock for short
     ones."""
@@ -131,22 +131,23 @@ def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
 
 @dataclass(frozen=True)
 class PatchCost:
-    """What survivors compute for a loss in the middle of a step."""
+    """What survivors compute in addition after a loss in the middle of a step, in shards."""
 
     shards: float = 0.0
-    """For which all wait when the step is done."""
+    """Shards that are computed after the step, while all groups wait."""
     beside: tuple[tuple[float, int], ...] = ()
-    """(shards, groups): so many groups compute so much more, beside their own work of the step."""
+    """(shards, groups): this number of groups computes so many shards more, beside their own work of the step."""
 
     @staticmethod
     def spread(pieces: int, hosts: int) -> PatchCost:
-        """A shard's pieces, spread over so many hosts: some take one more than the others."""
+        """The cost of a shard's ``pieces`` that are spread evenly over ``hosts`` groups."""
         least, more = divmod(pieces, hosts)
         levels = ((least + 1, more), (least, hosts - more))
         return PatchCost(beside=tuple((taken / pieces, count) for taken, count in levels if taken and count))
 
     def cost_s(self, work: Floats, living: NDArray[np.int64], costs: Costs) -> Floats:
-        """What the step takes longer: few groups patch, and the slowest of all is waited for anyway."""
+        """Seconds by which the step takes longer, for each state: little where few groups patch, because all wait for
+        the slowest group anyway."""
         usual = work * slowest(costs.jitter, living)
         longest = usual
         for shards, groups in self.beside:
@@ -157,9 +158,16 @@ class PatchCost:
 def outcome(
     num_groups: int, work: Floats, survival: Floats, patch: PatchCost, costs: Costs, planned: bool = True
 ) -> ExpectedRun | None:
-    """``work[k]`` shards of the most loaded group after k losses, ``survival[k]`` the chance to get there.
+    """The expected course of a job of N groups; None where it makes no progress.
 
-    None: the job makes no progress."""
+    Args:
+        num_groups: N.
+        work: work[k] is the load of the most loaded group after k losses, in shards.
+        survival: survival[k] is the probability that k losses are endured, k = 0 .. N.
+        patch: what a loss in the middle of a step adds.
+        costs: times of cluster and job.
+        planned: whether planned restarts are considered.
+    """
     base_s = costs.compute_s + costs.reduce_s
     horizon_s = costs.steps * base_s
     found: ExpectedRun | None = None
@@ -261,7 +269,7 @@ def _cycles(
 
 
 def _binomial(trials: int, chance: float) -> Floats:
-    """[trials + 1]"""
+    """Probabilities [trials + 1] of 0, 1, ... hits in independent trials that each hit with probability ``chance``."""
     hits = np.arange(trials + 1)
     if chance <= 0:
         return np.asarray(hits == 0, dtype=np.float64)
@@ -270,7 +278,7 @@ def _binomial(trials: int, chance: float) -> Floats:
 
 
 def _onward(survival: Floats, standing: NDArray[np.int64]) -> Floats:
-    """Chance to reach the next state; a loss that a standby replaces is never fatal."""
+    """Probability of reaching the next state, for each state; a loss that a standby replaces is never fatal."""
     after = np.append(standing[1:], standing[-1] + 1)
     return np.asarray(np.append(survival, 0.0)[after])
 
@@ -284,7 +292,8 @@ def _steady(
     rate: float,
     horizon_s: float,
 ) -> ExpectedRun | None:
-    """Re-join after T: a group is away for the share u = T / (N m + T); lost = those that no standby replaces."""
+    """The steady state with re-join after T: a group is away with probability u = T / (N m + T), and the groups that no
+    standby replaces are lost."""
     assert costs.rejoin_s is not None
     members = num_groups + costs.standby_groups
     alive_s = num_groups * costs.mtbf_s / rate

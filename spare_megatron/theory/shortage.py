@@ -1,13 +1,13 @@
-"""How often a set of shards is short of hosts: the chance that a group must take more than a given load.
+"""Computes how often a set of shards is short of hosts, so that some group must take more than a given load.
 
 A plan with largest load x (in shards) exists iff every set of a shards has at least a / x live hosts (Hall). Groups
-are lost independently with probability p. Seen from any shard or group, its surroundings are a tree with r hosts to a
-shard and r shards to a group, up to cycles that independent offsets make rare; on a tree the leaves decide first:
+are lost independently with probability p. The graph of shards and hosts around any shard or group is a tree (each shard
+has r hosts, each group r shards), up to cycles that independent offsets make rare. On a tree, from the leaves inwards:
 
 - a shard asks a host for what its other live hosts have no room for: X = max(0, K - sum of their room);
 - a host has room for what the others of its shards do not ask of it: s = max(0, C - sum of what they ask).
 
-Iterating the distributions of X and s gives those of a long tree ("cavity method"). A short set is then met at each of
+Iterating the distributions of X and s gives those of a long tree ("cavity method"). A short set then shows at each of
 its nodes and edges, and a tree has one node more than edges: sets = shards short + groups short - edges short.
 That count per shard is v(r, x, p), x = C / K; by the integrality of flows it depends on K and C only through x.
 """
@@ -23,25 +23,29 @@ from scipy.special import gammaln
 from spare_megatron.theory.endured import Floats
 
 ROUNDS = 6
-"""Iterations: as long a chain as matters where short sets are rare."""
+"""Number of iterations, which is the longest chain that counts; longer ones do not matter where short sets are rare."""
 
 
 def triangles_per_shard(num_groups: int, offsets: Sequence[int]) -> float:
-    """Sets of three shards any two of which share a group of their own: independent offsets do not avoid these smallest
-    cycles, because differences of offsets commute. C(r, 3) at the least, more where differences add up to others."""
+    """Number, per shard, of sets of three shards of which each pair shares another group. Independent offsets do not
+    avoid these smallest cycles, because differences of offsets commute. It is at least C(r, 3), and more where the sum
+    of two differences is a third."""
     marks = np.asarray(offsets)
     pairs = (marks[:, None] - marks[None, :])[~np.eye(len(marks), dtype=bool)] % num_groups
     thirds = np.bincount(pairs, minlength=num_groups)[-(pairs[:, None] + pairs[None, :]) % num_groups]
     r = len(marks)
-    # Each is found from three shards in two orders; so are any three shards of one group, r (r - 1) (r - 2) times.
+    # Each set is counted six times: from three shards, in two orders. Three shards of one group are counted too, in
+    # r (r - 1) (r - 2) terms.
     return float(thirds.sum() - r * (r - 1) * (r - 2)) / 6
 
 
 def short_sets(redundancy: int, units: int, cap: int, share: Floats, triangles: float = 0.0) -> Floats:
-    """v: short sets per shard at these lost shares p, for shards of ``units`` pieces and ``cap`` pieces per group.
+    """v, the number of short sets per shard, at each lost share p, for shards of ``units`` pieces and at most ``cap``
+    pieces per group.
     ``triangles``: :func:`triangles_per_shard`.
 
-    ``cap`` below ``units / (1 - p)`` is short of room as a whole: v is then large, but no count of small sets."""
+    With ``cap`` below ``units / (1 - p)`` the survivors as a whole have too little room: v is large then, but does not
+    count small sets."""
     lost = share[:, None]
     other = redundancy - 1
     asked = np.zeros((len(share), units + 1))
@@ -59,13 +63,13 @@ def short_sets(redundancy: int, units: int, cap: int, share: Floats, triangles: 
     on_trees = np.maximum(shards_short + groups_short - edges_short, share**redundancy)
     if 2 * cap >= 3 * units:
         return np.asarray(on_trees)
-    # The three shards of a triangle have two hosts when two of the groups between them are all that is left: at r = 3
-    # that is as frequent as two shards with one host.
+    # A triangle's three shards have only two live hosts when two of the groups that they share are all that lives: for
+    # r = 3 that is as frequent as two shards with one host.
     return np.asarray(on_trees + 3 * triangles * share ** (3 * redundancy - 5) * (1 - share) ** 2)
 
 
 def short_on_ring(num_groups: int, lost: NDArray[np.int64], units: int, cap: int) -> Floats:
-    """The chance that some set is short after ``lost`` losses by which no shard is lost, for r = 2: exact.
+    """For r = 2 the exact probability that some set is short after ``lost`` losses, given that no shard is lost.
 
     Groups and shards alternate on a ring; n live groups between two lost ones have n + 1 shards. Of N groups on a ring
     k can be lost with at least m live ones between any two in N / (N - k m) * C(N - k m, k) ways."""
@@ -88,7 +92,7 @@ def _log_ways(num_groups: int, lost: NDArray[np.int64], apart: int) -> Floats:
 
 
 def _seen(room: Floats, lost: Floats) -> Floats:
-    """Room as a shard sees it: none at a lost host."""
+    """Distribution of the room that a shard finds at a host, which has none with probability ``lost``."""
     seen = (1 - lost) * room
     seen[:, 0] += lost[:, 0]
     return seen

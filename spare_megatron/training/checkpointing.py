@@ -1,4 +1,4 @@
-"""Megatron's module of this name: every function of it is refused with what to use, for ``pretrain`` does the work."""
+"""Stands for ``megatron.training.checkpointing``: importing a function of it is refused, with what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's module of this name: what users' code asks for from anywhere."""
+"""Stands for ``megatron.training.global_vars``: the functions by which users' code gets args, tokenizer and timers."""
 
 from __future__ import annotations
 

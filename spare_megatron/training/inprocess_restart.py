@@ -1,4 +1,4 @@
-"""Megatron's module of this name, as its pretrain_gpt.py calls it: nothing is restarted inside a process here."""
+"""Stands for ``megatron.training.inprocess_restart``, which Megatron's pretrain_gpt.py calls; it restarts nothing."""
 
 from __future__ import annotations
 

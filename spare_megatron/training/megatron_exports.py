@@ -1,8 +1,8 @@
-"""Where the names that Megatron-LM's users import from ``megatron.training`` are here, and why some are not.
+"""Finds the names that Megatron-LM's users import from ``megatron.training``, or says why one does not exist here.
 
 A user's script is ported by writing ``spare_megatron`` for ``megatron`` in its imports of ``megatron.training``; the
-package, ``spare_megatron`` itself and the modules of Megatron's names (``arguments``, ``global_vars``, ``training``,
-``utils``, ...) look here. Imports nothing heavy: a bad flag is refused before torch is imported.
+package, ``spare_megatron`` itself and the modules with Megatron's names (``arguments``, ``global_vars``, ``training``,
+``utils``, ...) look names up here. Imports nothing heavy, so that a bad flag is refused before torch is imported.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ EXPORTS = {
     "print_rank_last": _UTILS,
     "set_startup_timestamps": _STATE,
 }
-"""Name -> the module that has it."""
+"""Name -> the module that defines it."""
 
 _BOARDS = (
-    "the job's figures are written once per job, of committed steps, by the coordinator; return yours in the report of "
-    "the loss function: they are summed over the batch and appear in the log, on TensorBoard and on W&B"
+    "the coordinator writes the figures of committed steps, once per job; return your own in the report of the loss "
+    "function: they are averaged over the batch and appear in the log, on TensorBoard and on W&B"
 )
-_LOOP = "pretrain() does it, in an order that lets groups be lost; hand it the providers and the forward step instead"
+_LOOP = "pretrain() does it, in an order that survives the loss of groups; pass it the providers and the forward step"
 _SAVES = "checkpoints are written, checked and found by pretrain(): use --save, --load, --ckpt-step and --save-interval"
 
 REFUSED = {
@@ -55,7 +55,7 @@ REFUSED = {
     "train": _LOOP,
     "train_step": _LOOP,
     "training_log": _BOARDS,
-    "calc_params_l2_norm": "parameters are not in one place in every group's step; use --log-params-norm",
+    "calc_params_l2_norm": "it is not provided; use --log-params-norm",
     "print_params_min_max_norm": "it is not provided; use --log-params-norm",
     "check_adlr_autoresume_termination": "there is no such service here; Slurm jobs queue themselves again",
     "update_use_dist_ckpt": _SAVES,
@@ -67,9 +67,9 @@ def lookup(module: str, name: str) -> Any:
     """``name`` for ``module.__getattr__``.
 
     Raises:
-        ImportError: Megatron has the name and this package has it not, with the reason; unlike an AttributeError its
-            sentence survives ``from ... import``.
-        AttributeError: nobody has it.
+        ImportError: Megatron has the name, but this package does not; it gives the reason. Unlike that of an
+            AttributeError, its message is shown for ``from ... import``.
+        AttributeError: neither Megatron nor this package has the name.
     """
     if name in EXPORTS:
         return getattr(importlib.import_module(EXPORTS[name]), name)
@@ -77,7 +77,7 @@ def lookup(module: str, name: str) -> Any:
 
 
 def missing(module: str, name: str) -> Exception:
-    """What is raised for a name that ``module`` has not."""
+    """The exception to raise for a name that ``module`` does not have."""
     if name in REFUSED:
         return ImportError(f"{module} has no {name}, which Megatron-LM has: {REFUSED[name]}", name=name)
     return AttributeError(f"module {module!r} has no attribute {name!r}")

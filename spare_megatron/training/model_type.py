@@ -1,9 +1,9 @@
-"""Megatron's word for the kind of model, without importing megatron-core for it."""
+"""Megatron's enum of kinds of models, without an import of megatron-core."""
 
 from enum import Enum
 
 
 class ModelType(Enum):
-    """The member that ``pretrain`` takes; megatron-core's own ModelType is taken as well."""
+    """The kind of model that ``pretrain`` takes; it accepts megatron-core's own ModelType too."""
 
     encoder_or_decoder = 1

@@ -2,7 +2,7 @@
 
 A user's script calls it with a provider of data sets, a provider of the model and a forward step. One process is one
 rank; its place comes from spare-launch, torchrun or Slurm. A wrong flag ends the process with one sentence before
-torch is imported. The module has Megatron's name for it.
+torch is imported. The module is named after ``megatron.training.training``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def pretrain(
     get_position_embedding_ranks: Callable[..., list[int]] | None = None,
     **unsupported: Any,
 ) -> None:
-    """Train until the job is over for this rank; returns when it finished, else leaves with an exit code.
+    """Train until the job is over for this rank; returns when the job has finished, else ends the process with an exit
+    code.
 
     Args:
         train_valid_test_datasets_provider: (numbers of samples of training, validation, test) -> three data sets.
         model_provider: (pre_process, post_process[, vp_stage]) -> module.
-        model_type: accepted for Megatron's sake; models are decoders.
+        model_type: accepted as in Megatron; all models are decoders.
         forward_step_func: (data iterator, model) -> (output tensor, loss function).
         extra_args_provider: adds flags to an argparse parser.
         args_defaults: defaults of flags, by name.
         get_embedding_ranks: (ranks of a pipeline) -> those that hold a word embedding; megatron-core's own if None.
-        get_position_embedding_ranks: the same of position embeddings.
-        unsupported: Megatron's other hooks, refused by name when they are given.
+        get_position_embedding_ranks: the same for position embeddings.
+        unsupported: Megatron's other hooks, each of which is refused by name when it is given.
     """
     if process_non_loss_data_func is not None:
         unsupported["process_non_loss_data_func"] = process_non_loss_data_func
@@ -69,12 +70,12 @@ def pretrain(
     if code != ExitCode.FINISHED:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Other ranks of this group may be gone: nothing that waits for them may run now.
+        # Other ranks of this group may be dead, so no exit handler may run that waits for them.
         os._exit(code)
 
 
 def get_train_valid_test_num_samples() -> tuple[int, int, int]:
-    """Samples that the job draws for training, validation and test."""
+    """Numbers of samples that the job draws for training, validation and test."""
     from spare_megatron.data.dataset_build import sample_counts
 
     args = get_args()
@@ -94,7 +95,8 @@ def _log_to_stderr(place: Place, level: int | None) -> None:
 
 
 def _refuse(sentence: str, place: Place | None) -> ExitCode:
-    """One sentence on this rank's standard error, and in the run directory for the launcher to show once."""
+    """Write one sentence to this rank's standard error, and to the run directory, from which the launcher shows it
+    once."""
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
     run_dir = place.run_dir if place is not None else os.environ.get("SPARE_RUN_DIR")
     if run_dir:

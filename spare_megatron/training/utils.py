@@ -111,18 +111,17 @@ def get_ltor_masks_and_position_ids(
 
 
 def average_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The losses of this microbatch, [number of losses], without their graph, to be returned in the report.
+    """The losses of this microbatch, [number of losses], detached, to be returned in the report.
 
-    What the loss function reports is averaged over all microbatches of the committed step, those of other groups and
-    data ranks included, so nothing is left to average here: another group may be dead, and is never waited for.
+    Nothing is averaged here: the step loop averages what the loss function reports over all microbatches of the
+    committed step, with those of other groups and data ranks. A collective here could wait for a dead group.
     """
     return torch.cat([loss.detach().reshape(1).clone() for loss in losses])
 
 
 def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | None:
-    """The largest of the figures that the ranks of this pipeline know, None where none knows one.
-
-    Collective in the model-parallel group; a figure is not negative.
+    """The largest ``stat`` of the ranks of this model-parallel group, which must not be negative; None where all have
+    None. Collective in that group.
     """
     from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
@@ -131,14 +130,14 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None) -> float | N
 
 
 def logical_and_across_model_parallel_group(input: bool) -> bool:
-    """Whether it is true on every rank of this pipeline; collective in the model-parallel group."""
+    """Whether ``input`` is true on every rank of this model-parallel group; collective in that group."""
     from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
     return microbatch_broadcast.max_over_model(0.0 if input else 1.0) == 0.0
 
 
 def report_memory(name: str) -> None:
-    """Print what the device's memory holds, on inner data rank 0 of each group; 0 without CUDA."""
+    """Print the device's memory figures in MiB, on inner data rank 0 of each group; they are 0 without CUDA."""
     from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
     if microbatch_broadcast.data_rank() == 0:

@@ -1,4 +1,4 @@
-"""Redundancy, save interval, planned restart and inner data parallelism chosen together from a cluster's figures.
+"""Chooses redundancy, save interval, planned restart and inner data parallelism from the figures of a cluster.
 
-Pure: figures in, a choice with its reason out. ``choose`` plans for ``spare-plan``, ``at_start`` for a running job.
+Pure: figures in, a choice with its reason out. ``choose`` serves ``spare-plan``, ``at_start`` a running job.
 """

@@ -1,6 +1,6 @@
-"""What a running job asks: redundancy and save interval from its own first figures, and later from its losses.
+"""Chooses redundancy and save interval of a running job from its first measured figures, and later from its losses.
 
-Called by whoever has measured; nothing here measures. A choice comes with its reason and can be journalled as it is.
+The caller measures; nothing here does. A choice has its reason and can be written to the journal as it is.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ from math import ceil, inf
 from typing import Literal
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.theory.published import best_availability, best_interval_s
-from spare_megatron.tuner.choose import candidate, choose
+from spare_megatron.tuner.choose import candidate, choose, counted_losses
 from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 
 UPDATE_FACTOR_MAX = 4.0
-"""An updated interval stays within this factor of the one chosen at the start."""
+"""An updated save interval stays within this factor of the one chosen at the start."""
 UPDATE_CHANGE_MIN = 0.2
-"""A smaller relative change is not worth announcing."""
+"""An update with a smaller relative change is not made."""
 PRIOR_LOSSES = 2.0
-"""The rate given at the start counts like this many observed losses."""
+"""The loss rate assumed at the start counts like this many observed losses."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A job at its start."""
+    """The figures of a job at its start. Times are in seconds."""
 
     num_groups: int
     group_size: int
     restart_s: float
-    """From the start of the processes to the first step."""
+    """Time from the start of the processes to the first step."""
     save_s: float
-    """Time that a trial save kept training waiting."""
+    """Time that training waited for a trial save."""
     compute_s: float
-    """Compute of one shard, median of the first steps."""
+    """Time to compute one shard, the median of the first steps."""
     reduce_s: float
     pieces_per_shard: int
     steps: int
@@ -44,46 +45,47 @@ class Measured:
     rejoin_s: float | None = None
     standby_groups: int = 0
     redundancy: int | None = None
-    """In effect: kept, as a placement lasts as long as the processes."""
+    """The redundancy in effect, which the choice keeps, because the placement lasts as long as the processes; None
+    where it is to be chosen."""
     redundancy_is_free: bool = False
-    """The next start may have another one: the choice says which."""
+    """Whether the next start of the job may have another redundancy; then the choice says which."""
     write_s: float = 0.0
-    """From the step to the checkpoint that counts: the next save cannot come earlier."""
+    """Time from a step to the acceptance of its checkpoint; the save interval is not shorter."""
     planned_restarts: bool = False
-    """Whether the job carries out planned restarts; without them saves must cover every wipe-out."""
+    """Whether the job makes planned restarts."""
     save_interval_steps: int | None = None
-    """As given: kept. None: chosen."""
+    """The save interval that was given, which the choice keeps; None where it is to be chosen."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the job uses, and why."""
+    """What the job uses, and why. Times are in seconds."""
 
     redundancy: int
     save_interval_steps: int
     save_interval_s: float
     restart_after_failures: int | None
     mtbf_s: float
-    """Of the whole job, as assumed."""
+    """The mean time between losses in the whole job that was assumed."""
     time_to_train_ratio: float | None
-    """None: no progress is expected."""
+    """Expected time to train / failure-free time; None where no progress is expected."""
     endurable_failures: float
     reason: str
     redundancy_next: int | None = None
-    """What the next start of the job should have, where that is free and not what is in effect."""
+    """The redundancy that the next start of the job should have, where it is free and differs from the present one."""
 
     def as_json(self) -> dict[str, object]:
         """For the journal and a checkpoint's metadata."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """A small table for people."""
+        """The rows (name, value) of a table for users."""
         planned, ratio = self.restart_after_failures, self.time_to_train_ratio
         later = "" if self.redundancy_next is None else f", {self.redundancy_next} from the next start on"
         return [
             ("redundancy", f"{self.redundancy}{later}"),
-            ("save interval", f"{self.save_interval_steps} steps ({self.save_interval_s:.0f} s)"),
-            ("planned restart", "none" if planned is None else f"after {planned} losses"),
+            ("save interval", f"{counted(self.save_interval_steps, 'step')} ({self.save_interval_s:.0f} s)"),
+            ("planned restart", "none" if planned is None else f"after {counted_losses(planned)}"),
             ("mean time between losses", f"{self.mtbf_s:.0f} s"),
             ("losses endured", f"{self.endurable_failures:.1f}"),
             ("time to train / failure-free", "none" if ratio is None else f"{ratio:.3f}"),
@@ -98,7 +100,7 @@ def at_start(measured: Measured) -> Choice:
 
 
 def _with_the_next(measured: Measured, choice: Choice) -> Choice:
-    """The choice, and what the next start should have, where that is free, another one and makes progress."""
+    """The choice with the redundancy of the next start, where it is free, a different one and makes progress."""
     if not measured.redundancy_is_free or measured.redundancy is None:
         return choice
     try:
@@ -107,14 +109,12 @@ def _with_the_next(measured: Measured, choice: Choice) -> Choice:
         return choice
     if free.redundancy == choice.redundancy:
         return choice
-    later = (
-        f"the next start of the job takes redundancy {free.redundancy}, as a placement lasts as long as the processes"
-    )
+    later = f"the next start of the job takes redundancy {free.redundancy}, which cannot change while processes run"
     return replace(choice, redundancy_next=free.redundancy, reason=f"{choice.reason}; {later}")
 
 
 def _mtbf_s(measured: Measured) -> tuple[float, str]:
-    """Of the whole job, and where it is from."""
+    """The mean time between losses in the whole job, in seconds, and words that say where it is from."""
     hours = LLAMA3_MTBF_GPU_HOURS if measured.mtbf_gpu_hours is None else measured.mtbf_gpu_hours
     if not 0 < hours < inf:
         raise ConfigError(f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0")
@@ -123,8 +123,10 @@ def _mtbf_s(measured: Measured) -> tuple[float, str]:
 
 
 def without_progress(measured: Measured, why: str) -> Choice:
-    """What a job does for which :func:`at_start` finds no progress: it was started all the same. A save costs a tenth
-    of the time, where the interval is chosen."""
+    """The choice for a running job for which :func:`at_start` finds no progress; ``why`` is its message.
+
+    Where the save interval is free, it is so long that saves take a tenth of the time.
+    """
     step_s = measured.compute_s + measured.reduce_s
     steps, words = _interval(measured, max(1, ceil(9 * measured.save_s / step_s)))
     best = "saves take a tenth of the time" if measured.save_interval_steps is None else words
@@ -134,18 +136,19 @@ def without_progress(measured: Measured, why: str) -> Choice:
 
 
 def restart_pays(measured: Measured, live: int, steps_left: int) -> bool:
-    """Whether a restart with all groups costs less than the rest of the job costs more on ``live`` groups."""
+    """Whether a restart with all groups costs less time than running the steps left on ``live`` groups would add."""
     slower_s = measured.compute_s * (measured.num_groups / live - 1)
     return steps_left * slower_s > measured.restart_s + measured.save_s
 
 
 def _interval(measured: Measured, best_steps: int) -> tuple[int, str]:
-    """The steps between saves that the job keeps to, and the words for them."""
+    """The number of steps between saves that the job uses, and the words for it."""
     best = _at_least_a_write(measured, best_steps)
     given = measured.save_interval_steps
     if given is None:
-        return best, f"a save every {best} steps"
-    return given, f"a save every {given} steps as given" + (f", {best} would be best" if best != given else "")
+        return best, f"a save every {counted(best, 'step')}"
+    better = f" ({best} would be best)" if best != given else ""
+    return given, f"a save every {counted(given, 'step')} as given{better}"
 
 
 def _at_least_a_write(measured: Measured, steps: int) -> int:
@@ -155,13 +158,15 @@ def _at_least_a_write(measured: Measured, steps: int) -> int:
 def updated_interval(
     measured: Measured, choice: Choice, losses: int, elapsed_s: float, present_steps: int | None = None
 ) -> Choice | None:
-    """The choice at the start with the save interval for the losses seen in this time; None where that hardly differs
-    from ``present_steps`` (default: the choice's).
+    """The choice made at the start, with a save interval for the ``losses`` seen in ``elapsed_s`` seconds.
 
-    The rate is that of a gamma prior worth ``PRIOR_LOSSES`` losses at the first assumption; the redundancy stays."""
+    None where that interval hardly differs from ``present_steps`` (default: that of the choice). The loss rate is the
+    mean of a gamma posterior whose prior is worth ``PRIOR_LOSSES`` losses at the rate assumed first; the redundancy
+    stays.
+    """
     present = present_steps or choice.save_interval_steps
     mtbf_s = (elapsed_s + PRIOR_LOSSES * choice.mtbf_s) / (losses + PRIOR_LOSSES)
-    source = f"{losses} losses in {elapsed_s:.0f} s"
+    source = f"{counted_losses(losses)} in {elapsed_s:.0f} s"
     try:
         fresh = _choice(replace(measured, redundancy=choice.redundancy), mtbf_s, source)
         wanted = float(fresh.save_interval_steps)
@@ -174,8 +179,8 @@ def updated_interval(
         return None
     step_s = choice.save_interval_s / choice.save_interval_steps
     reason = (
-        f"save interval {present} -> {steps} steps: {source} make one every {mtbf_s:.0f} s, "
-        f"{choice.mtbf_s:.0f} s were assumed (at most a factor {UPDATE_FACTOR_MAX:g} from the start's)"
+        f"save interval {present} -> {counted(steps, 'step')}: after {source} one every {mtbf_s:.0f} s is expected, "
+        f"{choice.mtbf_s:.0f} s were assumed (at most a factor {UPDATE_FACTOR_MAX:g} from the first interval)"
     )
     return replace(choice, save_interval_steps=steps, save_interval_s=steps * step_s, reason=reason)
 
@@ -209,7 +214,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
     found = chosen.outcome
     if found is None:
         raise ConfigError(
-            f"--spare-redundancy {chosen.redundancy} endures {chosen.endurable_failures:.1f} losses, one every "
+            f"--spare-redundancy {chosen.redundancy} endures {chosen.endurable_failures:.1f} losses, with one every "
             f"{mtbf_s:.0f} s ({source}): too few for a restart of {measured.restart_s:g} s; use a larger one or 'auto'"
         )
     steps, words = _interval(measured, found.interval_steps)
@@ -226,7 +231,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
 
 
 def _unmasked(measured: Measured, mtbf_s: float, source: str) -> Choice:
-    """No loss can be masked: every one is a restart, and only the interval is chosen."""
+    """The choice for redundancy 1: no loss can be masked, each is a restart, and only the save interval is chosen."""
     step_s = measured.compute_s + measured.reduce_s
     interval_s = max(step_s, best_interval_s(mtbf_s, measured.restart_s, measured.save_s))
     steps, words = _interval(measured, max(1, round(interval_s / step_s)))

@@ -1,8 +1,8 @@
-"""Redundancy, planned restart and save interval of least time to train, with the runners-up and why they lose.
+"""Chooses redundancy, planned restart and save interval of least time to train, and says why others take longer.
 
-In microbatch granularity redundancy costs no computing: with shared data every group reads every shard (r = N), and
-the question is only when a planned restart pays; with staged data r costs what lies on a group's disks and the time to
-stage it. So of staged candidates that are as good as the best within ``TIE`` the one with least r wins.
+In microbatch granularity redundancy costs no computing. With shared data every group reads every shard (r = N), and
+only the planned restart is to be chosen. With staged data r costs disk space of each group and the time to stage; so of
+the candidates within ``TIE`` of the best, the one with the smallest r is chosen.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from spare_megatron.theory import depth, endured, ratio
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
-"""Candidates this close in time to train count as equal."""
+"""Candidates whose times to train differ by at most this share count as equal."""
 REDUNDANCY_MAX = 20
-"""Largest r among the candidates, besides N for shared data and what is asked for."""
+"""Largest r among the candidates, besides N for shared data and a given redundancy."""
 STANDBY_SHARES = (0.01, 0.03)
 """Shares of the groups that are tried as standbys."""
 MTBF_S_MAX = 1e12
 """Longest mean time between losses that is tried for the advice to a cluster without progress, seconds."""
 SHARD_PATCHES = 0.1
-"""Share of losses for which shard granularity computes a patch: the present top slots do not cover every shard."""
+"""Share of losses for which shard granularity computes a patch: those where a survivor has not computed the lost
+group's shards already in this step."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One redundancy and what it leads to."""
+    """A redundancy and the expected course of a job with it."""
 
     redundancy: int
     granularity: str
     endurable_failures: float
     """Mean number of losses before the fatal one."""
     mean_work: float
-    """Shards that the most loaded survivor computes, mean over the states before the fatal loss."""
+    """Load of the most loaded survivor in shards, mean over the states before the fatal loss."""
     mean_work_until_restart: float
-    """The same up to the planned restart; mean_work where there is none."""
+    """The same mean over the states before the planned restart; ``mean_work`` where there is none."""
     stage_gib_per_group: float
     stage_s: float
     outcome: ratio.ExpectedRun | None
-    """None: no progress."""
+    """None where the job would make no progress."""
     method: str
     """How endurable_failures was computed."""
 
     def as_json(self) -> dict[str, object]:
-        """The keys of spare-plan --json."""
+        """The fields under the names of spare-plan --json."""
         found = self.outcome
         return {
             "redundancy": self.redundancy,
@@ -71,7 +72,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RedundancyPlan:
-    """The choice, all candidates in order of r, and the sentence that says why."""
+    """The chosen candidate, all candidates in order of r, and a sentence that says why."""
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
@@ -79,7 +80,10 @@ class RedundancyPlan:
 
 
 def choose(cluster: ClusterFigures, redundancy: int | None = None) -> RedundancyPlan:
-    """``redundancy`` given outright is honoured; ConfigError when nothing makes progress or r > N."""
+    """The best plan for a cluster; a given ``redundancy`` is kept.
+
+    ConfigError when no allowed redundancy makes progress, or the given one is not in 1..N.
+    """
     num_groups = cluster.num_groups
     if redundancy is not None and not 1 <= redundancy <= num_groups:
         raise ConfigError(
@@ -107,7 +111,8 @@ def choose(cluster: ClusterFigures, redundancy: int | None = None) -> Redundancy
 
 
 def choose_granularity(cluster: ClusterFigures, redundancy: int | None = None) -> tuple[RedundancyPlan, str]:
-    """:func:`choose` in the granularity of less time to train, whatever the cluster's; what the other would take."""
+    """The plan in the granularity with the shorter time to train (``cluster.granularity`` is ignored), and a clause
+    that says what the other would take."""
     plan = choose(replace(cluster, granularity="microbatch"), redundancy)
     try:
         whole = choose(replace(cluster, granularity="shard"), redundancy)
@@ -120,7 +125,8 @@ def choose_granularity(cluster: ClusterFigures, redundancy: int | None = None) -
 
 
 def standbys(cluster: ClusterFigures, chosen: Candidate) -> tuple[int, float]:
-    """(how many of the cluster's groups are best kept as standbys, time to train with them over that of ``chosen``).
+    """How many of the cluster's groups are best kept as standbys, and the time to train with them over that of
+    ``chosen``.
 
     The others take the standbys' share of the batch, so each computes N / (N - n) of a shard."""
     num_groups, base = cluster.num_groups, _ratio(chosen)
@@ -147,7 +153,7 @@ def standbys(cluster: ClusterFigures, chosen: Candidate) -> tuple[int, float]:
 
 
 def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
-    """What this redundancy leads to on this cluster."""
+    """The candidate with this redundancy on this cluster."""
     num_groups = cluster.num_groups
     whole = cluster.granularity == "shard"
     pieces = 1 if whole else cluster.pieces_per_shard
@@ -171,8 +177,8 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
 
 
 def _lasting_s(cluster: ClusterFigures, endurable_failures: float) -> float:
-    """Mean seconds from a start to the wipe-out, at the rate of all groups: up to the fatal loss, which comes after
-    the endured ones and those that standbys replace. docs/theory.md, section 5."""
+    """Mean seconds from a start to the wipe-out at the loss rate of all groups: it takes the endured losses, those that
+    standbys replace, and the fatal one. docs/theory.md, section 5."""
     return (endurable_failures + 1 + cluster.standby_groups) * cluster.mtbf_s
 
 
@@ -184,8 +190,8 @@ def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endure
 
 
 def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:
-    """The job's own where independent ones may exist. Elsewhere the search for the least overlap takes longer than a
-    plan may, and random offsets endure as much within 1%."""
+    """The offsets that a job would use, where independent ones may exist; else random ones, which endure as many losses
+    within 1%, because the search for the least overlap would take too long for a plan."""
     if overlap_bound(num_groups, redundancy) <= 1 and not absent(num_groups, redundancy):
         return build_placement(num_groups, redundancy).offsets
     drawn = np.random.default_rng((num_groups, redundancy)).permutation(num_groups)[:redundancy]
@@ -217,7 +223,7 @@ def _impossible(cluster: ClusterFigures, tried: list[Candidate]) -> str:
     needed = cluster
     while needed.mtbf_s < MTBF_S_MAX and candidate(needed, longest.redundancy).outcome is None:
         needed = replace(needed, mtbf_s=needed.mtbf_s * 1.25)
-    # At the end of the search no rate of losses is known to do: a figure would be no advice.
+    # At the end of the search no loss rate is known that suffices, so none is advised.
     longer = f"use --mtbf-s {needed.mtbf_s:.3g} or more, or" if needed.mtbf_s < MTBF_S_MAX else "use"
     return (
         f"--mtbf-s {cluster.mtbf_s:g} is too short: redundancy {longest.redundancy} endures "
@@ -247,10 +253,15 @@ def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candid
         losers = [each for each in candidates if abs(each.redundancy - chosen.redundancy) == 1]
         parts.extend(_why(each, chosen) for each in losers if each is not best)
     if found.restart_after is not None:
-        parts.append(f"a planned restart after {found.restart_after} losses beats going on with fewer groups")
+        parts.append(f"a planned restart after {counted_losses(found.restart_after)} beats going on with fewer groups")
     elif cluster.rejoin_s is not None:
         parts.append("lost groups come back, so no restart is planned")
     return "; ".join(parts)
+
+
+def counted_losses(number: int) -> str:
+    """'1 loss', '4 losses'."""
+    return "1 loss" if number == 1 else f"{number} losses"
 
 
 def _why(each: Candidate, chosen: Candidate) -> str:
@@ -258,7 +269,7 @@ def _why(each: Candidate, chosen: Candidate) -> str:
         return f"{each.redundancy} makes no progress ({each.endurable_failures:.1f} losses endured)"
     if each.redundancy < chosen.redundancy:
         return f"{each.redundancy} takes {each.outcome.ratio:.3f}: it endures only {each.endurable_failures:.1f} losses"
-    return f"{each.redundancy} takes {each.outcome.ratio:.3f}: no less, for more data per group"
+    return f"{each.redundancy} takes {each.outcome.ratio:.3f}: no shorter, but with more data per group"
 
 
 def _round(value: float) -> float:

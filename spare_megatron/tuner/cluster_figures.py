@@ -1,4 +1,4 @@
-"""The figures of a cluster and a job that a plan is made from, checked."""
+"""The figures of a cluster and a job from which a plan is made, and their checks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ LLAMA3_MTBF_GPU_HOURS = 49_152.0
 """GPU hours between unexpected interruptions: 16,384 GPUs, one per about 3 h (Llama 3, arXiv 2407.21783, ch. 3.3.4)."""
 
 WEIBULL_SHAPES = (0.1, 20.0)
-"""Least and greatest shape of failure clocks: clusters show 0.5 to 1.5, and far outside Gamma(1 + 2 / shape) overflows
-or all clocks ring at once."""
+"""Smallest and largest Weibull shape of failure clocks: clusters show 0.5 to 1.5; far outside, Gamma(1 + 2 / shape)
+overflows or all groups fail at the same time."""
 _MAY_BE_ZERO = ("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups")
 
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """Names are those of the flags of spare-plan; times in seconds."""
+    """The figures, under the names of spare-plan's flags; times are in seconds. ConfigError for an impossible one."""
 
     gpus: int
     gpus_per_group: int
-    """M, with the inner data parallelism of the group."""
+    """M, which includes the inner data parallelism of the group."""
     mtbf_s: float
     """Mean time between losses anywhere in the cluster."""
     restart_s: float
     save_s: float
     compute_s: float
-    """Compute of one shard."""
+    """Time in which a group computes one shard."""
     reduce_s: float
     rebuild_s: float = 0.1
     weibull_shape: float = 1.0
@@ -41,11 +41,11 @@ class ClusterFigures:
     jitter: float = 0.05
     steps: int = 10_000
     planned_restarts: bool = True
-    """Whether the job can restart with all groups on its own accord after some losses."""
+    """Whether the job can restart with all groups, of its own accord, after some losses."""
     data_gib: float = 0.0
     """All training data; with staged data every group holds r / N of it."""
     stage_gib_per_s: float = 1.0
-    """Speed at which one group stages its data."""
+    """GiB per second at which one group stages its data."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,11 +88,11 @@ class ClusterFigures:
 
     @property
     def num_groups(self) -> int:
-        """N: groups that train."""
+        """N: number of groups that train."""
         return self.gpus // self.gpus_per_group
 
     def stage_s(self, redundancy: int) -> float:
-        """Time in which a group that comes back stages its r / N of the data."""
+        """Seconds in which a group that comes back stages its r / N of the data; 0 with shared data."""
         if self.data == "shared":
             return 0.0
         return redundancy * self.data_gib / self.num_groups / self.stage_gib_per_s

@@ -1,10 +1,10 @@
-"""Bytes per parameter on one GPU, by part and by reduction mode: the one table that plans and documents print.
+"""Computes the memory of one GPU by part and reduction mode, from a table that plans and documents print.
 
-Ours keeps the step's local accumulator until the commit, beside the reduced result, so that a loss inside the
-reduction costs no gradient. The accumulator's storage doubles as the fp32 main gradient after the commit. Inside a
-group D x CP ranks share parameters (inner data and context parallel). The distributed optimizer is assumed: the sum
+This framework keeps a step's local accumulator until the commit, beside the reduced result, so that a loss during the
+reduction costs no gradient. After the commit the accumulator's memory holds the fp32 main gradient. Inside a group
+D x CP ranks hold the same parameters (inner data and context parallel). The distributed optimizer is assumed: the sum
 over these ranks, the reduced result and the optimizer's state are divided over them. Plain Megatron divides the
-optimizer over all such ranks of the job, which is why what fits there may need D > 1 here.
+optimizer over all such ranks of the job, so a model that fits there may need D > 1 here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class GradientBytes:
     """Bytes per parameter of one reduction mode."""
 
     accumulator: float
-    """A step's sum of pieces; its memory becomes the fp32 main gradient after the commit. The sum over the ranks of a
-    group that share parameters is as wide (megatron_adapter/model/group_sum.py)."""
+    """The sum of a step's pieces, whose memory holds the fp32 main gradient after the commit. The sum over the ranks of
+    a group that hold the same parameters has the same dtype (megatron_adapter/model/group_sum.py)."""
     result: float
-    """The sum over groups, out of place."""
+    """The sum over groups, which has memory of its own."""
     wire: float
-    """Sent by a group for each parameter and reduction, times 2 (N - 1) / N of a ring."""
+    """Bytes per parameter that are all-reduced; a ring sends 2 (N - 1) / N times as many."""
 
 
 GRADIENT_BYTES = {
@@ -41,24 +41,25 @@ GRADIENT_BYTES = {
     "fp32": GradientBytes(4.0, 4.0, 4.0),
     "bf16": GradientBytes(4.0, 2.0, 2.0),
 }
-"""By the names of ``--spare-reduce``. exact32 has 16 bytes more for each 1024 parameters (scales and sizes of
+"""Value of ``--spare-reduce`` -> bytes. exact32 has 16 bytes more for each 1024 parameters (scales and peaks of
 blocks)."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a GPU holds, in GiB, by part; ``plain`` is the same job under plain Megatron with its sharded optimizer."""
+    """Memory of a GPU in GiB, by part; ``plain`` is that of the same job under plain Megatron with its distributed
+    optimizer."""
 
     parts: dict[str, float]
     plain: dict[str, float]
 
     @property
     def total(self) -> float:
-        """Ours."""
+        """GiB of all parts, in this framework."""
         return sum(self.parts.values())
 
     def as_json(self) -> dict[str, object]:
-        """Parts, totals and plain Megatron's, rounded to a MiB."""
+        """The parts and totals of both, in GiB, rounded to a MiB."""
         ours = {name: round(value, 3) for name, value in self.parts.items()}
         plain = {name: round(value, 3) for name, value in self.plain.items()}
         plain["total"] = round(sum(self.plain.values()), 3)
@@ -67,27 +68,27 @@ class Memory:
 
 @dataclass(frozen=True)
 class Shape:
-    """A job's GPUs and how a group of M uses its own: M = tensor x pipeline x context x D."""
+    """The GPUs of a job, and the parallel degrees of a group of M: M = tensor x pipeline x context x D."""
 
     gpus: int
     group_size: int
     inner_data: int = 1
-    """D."""
+    """D, the inner data-parallel degree."""
     context: int = 1
-    """CP."""
+    """CP, the context-parallel degree."""
 
     @property
     def sharing(self) -> int:
-        """Ranks of a group that hold the same parameters."""
+        """Number of ranks of a group that hold the same parameters, D x CP."""
         return self.inner_data * self.context
 
     @property
     def num_groups(self) -> int:
-        """N."""
+        """N: number of groups."""
         return self.gpus // self.group_size
 
     def check(self) -> None:
-        """ConfigError when the group's GPUs cannot be shared out like this."""
+        """ConfigError when the size of a group is not divisible by D x CP."""
         if self.group_size % self.sharing == 0:
             return
         factors = f"--inner-data-parallel {self.inner_data}"
@@ -95,12 +96,15 @@ class Shape:
             factors += f" times --context-parallel-size {self.context}"
         near = next(each for each in range(min(self.sharing, self.group_size), 0, -1) if self.group_size % each == 0)
         raise ConfigError(
-            f"--gpus-per-group {self.group_size} is not divisible by {factors}; use what divides it, such as {near}"
+            f"--gpus-per-group {self.group_size} is not divisible by {factors}; use a divisor of it, such as {near}"
         )
 
 
 def memory(parameters: float, shape: Shape, mode: str, activations_gib: float = 0.0) -> Memory:
-    """Of one GPU. Tensor and pipeline parallelism divide the weights; ranks that share parameters hold them whole."""
+    """The memory of one GPU for a model of ``parameters`` parameters in reduction mode ``mode``.
+
+    Tensor and pipeline parallelism divide the weights; ``activations_gib`` is added as it is.
+    """
     here, sharing = parameters * shape.sharing / shape.group_size / GIB, shape.sharing
     accumulator = GRADIENT_BYTES[mode].accumulator * here
     parts = {
@@ -156,7 +160,7 @@ def fitting(
 
 
 def table() -> str:
-    """The bytes per parameter of every mode in Markdown: what the documents show."""
+    """The bytes per parameter of every mode as a Markdown table, which the documents show."""
     lines = ["| bytes per parameter | " + " | ".join(GRADIENT_BYTES) + " | plain Megatron |"]
     lines.append("|---" * (len(GRADIENT_BYTES) + 2) + "|")
     modes = GRADIENT_BYTES.values()

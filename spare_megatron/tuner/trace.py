@@ -1,4 +1,5 @@
-"""Failure traces: CSV lines ``time_s,node``, in order of time since the job's start; what they say of the cluster."""
+"""Reads failure traces, CSV lines ``time_s,node`` in order of seconds since the job's start, and derives rates of
+them."""
 
 from __future__ import annotations
 
@@ -11,43 +12,43 @@ import numpy as np
 from spare_megatron.config.errors import ConfigError
 
 FIRST_GAPS_MAX = 50.0
-"""A first loss so many mean gaps after time 0 is not counted from the job's start: a random one has a chance of e^-50,
-one of shape 0.3 of 0.2%."""
+"""When the first loss is more mean gaps than this after time 0, the times do not count from the job's start: by chance
+that has a probability of e^-50 with exponential gaps and of 0.2% with gaps of Weibull shape 0.3."""
 FIRST_CHANCE_MIN = 1e-4
-"""Few gaps tell their mean badly: with n of them a random first loss is x means away with chance (1 + x / n)^-n, and
-one less likely than this is refused."""
+"""Smallest probability of a first loss that is accepted. A mean of n gaps is inexact: the first loss is x of these
+means away with probability (1 + x / n)^-n."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Losses, ascending in time."""
+    """The losses of a trace, in order of time (seconds)."""
 
     times_s: tuple[float, ...]
     nodes: tuple[str, ...]
     first_line: str = "the trace"
-    """File and line of the first loss, for messages; the default is for losses that were in no file."""
+    """File and line of the first loss, for messages; the default is for losses that are not from a file."""
 
     @property
     def mtbf_s(self) -> float:
-        """Time up to the last loss over the number of losses.
+        """Mean time between losses: the time of the last loss / the number of losses.
 
         Raises:
-            ConfigError: the times are not from the job's start."""
+            ConfigError: the times cannot count from the job's start."""
         gaps = len(self.times_s) - 1
         gap_s = (self.times_s[-1] - self.times_s[0]) / max(1, gaps)
         most = max(FIRST_GAPS_MAX, gaps * (FIRST_CHANCE_MIN ** (-1 / max(1, gaps)) - 1))
         if gap_s > 0 and self.times_s[0] > most * gap_s:
             raise ConfigError(
                 f"{self.first_line}: the first loss is at {self.times_s[0]:g} s, but losses are {gap_s:g} s apart on "
-                "the mean; times count from the start of the job: subtract it from each"
+                "the mean; give times since the start of the job: subtract its start time from each"
             )
         return self.times_s[-1] / len(self.times_s)
 
     def weibull_shape(self) -> float:
-        """Of the gaps between the losses of the cluster, by their coefficient of variation; 0.3 to 3.
+        """Weibull shape of the gaps between losses, from their coefficient of variation; 0.3 to 3.
 
-        The time up to the first loss is no gap: the trace may begin anywhere between two. Fewer than 10 gaps say
-        nothing: 1."""
+        The time up to the first loss is not used, as the trace may begin anywhere between two. With fewer than 10 gaps
+        the shape is 1."""
         gaps = np.diff(np.array(self.times_s))
         if len(gaps) < 10 or gaps.std() == 0:
             return 1.0
@@ -64,7 +65,7 @@ class Trace:
 
 
 def parse_trace(lines: Iterable[str], name: str) -> Trace:
-    """``name`` is the file's, for the message. A first line 'time_s,node' and empty lines are skipped.
+    """The trace in these lines; a heading 'time_s,node' and empty lines are skipped. ``name`` is for messages.
 
     Raises:
         ConfigError: naming the line."""
@@ -85,7 +86,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Trace:
         times.append(time_s)
         nodes.append(cells[1])
     if not times or times[-1] <= 0:
-        raise ConfigError(f"{name} holds no loss after time 0; give at least one line TIME_S,NODE")
+        raise ConfigError(f"{name} has no loss after time 0; give at least one line TIME_S,NODE")
     return Trace(tuple(times), tuple(nodes), f"{name} line {first}")
 
 

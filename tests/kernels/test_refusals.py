@@ -68,8 +68,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: accumulate(source=torch.zeros(8, 8)), "source has shape"),
     (lambda: accumulate(source=misaligned()), "source at address .* is not aligned to its 4 bytes"),
     (lambda: accumulate(accumulator=ints(N + 1)), "accumulator has 65 elements; give 64"),
-    (lambda: accumulate(report=ints(1)), "report has 1 elements; give 2"),
-    (lambda: accumulate(source=torch.zeros(N, device="meta")), "on cpu and the rest on meta"),
+    (lambda: accumulate(report=ints(1)), "report has 1 element; give 2"),
+    (lambda: accumulate(source=torch.zeros(N, device="meta")), "on cpu, the other tensors on meta"),
     (lambda: accumulate(exponent=801), "exponent 801 is not within"),
     (lambda: accumulate(bound_bits=63), "bound_bits 63 is not within 1..62"),
     (lambda: accumulate(first_index=-1), "first_index -1"),
@@ -77,7 +77,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: checksums(segments=torch.tensor([(0, N + 1, 0)])), "segment 0..65 is not within the 64 values"),
     (lambda: checksums(segments=torch.tensor([(5, 4, 0)])), "segment 5..4 is not within"),
     (lambda: checksums(segments=torch.tensor([(0, N, -1)])), "first_index -1"),
-    (lambda: checksums(segments=ints(3)), r"segments is torch.int64 \(3,\); give int64 \[segments, 3\]"),
+    (lambda: checksums(segments=ints(3)), r"is torch.int64 \(3,\); give a contiguous int64 tensor \[segments, 3\]"),
     (lambda: checksums(segments=torch.zeros(1, 3, dtype=torch.int64, device="meta")), "segments is on meta"),
     (lambda: checksums(sums=ints(2)), "sums has 2 elements; give 1"),
     (lambda: finalize(destination=torch.zeros(N, dtype=torch.float16)), "destination is torch.float16"),
@@ -110,7 +110,7 @@ def test_without_a_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) 
     dispatch._found.cache_clear()
     try:
         assert kernels.implementation() == f"torch: {kernels.why_slow('cpu')}"
-        assert kernels.why_slow("cpu").startswith("no native kernels for cpu were built (needs a C++ compiler")
+        assert kernels.why_slow("cpu").startswith("no native kernels for cpu were built (install a C++ compiler")
         assert "about 20 times as long" in kernels.why_slow("cpu")
         report = ints(2)
         accumulate(source=torch.ones(N), report=report)

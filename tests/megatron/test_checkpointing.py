@@ -123,7 +123,7 @@ def read(engine: Any, start: str) -> None:
     from spare_megatron.config.errors import ConfigError
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
+    with pytest.raises(ConfigError, match="has no checkpoint"):
         group_checkpoint.load(start + "-absent", engine.replica)
     if start.endswith("experts"):
         with pytest.raises(ConfigError, match=r"cannot be loaded into this model: .*; give the flags of the model"):

@@ -69,7 +69,7 @@ def refused(rank: int, store: Any, start: str) -> None:
     """Buckets belong to a layout, and one of four groups is another."""
     from spare_megatron.config.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="in the buckets of 2 model-parallel ranks, this layout has 1"):
+    with pytest.raises(ConfigError, match="in the buckets of 2 model-parallel ranks, but this layout has 1"):
         run(rank, store, case(groups=4, **DENSE), start, f"{start}-refused")
 
 

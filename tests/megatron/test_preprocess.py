@@ -89,7 +89,7 @@ def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "sentence"),
     [
-        ('{"text": "1"}\n{"text": \n', "", "line 2 of the input is no JSON"),
+        ('{"text": "1"}\n{"text": \n', "", "line 2 of the input is not JSON"),
         ('{"words": "1"}\n', "", "line 1 of the input has no text under 'text'; name the right key with --json-keys"),
         ('["1"]\n', "", "line 1 of the input has no text under 'text'"),
         ("\n", "", "has no text"),
@@ -102,7 +102,7 @@ def test_several_keys_and_documents_in_parts(tmp_path: Path) -> None:
         ("", "--tokenizer-type SentencePieceTokenizer", "needs --tokenizer-model FILE"),
         ("", "--tokenizer-type SentencePieceTokenizer --tokenizer-model nowhere", "nowhere does not exist"),
         ('{"text": "1"}\n{"text": "2 x"}\n', "", "line 2 of the input cannot be tokenized: invalid literal"),
-        ('{"text": "70000"}\n', "", "has the token 70000, which uint16 cannot hold"),
+        ('{"text": "70000"}\n', "", "has token id 70000, which uint16 cannot hold"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(

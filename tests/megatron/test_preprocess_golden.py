@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_and_its_workers_are_gone(
 
     words[words.index("--workers") + 1] = "1"
     assert command.main(words) == 0
-    behind = int(capsys.readouterr().err.split("Going on behind ")[1].split()[0])
+    behind = int(capsys.readouterr().err.split("Going on after ")[1].split()[0])
     assert 300 <= behind < 800
     assert sums(tmp_path / "out") == wanted(golden, "null")
     assert sorted(os.listdir(tmp_path)) == ["out_numbers_document.bin", "out_numbers_document.idx"]

@@ -149,8 +149,8 @@ def test_another_size_is_refused(tmp_path: Path, words: str) -> None:
     flag, value = words.replace("=", " ").replace("encoder-", "").split()
     saved = SAVED[flag.removeprefix("--").replace("-", "_")]
     assert said == (
-        f"{flag} {value} is given, but the weights in {where} are of a model with {saved}, which counts with "
-        f"--use-checkpoint-args; leave {flag} out"
+        f"{flag} {value} is given, but with --use-checkpoint-args the model of {where} counts, which has {saved}; "
+        f"leave {flag} out"
     )
 
 
@@ -198,8 +198,8 @@ def test_without_a_directory_or_without_args_it_is_refused(tmp_path: Path) -> No
     for common in ({"iteration": 10}, {"iteration": 10, "args": Namespace(consumed_train_samples=3)}):
         write_common(where, pickle.dumps(common))
         assert refusal(tmp_path) == (
-            f"--use-checkpoint-args: the checkpoint in {where} was saved without args, so what its model is cannot be "
-            "read; leave --use-checkpoint-args out and give the model's flags"
+            f"--use-checkpoint-args: the checkpoint in {where} was saved without args, so its model is not known; "
+            "leave --use-checkpoint-args out and give the model's flags"
         )
 
 
@@ -243,7 +243,7 @@ def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
         ({"swiglu": 1}, "have swiglu 1, which --swiglu does not take"),
         ({"rotary_base": 1.5}, "have rotary_base 1.5, which --rotary-base does not take"),
         ({"hidden_dropout": float("nan")}, "have hidden_dropout nan, which --hidden-dropout does not take"),
-        ({"normalization": Path("x")}, "have normalization no plain value, which --normalization does not take"),
+        ({"normalization": Path("x")}, "have normalization .not a plain value., which --normalization does not take"),
         ({"mtp_num_layers": 1}, "is of a model with mtp_num_layers 1: multi-token prediction is not supported"),
         ({"is_hybrid_model": True}, "is of a model with is_hybrid_model True: state-space and hybrid models"),
         ({"position_embedding_type": "mrope"}, r"mrope is not supported: .*\(--use-checkpoint-args took --position"),
@@ -259,7 +259,7 @@ def test_args_that_no_flag_could_have_are_refused(tmp_path: Path, other: dict[st
 def test_a_rule_that_a_taken_value_breaks_says_where_it_came_from(tmp_path: Path) -> None:
     where = checkpoint(tmp_path)
     said = refusal(tmp_path, "--pipeline-model-parallel-size 3")
-    assert said.startswith("4 layers are not divisible by 3 = ")
+    assert said.startswith("4 layers cannot be divided by 3 = ")
     assert said.endswith(f" (--use-checkpoint-args took --num-layers from {where})")
 
 

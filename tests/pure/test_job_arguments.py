@@ -26,11 +26,11 @@ BAD = [
     ("--hidden-size 66", "--hidden-size 66 is not divisible by --num-attention-heads 4; use --hidden-size 64"),
     ("--num-attention-heads 6 --kv-channels 8 --tensor-model-parallel-size 4", "6 is not divisible by .* 4; use .* 8"),
     ("--ffn-hidden-size 101 --tensor-model-parallel-size 2", "--ffn-hidden-size 101 is not divisible"),
-    ("--num-layers 5 --pipeline-model-parallel-size 2", "5 layers are not divisible by 2 = .*; use --num-layers 4"),
+    ("--num-layers 5 --pipeline-model-parallel-size 2", "5 layers cannot be divided by 2 = .*; use --num-layers 4"),
     ("--num-layers 0", "--num-layers is 0, but must be at least 1"),
     (
         "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
-        "4 layers are not divisible by 6 = .* use --num-layers 6",
+        "4 layers cannot be divided by 6 = .* use --num-layers 6",
     ),
     ("--num-virtual-stages-per-pipeline-rank 2", "2 virtual stages need --pipeline-model-parallel-size of at least 2"),
     (
@@ -67,7 +67,7 @@ BAD = [
     ("--fp16-lm-cross-entropy", "only for --fp16"),
     ("--min-lr 0.5", "--min-lr 0.5 is above --lr 0.001"),
     ("--lr 0", "--lr is 0.0, but must be above 0"),
-    ("--train-samples 100", "--train-iters 20 and --train-samples 100 are two ends of one job"),
+    ("--train-samples 100", "--train-iters 20 and --train-samples 100 both end the job"),
     ("--lr-warmup-samples 100", "--lr-warmup-samples 100 does not go with --train-iters; use --lr-warmup-iters"),
     ("--lr-warmup-iters 20", "is not shorter than"),
     ("--lr-warmup-fraction 0.1 --lr-warmup-iters 5", "say the same thing"),
@@ -147,7 +147,7 @@ def test_data_are_missed_by_who_reads_the_data_flags(capsys: pytest.CaptureFixtu
         get_blend_and_blend_per_split(args)
     with pytest.raises(SystemExit):
         job_of("--spare-check", drop=("--mock-data",))
-    assert "data of the script's own provider" in capsys.readouterr().out
+    assert "data from the script's own provider" in capsys.readouterr().out
 
 
 def shape(environ: dict[str, str], extra: str = "") -> JobShape:
@@ -194,7 +194,7 @@ def test_inner_data_ranks() -> None:
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "7"},
             "--pipeline-model-parallel-size 2",
-            "7 ranks were started, not a multiple of the 2 ranks of a group .* start 8",
+            "the number of started ranks, 7, is not a multiple of the 2 of a group .* start 8",
         ),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SPARE_NUM_GROUPS": "3"},

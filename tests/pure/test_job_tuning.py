@@ -135,7 +135,7 @@ def test_a_redundancy_for_the_next_start_is_said() -> None:
     choice = at_start(measured)
     assert choice.redundancy_next is not None
     assert choice.redundancy_next > choice.redundancy == 2
-    assert f"; the next start of the job takes redundancy {choice.redundancy_next}, as a placement" in choice.reason
+    assert f"; the next start of the job takes redundancy {choice.redundancy_next}, which cannot" in choice.reason
     assert dict(choice.rows())["redundancy"] == f"2, {choice.redundancy_next} from the next start on"
 
 

@@ -142,7 +142,7 @@ def test_a_yaml_file_stands_for_flags_and_flags_beside_it_win(tmp_path: Path) ->
             "fp8_dot_product_attention True is .* no flag sets it",
         ),
         (("", "sft: True"), "--sft is not supported"),
-        (("mock_data: True", "mock_data: [True"), "is no YAML"),
+        (("mock_data: True", "mock_data: [True"), "is not YAML"),
     ],
 )
 def test_a_bad_yaml_file_is_one_sentence(tmp_path: Path, change: tuple[str, str], sentence: str) -> None:

@@ -22,7 +22,7 @@ def test_exported_names_are_there(module: str) -> None:
     [
         (
             "from spare_megatron.training import get_tensorboard_writer",
-            "return yours in the report of the loss",
+            "return your own in the report of the loss",
         ),
         ("from spare_megatron import initialize_megatron", "pretrain() does it"),
         ("from spare_megatron.training.global_vars import get_wandb_writer", "which Megatron-LM has"),

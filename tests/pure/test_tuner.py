@@ -148,7 +148,7 @@ def test_trace() -> None:
         (["1,a", "x,b"], "t.csv line 2"),
         (["5,a", "4,b"], "t.csv line 2: time 4 is before 5"),
         (["1"], "t.csv line 1"),
-        ([], "holds no loss"),
+        ([], "has no loss"),
     ):
         with pytest.raises(ConfigError, match=words):
             parse_trace(bad, "t.csv")
@@ -159,7 +159,7 @@ def test_absolute_times_are_refused(losses: int) -> None:
     lines = ["time_s,node", "", *(f"{1_700_000_000 + 21_600 * n},n{n}" for n in range(losses))]
     trace = parse_trace(lines, "t.csv")
     with pytest.raises(
-        ConfigError, match=r"t\.csv line 3: .* 1\.7e\+09 s, but losses are 21600 s .*: subtract it from each"
+        ConfigError, match=r"t\.csv line 3: .* 1\.7e\+09 s, but losses are 21600 s .*: subtract its start time"
     ):
         _ = trace.mtbf_s
 
@@ -280,7 +280,7 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
         (["--mtbf-s", "300", "--gpu-memory-gib", "80"], "without --params"),
         (
             ["--mtbf-s", "300", "--inner-data-parallel", "7"],
-            "--gpus-per-group 600 is not divisible by --inner-data-parallel 7; use what divides it, such as 6",
+            "--gpus-per-group 600 is not divisible by --inner-data-parallel 7; use a divisor of it, such as 6",
         ),
         (
             ["--mtbf-s", "300", "--inner-data-parallel", "8", "--context-parallel-size", "2"],

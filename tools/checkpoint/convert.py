@@ -1,4 +1,4 @@
-"""Checkpoints from one format to another; `--help` shows the flags (those of Megatron-LM's tool)."""
+"""Convert checkpoints from one format to another; `--help` shows the flags (those of Megatron-LM's tool)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checkpoints from one format to another: Hugging Face's, megatron-core's torch_dist, Megatron's mp_rank files.
+"""Converts checkpoints between the formats of Hugging Face, megatron-core (torch_dist) and Megatron (mp_rank files).
 
-Every format is a :class:`~.model.Source` of logical tensors (megatron-core's names, whole, unsplit) and a writer that
-asks a source for one tensor after the other. So a conversion holds one layer's tensors at most, whatever the model's
-size. Needs torch, and neither CUDA nor megatron-core nor transformers.
+Every format has a :class:`~.model.Source`, which reads logical tensors (with megatron-core's names, not split over
+ranks), and a writer, which asks a source for one tensor after the other. So a conversion never has more than one
+layer's tensors in memory, whatever the size of the model. It needs torch, but no GPU and no transformers.
 """

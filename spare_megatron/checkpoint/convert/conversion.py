@@ -1,4 +1,4 @@
-"""One conversion: find what is there, prepare it, write it under a name that counts only when it is complete."""
+"""Runs one conversion: opens the checkpoint, adapts it, and writes the result, which gets its final name last."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ from spare_megatron.checkpoint.convert.model import (
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 
 FLAGS_FILE = "model_flags.txt"
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a conversion is to make."""
+    """What a conversion is to write."""
 
     saver: str
     """'torch_dist', 'mp_rank' or 'hf'."""
     layout: Layout | None = None
-    """None: that of the checkpoint that is read."""
+    """Parallel degrees to write for; None keeps those of the checkpoint that is read."""
     implementation: str = "transformer_engine"
     dtype: torch.dtype | None = None
-    """None: that of each tensor."""
+    """dtype of all tensors; None keeps that of each tensor."""
     vocab_size: int | None = None
-    """Ids of the tokenizer, where it is known and the checkpoint does not say it."""
+    """Number of ids of the tokenizer; None takes it from the checkpoint, where it says it."""
     divisible_by: int | None = None
-    """Pad the vocabulary to a multiple of this times the tensor-parallel size."""
+    """Pad the vocabulary to a multiple of this times the tensor-parallel size; None pads only where it is needed."""
     hf_kind: str | None = None
     tokenizer_model: Path | None = None
     part_bytes: int = hugging_face.PART_BYTES_MAX
 
 
 class Prepared:
-    """A source with another padding of the vocabulary and another type."""
+    """A source whose tensors get another padding of the vocabulary and another dtype."""
 
     def __init__(self, source: Source, shape: ModelShape, dtype: torch.dtype | None) -> None:
         self._source, self._dtype, self.shape = source, dtype, shape
@@ -62,7 +63,9 @@ class Prepared:
         if entry.vocabulary:
             tensor = layout.with_vocabulary(tensor, entry.shape[0])
         if tuple(tensor.shape) != entry.shape:
-            raise ConfigError(f"{entry.name} is {tuple(tensor.shape)}, but a model of its flags has {entry.shape}")
+            raise ConfigError(
+                f"{entry.name} has shape {tuple(tensor.shape)}, but by its flags the model has {entry.shape}"
+            )
         return tensor.to(self._dtype or tensor.dtype)
 
     def dtype(self, entry: Entry) -> torch.dtype:
@@ -70,7 +73,10 @@ class Prepared:
 
 
 def open_source(load_dir: Path, loader: str) -> tuple[Source, str]:
-    """The checkpoint in a directory and the format that was found; ``loader`` is 'hf' or 'megatron'."""
+    """Open the checkpoint in a directory; returns its source and format: 'hf', 'torch_dist' or 'mp_rank'.
+
+    ``loader`` is 'hf', or any other value for Megatron's formats. ConfigError where there is no good checkpoint.
+    """
     if loader == "hf":
         return hugging_face.HuggingFaceSource(load_dir), "hf"
     if not load_dir.is_dir():
@@ -89,7 +95,8 @@ def open_source(load_dir: Path, loader: str) -> tuple[Source, str]:
 
 
 def _iteration(load_dir: Path) -> Path:
-    """The newest iteration of a ``--save`` directory, or the directory itself."""
+    """The checkpoint that the tracker file of a ``--save`` directory names; without that file the newest one, or the
+    directory itself."""
     tracker = load_dir / folder.TRACKER
     if tracker.is_file():
         word = tracker.read_bytes().decode(errors="replace").strip()
@@ -97,13 +104,16 @@ def _iteration(load_dir: Path) -> Path:
         directory = load_dir / (folder.iteration_name(int(word)) if numbered else "release")
         if (numbered or word == "release") and directory.is_dir():
             return directory
-        raise ConfigError(f"{tracker} says {word!r}, and there is no such checkpoint; mend it or give --load-dir one")
+        raise ConfigError(
+            f"{tracker} says {word!r}, but there is no such checkpoint; correct the file or give the checkpoint's own "
+            "directory with --load-dir"
+        )
     found = folder.iterations(load_dir)
     return load_dir / folder.iteration_name(found[0]) if found else load_dir
 
 
 def prepare(source: Source, found: str, wish: Wish) -> tuple[Prepared, Layout]:
-    """The source as the wish wants it, and the layout to write."""
+    """The source, adapted to the wish, and the layout to write; ``found`` is the source's format."""
     old = source.layout if isinstance(source, mp_rank.MpRankSource) else Layout()
     new = wish.layout or old
     shape = source.shape
@@ -119,7 +129,11 @@ def prepare(source: Source, found: str, wish: Wish) -> tuple[Prepared, Layout]:
 
 
 def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callable[[Entry, int, int], None]) -> str:
-    """Convert; a sentence that says what was made. ConfigError where that cannot be."""
+    """Convert a checkpoint; returns a sentence that says what was written.
+
+    ``say`` is called after each tensor with its entry, the bytes written so far and the bytes of all tensors.
+    ConfigError where the conversion is impossible.
+    """
     source, found = open_source(load_dir, loader)
     prepared, new = prepare(source, found, wish)
     files = load_dir if found == "hf" else load_dir / tokenizer_files.FOLDER
@@ -139,7 +153,7 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
         return _sentence(found, "hf", prepared, save_dir, travelled)
     directory = save_dir / folder.iteration_name(prepared.iteration)
     if directory.exists():
-        raise ConfigError(f"{directory} is there already; give another --save-dir")
+        raise ConfigError(f"{directory} exists already; give another --save-dir")
     partial = save_dir / folder.PARTIAL / f"{directory.name}.convert"
     folder.discard_partials(save_dir)
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -190,5 +204,6 @@ def _tokenizer_model(wish: Wish, save_dir: Path) -> Path | None:
 
 def _sentence(found: str, made: str, source: Prepared, save_dir: Path, travelled: list[str]) -> str:
     parameters = sum(torch.Size(entry.shape).numel() for entry in entries(source.shape))
-    along = f"; along with {', '.join(travelled)}" if travelled else "; no tokenizer files were there to travel along"
-    return f"{found} -> {made}: {parameters:,} values of {source.shape.num_layers} layers in {save_dir}{along}"
+    copied = f"copied {', '.join(travelled)}" if travelled else "no tokenizer files were found to copy"
+    layers = counted(source.shape.num_layers, "layer")
+    return f"{found} -> {made}: wrote {parameters:,} values of {layers} to {save_dir}; {copied}"

@@ -1,7 +1,7 @@
-"""``config.json`` of Hugging Face models, and the model in Megatron's words; both ways.
+"""Translates between ``config.json`` of Hugging Face models and :class:`~.model.ModelShape`, in both directions.
 
-Kinds: ``gpt2``, ``llama``, ``mistral`` (a Llama without a sliding window), ``mixtral``, ``qwen2``, ``qwen3``. What a
-config says that has no equal in megatron-core is refused with its value.
+Kinds: ``gpt2``, ``llama``, ``mistral`` (a Llama without a sliding window), ``mixtral``, ``qwen2``, ``qwen3``. A config
+with a setting that has no equivalent in megatron-core is refused, with the setting's value.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ARCHITECTURES = {
 }
 TANH_GELU, EXACT_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), ("gelu",)
 LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What megatron-core's --use-rope-scaling has fixed."""
+"""The constants of megatron-core's --use-rope-scaling."""
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
-    """The model of a ``config.json``; ConfigError for one that megatron-core cannot be."""
+    """The model that a ``config.json`` describes; ConfigError where megatron-core has no such model."""
     kind = config.get("model_type")
     if kind not in KINDS:
         raise ConfigError(f"config.json has model_type {kind!r}, which is not converted; {', '.join(KINDS)} are")
@@ -98,7 +98,7 @@ def _llama(config: Mapping[str, Any], kind: str) -> ModelShape:
 
 
 def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Base and scaling of the rotary embedding, under the names of old and new transformers."""
+    """Base and scaling of the rotary embedding, from the names of old or new versions of transformers."""
     new = config.get("rope_parameters") or {}
     scaling = new or config.get("rope_scaling") or {}
     base = float(new.get("rope_theta", config.get("rope_theta", 10000.0)))
@@ -125,7 +125,7 @@ def _refuse(config: Mapping[str, Any], **plain: Any) -> None:
 
 
 def kind_of(shape: ModelShape) -> str:
-    """The Hugging Face model that a shape is; ConfigError when there is none."""
+    """The kind of Hugging Face model that has this shape; ConfigError when there is none."""
     llama = shape.swiglu and shape.normalization == "RMSNorm" and shape.position_embedding_type == "rope"
     if llama and not shape.add_bias_linear and shape.rotary_percent == 1.0:
         plain = not shape.add_qkv_bias and not shape.qk_layernorm
@@ -147,13 +147,13 @@ def kind_of(shape: ModelShape) -> str:
         return "gpt2"
     raise ConfigError(
         f"a model with {shape.normalization}, {'SwiGLU' if shape.swiglu else 'GELU'}, "
-        f"{shape.position_embedding_type} positions, biases {shape.add_bias_linear} and "
-        f"{shape.num_experts or 'no'} experts has no equal in transformers' {', '.join(ARCHITECTURES)}"
+        f"{shape.position_embedding_type} positions, {'biases' if shape.add_bias_linear else 'no biases'} and "
+        f"{shape.num_experts or 'no'} experts has no equivalent among transformers' {', '.join(ARCHITECTURES)}"
     )
 
 
 def config_of_shape(shape: ModelShape, kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    """``config.json`` of a model; both the older and the newer names of the rotary embedding."""
+    """``config.json`` of a model, with the names of the rotary embedding for old and new versions of transformers."""
     word = str(dtype).removeprefix("torch.")
     common = {"architectures": [ARCHITECTURES[kind]], "model_type": kind, "torch_dtype": word, "use_cache": True}
     vocabulary = shape.vocab_size or shape.padded_vocab_size
@@ -210,6 +210,6 @@ def _scaling(shape: ModelShape) -> dict[str, Any]:
 
 
 def same_model(one: ModelShape, other: ModelShape) -> bool:
-    """Whether two shapes differ at most in the padding of the vocabulary and in how they were trained."""
+    """Whether two shapes differ at most in the padding of the vocabulary, dropout and the auxiliary loss."""
     free = {"padded_vocab_size": 0, "moe_aux_loss_coeff": 0.0, "attention_dropout": 0.0, "hidden_dropout": 0.0}
     return dataclasses.replace(one, **free) == dataclasses.replace(other, **free)

@@ -1,7 +1,7 @@
-"""Which tensors of a Hugging Face model a tensor of megatron-core is made of, and how.
+"""Maps each tensor of megatron-core to tensors of a Hugging Face model and back.
 
 A rule turns one of megatron-core's tensors into one or several of Hugging Face's and back, without arithmetic, so a
-round trip is bit for bit the same. Rules work on meta tensors too: so the shapes of files are known before they are.
+round trip is bit for bit the same. Rules work on meta tensors too, so shapes are known before values are read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Join = Callable[[list[torch.Tensor], ModelShape], torch.Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to take a tensor apart and to put it together."""
+    """How a tensor is split into Hugging Face's tensors and joined from them."""
 
     split: Split
     join: Join
 
 
 def _split_qkv(fused: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
-    """(query groups x (queries + key + value) x channels, ...) -> query, key, value."""
+    """Split (query groups x (queries + key + value) x channels, ...) into query, key and value of all groups."""
     rest, channels = fused.shape[1:], shape.kv_channels
     grouped = fused.reshape(shape.num_query_groups, shape.group_width, *rest)
     queries = shape.group_width - 2 * channels
@@ -42,14 +42,15 @@ def _join_qkv(parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
 
 PLAIN = Rule(lambda tensor, _: [tensor], lambda parts, _: parts[0])
 TURNED = Rule(lambda tensor, _: [tensor.t()], lambda parts, _: parts[0].t())
-"""GPT-2 stores weights the other way round (Conv1D)."""
+"""GPT-2 stores weights transposed (Conv1D)."""
 GATED = Rule(lambda tensor, _: list(tensor.chunk(2, 0)), lambda parts, _: torch.cat(parts))
 QKV = Rule(_split_qkv, _join_qkv)
 QKV_AS_ONE = Rule(
     lambda tensor, shape: [torch.cat(_split_qkv(tensor, shape)).t()],
     lambda parts, shape: _join_qkv(list(parts[0].t().chunk(3, 0)), shape),
 )
-"""GPT-2: query, key and value behind one another (a bias has one axis, which ``t`` leaves alone)."""
+"""GPT-2 stores query, key and value one after the other in one tensor (``t`` leaves a bias, with its one axis, as it
+is)."""
 
 _LLAMA: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "self_attention.linear_qkv.layer_norm_weight": (PLAIN, ("input_layernorm.weight",)),
@@ -99,7 +100,7 @@ _EXPERT = re.compile(r"experts\.\d+\.")
 
 
 def rule_of(entry: Entry, kind: str) -> tuple[Rule, tuple[str, ...]]:
-    """How a tensor is taken apart, and the names of the parts."""
+    """The rule of a tensor for models of ``kind``, and Hugging Face's names of its parts."""
     table, rest = (_GPT2, _GPT2_REST) if kind == "gpt2" else (_LLAMA, _LLAMA_REST)
     if entry.layer is None:
         return PLAIN, (rest[entry.name],)

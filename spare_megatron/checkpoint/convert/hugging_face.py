@@ -1,6 +1,7 @@
-"""A directory in Hugging Face's form: ``config.json``, ``model*.safetensors`` (or ``pytorch_model*.bin``).
+"""Reads and writes model directories in Hugging Face's format, without transformers.
 
-Read without transformers. Files are written as transformers writes them: parts of at most 5 GB with an index.
+It reads ``config.json`` and ``*.safetensors`` or ``pytorch_model*.bin``. It writes safetensors as transformers does: in
+files of at most 5 GB, with an index where there are several.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ PART_BYTES_MAX = 5_000_000_000
 
 
 class HuggingFaceSource:
-    """A Hugging Face model that is read."""
+    """A source that reads a Hugging Face model."""
 
     iteration = 1
-    """What Megatron's tools give a model without one: 0 and 'release' cannot be resumed from there."""
+    """The iteration that Megatron's tools give a model without one; they cannot resume from 0 or 'release'."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +37,7 @@ class HuggingFaceSource:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder}/config.json cannot be read ({error}); give a model's directory") from None
         except KeyError as error:
-            raise ConfigError(f"{folder}/config.json does not say {error}, which a conversion needs") from None
+            raise ConfigError(f"{folder}/config.json has no {error}, which a conversion needs") from None
         self.args: Mapping[str, Any] = {}
         self._kind = str(config["model_type"])
         self._stored = _stored(folder)
@@ -49,7 +50,7 @@ class HuggingFaceSource:
         return self._find(hf_tensors.rule_of(entry, self._kind)[1][0]).dtype
 
     def _find(self, name: str) -> Any:
-        # the models of OpenAI's GPT-2 that were converted first have no 'transformer.'
+        # the first conversions of OpenAI's GPT-2 have names without 'transformer.'
         for known in (name, name.removeprefix("transformer.")):
             if known in self._stored:
                 return self._stored[known]
@@ -58,7 +59,7 @@ class HuggingFaceSource:
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-    """A tensor of a ``.bin`` file, mapped from disk."""
+    """A tensor of a ``.bin`` file, memory-mapped."""
 
     tensor: torch.Tensor
 
@@ -75,7 +76,7 @@ class _Loaded:
 
 
 def _stored(folder: Path) -> dict[str, Any]:
-    """Name -> what reads it."""
+    """Name of each stored tensor -> an object with ``dtype`` and ``read()``."""
     found: dict[str, Any] = {}
     try:
         for path in sorted(folder.glob("*.safetensors")):
@@ -91,7 +92,11 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def write(source: Source, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int) -> None:
-    """A Hugging Face model made of a source; its config is the one that travelled along, where that is the model's."""
+    """Write a Hugging Face model from a source, in files of at most ``part_bytes`` bytes.
+
+    ``config.json`` is the one in ``source.folder`` where that describes this model, else it is made from its shape.
+    ``kind`` None takes the kind that fits the shape. ``say`` is called after each tensor of the source.
+    """
     shape = source.shape
     rows = shape.vocab_size or shape.padded_vocab_size
     kind = kind or hf_config.kind_of(shape)
@@ -114,7 +119,7 @@ def write(source: Source, folder: Path, kind: str | None, say: Callable[[Entry],
 
 
 def _parts(source: Source, kind: str, rows: int, part_bytes: int) -> list[dict[str, tuple[Entry, torch.dtype, Any]]]:
-    """Names with their entry, type and shape, dealt out to files."""
+    """For each file to write: name -> (entry of the source, dtype, shape) of its tensors."""
     parts: list[dict[str, tuple[Entry, torch.dtype, Any]]] = [{}]
     size = 0
     for entry in entries(source.shape):
@@ -132,7 +137,8 @@ def _parts(source: Source, kind: str, rows: int, part_bytes: int) -> list[dict[s
 
 
 class _Parts:
-    """Values of Hugging Face's tensors; the last tensor read is kept, because several come from one."""
+    """Gives the values of Hugging Face's tensors. It keeps what came of the last tensor of the source, because several
+    of Hugging Face's may come from one."""
 
     def __init__(self, source: Source, kind: str, rows: int, say: Callable[[Entry], None]) -> None:
         self._source, self._kind, self._rows, self._say = source, kind, rows, say
@@ -141,7 +147,7 @@ class _Parts:
 
     def value(self, name: str, entry: Entry) -> torch.Tensor:
         if entry != self._entry:
-            self._made = {}  # the old one goes before the new one comes
+            self._made = {}  # frees the old tensor before the new one is read
             tensor = self._source.read(entry)
             tensor = with_vocabulary(tensor, self._rows) if entry.vocabulary else tensor
             rule, names = hf_tensors.rule_of(entry, self._kind)
@@ -152,7 +158,7 @@ class _Parts:
 
 
 def _travelled_config(folder: Path, shape: ModelShape) -> dict[str, Any] | None:
-    """The config.json that came with a checkpoint, if it is still this model's."""
+    """The config.json in ``folder``, where it describes a model of this shape; else None."""
     path = folder / "config.json"
     if not path.is_file():
         return None

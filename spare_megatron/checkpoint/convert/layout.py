@@ -1,6 +1,6 @@
-"""How a logical tensor is cut: over tensor-parallel ranks, over pipeline stages, over experts; and its vocabulary.
+"""Splits logical tensors over tensor-parallel ranks and pipeline stages, and pads the vocabulary.
 
-The cuts are megatron-core's: equal parts along one axis; a gated weight is cut in each of its halves.
+Tensors are split as in megatron-core: in equal parts along one axis, a gated weight in each of its two halves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Layout:
 
 
 def check(shape: ModelShape, layout: Layout) -> None:
-    """ConfigError where a model cannot be cut so."""
+    """ConfigError where a model cannot be split over these parallel degrees."""
     for value, degree, flag in (
         (shape.num_attention_heads, layout.tensor, "--target-tensor-parallel-size"),
         (shape.num_query_groups, layout.tensor, "--target-tensor-parallel-size"),
@@ -45,7 +45,7 @@ def check(shape: ModelShape, layout: Layout) -> None:
 
 
 def cut(tensor: torch.Tensor, entry: Entry, ranks: int) -> list[torch.Tensor]:
-    """The part of each tensor-parallel rank; views where that is possible."""
+    """The part of ``tensor`` for each of ``ranks`` tensor-parallel ranks; views where that is possible."""
     if entry.axis is None or ranks == 1:
         return [tensor] * ranks
     if not entry.gated:
@@ -72,7 +72,7 @@ def stage_of(entry: Entry, shape: ModelShape, layout: Layout) -> int:
 
 
 def with_vocabulary(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A vocabulary's rows cut to ``rows``, or padded with copies of the last one, as Megatron's tool pads."""
+    """``tensor`` cut to ``rows`` rows, or padded with copies of its last row, as Megatron's tool does it."""
     missing = rows - tensor.shape[0]
     if missing <= 0:
         return tensor[:rows]
@@ -80,6 +80,6 @@ def with_vocabulary(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def padded(vocab_size: int, divisible_by: int, tensor: int) -> int:
-    """Rows of a vocabulary as Megatron pads it."""
+    """Number of rows of a vocabulary as Megatron pads it: a multiple of ``divisible_by`` x ``tensor``."""
     unit = divisible_by * tensor
     return -(-vocab_size // unit) * unit

@@ -1,7 +1,7 @@
-"""What a model is to a conversion: its sizes, in Megatron's words, and the list of its tensors.
+"""Describes a model for a conversion: its sizes, by the names of Megatron's flags, and the list of its tensors.
 
-:class:`ModelShape` is read from a checkpoint's ``args`` or a Hugging Face ``config.json``; :func:`entries` lists every
-tensor by megatron-core's name with the layer's number in it, whole: unsplit by tensor or pipeline parallelism.
+:class:`ModelShape` is made from a checkpoint's ``args`` or a Hugging Face ``config.json``. :func:`entries` lists all
+tensors, with megatron-core's names that contain the layer's number, and with shapes before tensor parallelism.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModelShape:
     max_position_embeddings: int
     padded_vocab_size: int
     vocab_size: int | None = None
-    """Ids that the tokenizer has, where that is known; the rest of the rows is padding."""
+    """Number of ids that the tokenizer has, where it is known; the other rows are padding."""
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
     position_embedding_type: str = "learned_absolute"
@@ -46,7 +46,7 @@ class ModelShape:
     qk_layernorm: bool = False
     swiglu: bool = False
     bias_gelu_fusion: bool = True
-    """GELU in its tanh form, which is what Megatron's fused kernel computes; else the exact one."""
+    """True means GELU in its tanh form, which Megatron's fused kernel computes; False means the exact one."""
     num_experts: int | None = None
     moe_router_topk: int = 2
     moe_aux_loss_coeff: float = 0.0
@@ -68,18 +68,18 @@ class Entry:
     axis: int | None = None
     """The axis that tensor parallelism splits."""
     gated: bool = False
-    """Two halves along axis 0 (gate and input), each split by itself."""
+    """Whether it has two halves along axis 0 (gate and input), each of which is split by itself."""
     layer: int | None = None
     expert: int | None = None
 
     @property
     def vocabulary(self) -> bool:
-        """Whether its rows are token ids."""
+        """Whether it has one row for each token id."""
         return self.name in (WORDS, OUTPUT)
 
 
 class Source(Protocol):
-    """A checkpoint that is read."""
+    """Reads a checkpoint, one logical tensor at a time."""
 
     shape: ModelShape
     iteration: int
@@ -89,10 +89,10 @@ class Source(Protocol):
     """Where tokenizer files are looked for."""
 
     def read(self, entry: Entry) -> torch.Tensor:
-        """The whole tensor. Its row count may differ from the entry's where those are token ids."""
+        """The whole tensor. Where rows are token ids, their number may differ from the entry's (other padding)."""
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        """Its type, without reading it."""
+        """The tensor's stored dtype, found without reading the tensor."""
 
 
 WORDS, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -101,7 +101,7 @@ FINAL_NORM = "decoder.final_layernorm"
 
 
 def entries(shape: ModelShape) -> list[Entry]:
-    """Every tensor of the model: the embeddings, then layer by layer, then what stands behind them."""
+    """All tensors of the model: the embeddings, then layer by layer, then final norm and output layer."""
     hidden, found = shape.hidden_size, [Entry(WORDS, (shape.padded_vocab_size, shape.hidden_size), 0)]
     if shape.position_embedding_type == "learned_absolute":
         found.append(Entry(POSITIONS, (shape.max_position_embeddings, hidden)))
@@ -158,7 +158,7 @@ def _feed_forward(shape: ModelShape, prefix: str, layer: int, expert: int | None
 
 
 def shape_of_args(args: Mapping[str, Any], where: str) -> ModelShape:
-    """The model that Megatron's ``args`` describe; ConfigError for one that cannot be converted."""
+    """The model that Megatron's ``args`` describe. ConfigError, which names ``where``, if it cannot be converted."""
     unsupported = {
         "multi_latent_attention": (False, None),
         "squared_relu": (False, None),
@@ -194,12 +194,13 @@ def shape_of_args(args: Mapping[str, Any], where: str) -> ModelShape:
 
 def _needed(args: Mapping[str, Any], name: str, where: str) -> Any:
     if args.get(name) is None:
-        raise ConfigError(f"{where} does not say {name}; convert a checkpoint that was written with its flags (args)")
+        raise ConfigError(f"the args of {where} have no {name}; convert a checkpoint that was saved with all its args")
     return args[name]
 
 
 def args_of_shape(shape: ModelShape, dtype: torch.dtype, tensor: int, pipeline: int, expert: int) -> dict[str, Any]:
-    """Megatron's ``args`` for a model, as its own tools and ``--use-checkpoint-args`` read them."""
+    """Megatron's ``args`` of a model and its parallel degrees, as Megatron's tools and ``--use-checkpoint-args`` read
+    them."""
     values = dataclasses.asdict(shape)
     values.update(
         group_query_attention=shape.num_query_groups != shape.num_attention_heads,

@@ -1,8 +1,8 @@
-"""Megatron's older layout: one ``model_optim_rng.pt`` for each tensor, pipeline and expert rank.
+"""Reads and writes Megatron's older format: one ``model_optim_rng.pt`` for each tensor, pipeline and expert rank.
 
 ``iter_0000100/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`` holds the state of one rank's model, with the layers of its
-stage counted from 0. Files are mapped from disk when they are read and filled through a shared mapping when they are
-written, and pages are given back once used, so no rank's model is ever in memory as a whole. Weights only.
+stage counted from 0. Files are memory-mapped, for writing with a shared mapping, and pages are released after use, so
+no rank's model is ever in memory as a whole. Only weights are converted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_
 from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, Source, entries, shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
@@ -39,7 +40,10 @@ def rank_directory(directory: Path, tensor: int, pipeline: int, expert: int, lay
 
 
 def inner_name(entry: Entry, layer: int | None, expert: int | None, implementation: str) -> str:
-    """The name inside one rank's model. The norms before dense layers are part of transformer-engine's layers."""
+    """The name of a tensor inside one rank's model, with the rank's own numbers of the layer and the expert.
+
+    In transformer-engine's implementation norms are part of the linear layers; 'local' has modules of their own.
+    """
     name = entry.name
     if entry.layer is not None:
         name = name.replace(f"decoder.layers.{entry.layer}.", f"decoder.layers.{layer}.")
@@ -52,7 +56,7 @@ def inner_name(entry: Entry, layer: int | None, expert: int | None, implementati
 
 
 class MpRankSource:
-    """One iteration in this layout that is read."""
+    """A source that reads one checkpoint in this format."""
 
     def __init__(self, directory: Path) -> None:
         self.folder = directory
@@ -60,7 +64,9 @@ class MpRankSource:
         first = _load(next(iter(files.values())))
         args = first.get("args")
         if args is None:
-            raise ConfigError(f"{directory} was saved without args, so its model is not known; save it with them")
+            raise ConfigError(
+                f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
+            )
         self.args: Mapping[str, Any] = vars(args)
         self.iteration = int(first.get("iteration") or 1)
         self.layout = Layout(
@@ -75,7 +81,7 @@ class MpRankSource:
         self.shape = shape_of_args(self.args, str(directory))
 
     def _all(self, directory: Path) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
-        """(tensor, pipeline, expert rank) -> the state of each of its chunks."""
+        """(tensor, pipeline, expert rank) -> the states of its model chunks (several with virtual stages)."""
         found = {}
         for tensor in range(self.layout.tensor):
             for pipeline in range(self.layout.pipeline):
@@ -94,7 +100,7 @@ class MpRankSource:
         return found
 
     def _stages(self) -> list[tuple[int, int, int, int]]:
-        """(first layer, last layer + 1, pipeline rank, chunk): counted from what the files hold, chunk by chunk."""
+        """(first layer, last layer + 1, pipeline rank, chunk) of every chunk, from the layers that the files hold."""
         spans, at = [], 0
         for chunk in range(len(self._states[0, 0, 0])):
             for pipeline in range(self.layout.pipeline):
@@ -116,7 +122,7 @@ class MpRankSource:
         return self._parts(entry)[0].dtype
 
     def _parts(self, entry: Entry) -> list[torch.Tensor]:
-        """The part of each tensor-parallel rank, still on disk."""
+        """The part of each tensor-parallel rank, memory-mapped and not read yet."""
         layer, pipeline, chunk = self._place(entry)
         rank, expert = 0, None
         if entry.expert is not None:
@@ -132,18 +138,21 @@ class MpRankSource:
         return parts
 
     def _place(self, entry: Entry) -> tuple[int | None, int, int]:
-        """Layer inside its chunk, pipeline rank, chunk."""
+        """(layer inside its chunk, pipeline rank, chunk) of a tensor."""
         if entry.layer is None:
             last = self._first_layers[-1]
             return (None, 0, 0) if entry.name.startswith("embedding.") else (None, last[2], last[3])
         for begin, end, pipeline, chunk in self._first_layers:
             if begin <= entry.layer < end:
                 return entry.layer - begin, pipeline, chunk
-        raise ConfigError(f"{self.folder} has {self._first_layers[-1][1]} layers, its args say {self.shape.num_layers}")
+        raise ConfigError(
+            f"{self.folder} has {counted(self._first_layers[-1][1], 'layer')}, but its args say {self.shape.num_layers}"
+        )
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """A rank's file, tensors mapped from disk; nothing but plain values and enums is unpickled."""
+    """The content of a rank's file, with tensors memory-mapped. Only tensors, plain values and a few harmless classes
+    are unpickled; ConfigError for any other file."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
@@ -151,7 +160,7 @@ def _load(path: Path) -> dict[str, Any]:
 
     try:
         wanted = [argparse.Namespace, signal.Signals, *harmless_classes()]
-        # leaving the block takes away what was added; what megatron-core allowed for good must stay
+        # leaving the block removes the classes that it added: those that megatron-core allowed for good must stay
         with safe_globals([one for one in wanted if one not in get_safe_globals()]):
             return dict(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
     except Exception as error:  # torch raises many kinds for damaged files and for classes that are not allowed
@@ -167,7 +176,7 @@ def write(
     implementation: str,
     say: Callable[[Entry], None],
 ) -> None:
-    """One iteration of a source's weights, cut for ``layout``."""
+    """Write the weights of a source into ``directory``, split for ``layout``; ``say`` is called after each tensor."""
     top = {"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": source.iteration}
     ranks = [
         (tensor, pipeline, expert)
@@ -178,7 +187,7 @@ def write(
     for rank in ranks:
         folder = rank_directory(directory, *rank, layout)
         folder.mkdir(parents=True)
-        with skip_data():  # empty tensors whose memory is never touched
+        with skip_data():  # reserves space in the file for tensors whose values follow
             torch.save({**top, "model": _empty(source, rank, layout, implementation)}, folder / FILE)
     files = {rank: rank_directory(directory, *rank, layout) / FILE for rank in ranks}
     with _shared_mappings():
@@ -195,7 +204,8 @@ def write(
 def _names(
     entry: Entry, rank: tuple[int, int, int], shape: ModelShape, layout: Layout, implementation: str
 ) -> Iterator[str]:
-    """Under which names a rank holds a tensor: one or none; tied embeddings are also the last stage's output."""
+    """The names under which a rank holds a tensor: one or none; the last stage holds tied embeddings as its output
+    layer too."""
     _, pipeline, expert = rank
     tied = entry.name == WORDS and not shape.untie_embeddings_and_output_weights
     if tied and layout.pipeline > 1 and pipeline == layout.pipeline - 1:
@@ -212,7 +222,7 @@ def _names(
 
 
 def _empty(source: Source, rank: tuple[int, int, int], layout: Layout, implementation: str) -> dict[str, Any]:
-    """A rank's state without values, with the empty entries that linear layers expect."""
+    """A rank's state with tensors that have no values yet, and the empty ``_extra_state`` that linear layers expect."""
     state: dict[str, Any] = {}
     for entry in entries(source.shape):
         for name in _names(entry, rank, source.shape, layout, implementation):
@@ -232,6 +242,6 @@ def _empty(source: Source, rank: tuple[int, int, int], layout: Layout, implement
 
 @contextmanager
 def _shared_mappings() -> Iterator[None]:
-    """Mappings of files that write through."""
+    """Inside, ``torch.load(mmap=True)`` maps files so that what is written to a tensor goes into its file."""
     with set_default_mmap_options(MAP_SHARED):
         yield

@@ -1,8 +1,8 @@
-"""Files in the safetensors format, read and written one tensor at a time.
+"""Reads and writes files in the safetensors format, one tensor at a time.
 
 The format: 8 bytes of length (little endian), that many bytes of JSON (name -> dtype, shape, data_offsets), then the
-tensors' bytes without gaps. The package of that name writes a file from tensors that are all in memory; here each
-tensor is asked for when its turn has come.
+tensors' bytes without gaps. The package safetensors writes a file from tensors that are all in memory; :func:`write`
+asks for each tensor when it is to be written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a file."""
+    """One tensor of a file: ``offset`` and ``size`` of its data are in bytes."""
 
     path: Path
     dtype: torch.dtype
@@ -52,18 +52,18 @@ class Stored:
 
 
 def tensors_of(path: Path) -> dict[str, Stored]:
-    """What a file holds. ValueError or OSError when it is damaged."""
+    """The tensors of a file, by name, without their values. ValueError or OSError when the file is damaged."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         header = json.loads(file.read(length))
     found = {}
     for name, row in header.items():
         if name == "__metadata__":
             continue
         if row["dtype"] not in DTYPES:
-            raise ValueError(f"{path} has {name} in {row['dtype']}, which is not read")
+            raise ValueError(f"{path} has {name} with dtype {row['dtype']}, which is not supported")
         begin, end = row["data_offsets"]
         found[name] = Stored(path, DTYPES[row["dtype"]], tuple(row["shape"]), 8 + length + begin, end - begin)
     return found
@@ -72,7 +72,10 @@ def tensors_of(path: Path) -> dict[str, Stored]:
 def write(
     path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], value: Callable[[str], torch.Tensor]
 ) -> int:
-    """A file of these tensors, each asked of ``value`` in order; bytes of tensors written."""
+    """Write a file of ``tensors`` (name -> dtype, shape), whose values come from ``value(name)``, called in order.
+
+    Returns the number of bytes of the tensors' data. ValueError when a value has another dtype or shape.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
@@ -86,6 +89,6 @@ def write(
         for name, (dtype, shape) in tensors.items():
             tensor = value(name).contiguous()
             if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, promised was {dtype} {shape}")
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, but must be {dtype} {shape}")
             file.write(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
     return offset

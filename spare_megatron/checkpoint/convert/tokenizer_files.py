@@ -1,4 +1,4 @@
-"""The small files that belong to a model besides its weights: tokenizer and Hugging Face configuration."""
+"""Copies the small files that belong to a model besides its weights: tokenizer and Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 FOLDER = "hugging_face"
-"""Where they stand inside a ``--save`` directory of ours or of Megatron's."""
+"""The folder inside a ``--save`` directory that holds these files."""
 NAMES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
@@ -15,7 +15,7 @@ NAMES = (
 
 
 def copy(origin: Path, target: Path, *, config: bool) -> list[str]:
-    """Copy what is there (the model's ``config.json`` only with ``config``); the names of what was copied."""
+    """Copy those of NAMES that exist in ``origin``, and ``config.json`` with ``config``; returns the names copied."""
     names = [*NAMES, "config.json"] if config else [*NAMES]
     there = [name for name in names if (origin / name).is_file()]
     if there:

@@ -1,8 +1,8 @@
-"""megatron-core's distributed checkpoints (torch_dist), read and written one tensor at a time in one process.
+"""Reads and writes megatron-core's distributed checkpoints (torch_dist), one tensor at a time in one process.
 
-The layers of a stack are one stored tensor with the layer as first axis (experts: layer and expert). Both directions
-go through torch.distributed.checkpoint's planners: a reader asks for the part that is one layer, a writer hands over
-each part when its turn comes. Weights only: optimizer state is not converted.
+A tensor of all layers is stored as one tensor whose first axis is the layer (of experts: layer, then expert). Both
+directions use the planners of torch.distributed.checkpoint: reading asks for the part of one layer, writing passes each
+part when the planner asks for it. Only weights are converted, no optimizer state.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ METADATA = {
 
 
 def keys_of(entry: Entry) -> tuple[str, ...]:
-    """Stored names of a tensor, the usual one first. The norm before experts has two: transformer-engine's layers
-    look for one, megatron-core's own for the other."""
+    """The stored names of a tensor, the usual one first. The norm before experts is stored under two names, because
+    transformer-engine's layers and megatron-core's own look for different ones."""
     if entry.layer is None:
         return (entry.name,)
     key = entry.name.replace(f"decoder.layers.{entry.layer}.", "decoder.layers.")
@@ -66,7 +66,7 @@ def keys_of(entry: Entry) -> tuple[str, ...]:
 
 
 def lead_of(entry: Entry, shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Place and lengths of the leading axes that stack layers and experts."""
+    """(index on, lengths of) the leading axes of the stored tensor: layer, and expert. Empty for other tensors."""
     if entry.layer is None:
         return (), ()
     if entry.expert is None:
@@ -75,12 +75,14 @@ def lead_of(entry: Entry, shape: ModelShape) -> tuple[tuple[int, ...], tuple[int
 
 
 class TorchDistSource:
-    """One iteration in torch_dist format that is read."""
+    """A source that reads one checkpoint in torch_dist format; ``common`` is the content of its ``common.pt``."""
 
     def __init__(self, directory: Path, common: Mapping[str, Any]) -> None:
         self.folder = directory
         if "args" not in common:
-            raise ConfigError(f"{directory} was saved without args, so its model is not known; save it with them")
+            raise ConfigError(
+                f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
+            )
         self.args = vars(common["args"])
         self.shape = shape_of_args(self.args, str(directory))
         self.iteration = int(common.get("iteration", 1))
@@ -101,7 +103,7 @@ class TorchDistSource:
         return self._find(entry)[1].properties.dtype  # type: ignore[no-any-return]
 
     def _find(self, entry: Entry) -> tuple[str, TensorStorageMetadata, tuple[int, ...]]:
-        """Stored name, description, and the place of this tensor on its leading axes."""
+        """The stored name and metadata of a tensor, and its index on the stored tensor's leading axes."""
         place, lead = lead_of(entry, self.shape)
         for key in keys_of(entry):
             found = self._metadata.state_dict_metadata.get(key)
@@ -114,13 +116,13 @@ class TorchDistSource:
 
 
 class _Region(LoadPlanner):
-    """Reads stored parts into one tensor."""
+    """A load planner that reads stored parts into ``target``, a region of the stored tensor."""
 
     def __init__(self, items: list[ReadItem], target: torch.Tensor) -> None:
         self.items, self._target = items, target
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Nothing: the items are given."""
+        """Do nothing: the constructor got the items."""
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan(self.items)
@@ -141,13 +143,16 @@ class _Region(LoadPlanner):
         return part
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing: it was read in place."""
+        """Do nothing: the part was read in place."""
 
 
 def write(
     source: Source, directory: Path, args: Mapping[str, Any], layout: Layout, say: Callable[[Entry], None]
 ) -> None:
-    """One iteration of a source's weights; stored in the parts that the ranks of ``layout`` will read."""
+    """Write the weights of a source into ``directory``, in the parts that the ranks of ``layout`` will read.
+
+    ``say`` is called before each tensor of the source is written.
+    """
     directory.mkdir(parents=True)
     planner = _Streamed(source, layout.tensor, say)
     writer = FileSystemWriter(str(directory), single_file_per_rank=True, thread_count=1)
@@ -165,7 +170,7 @@ def write(
 
 
 class _Streamed(SavePlanner):
-    """Asks the source for a tensor when a part of it is to be written."""
+    """A save planner that asks the source for a tensor when a part of it is to be written."""
 
     def __init__(self, source: Source, ranks: int, say: Callable[[Entry], None]) -> None:
         self._source, self._ranks, self._say = source, ranks, say
@@ -173,7 +178,7 @@ class _Streamed(SavePlanner):
         self._last: tuple[Entry, torch.Tensor] | None = None
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """Nothing: the source is given."""
+        """Do nothing: the constructor got the source."""
 
     def create_local_plan(self) -> SavePlan:
         items = [item for entry in entries(self._source.shape) for item in self._items(entry)]
@@ -192,7 +197,7 @@ class _Streamed(SavePlanner):
             return data
         entry = self._entries[MetadataIndex(write_item.index.fqn, write_item.index.offset)]
         if self._last is None or self._last[0] != entry:
-            self._last = None  # the old one goes before the new one comes
+            self._last = None  # frees the old tensor before the new one is read
             self._last = (entry, self._source.read(entry))
             self._say(entry)
         tensor = self._last[1]
@@ -221,7 +226,7 @@ class _Streamed(SavePlanner):
 
 
 def _states(shape: ModelShape) -> Iterator[WriteItem]:
-    """What linear layers keep beside weights: nothing, but a load asks for it by name."""
+    """The empty ``_extra_state`` of every linear layer, which loading asks for by name."""
     modules, layers = list(ENGINE_MODULES), shape.num_layers
     if shape.num_experts is None:
         modules += ["mlp.linear_fc1", "mlp.linear_fc2"]

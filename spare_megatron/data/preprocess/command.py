@@ -1,9 +1,10 @@
-"""From JSON lines to data files: tokenizes the text of each document and writes it in megatron-core's format.
+"""The preprocess command: tokenizes the text of each document and writes data files in megatron-core's format.
 
 The command line is that of Megatron-LM's ``tools/preprocess_data.py``. The pair of files of a key appears when it is
 complete, ``PREFIX_KEY_document.bin`` first and ``.idx`` last, so an interrupted run leaves no pair that looks whole;
-the same command goes on where it was. The order of the documents is that of the input, whatever the number of workers;
-with ``--partitions P`` it is Megatron's: documents are dealt out to P parts in turn and the parts follow one another.
+given again, the same command goes on where that run stopped. Documents keep the order of the input, whatever the
+number of workers; with ``--partitions P`` they have Megatron's order: they are dealt out to P parts in turn and the
+parts follow one another.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
+from spare_megatron.config.plural import counted
 from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
@@ -37,7 +39,7 @@ writes corpus_text_document.bin and corpus_text_document.idx; train with --data-
 
   python tools/preprocess_data.py --input 'shards/*.jsonl.zst' more.parquet --output-prefix corpus --append-eod \\
     --workers 16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIRECTORY_WITH_tokenizer.json
-reads several files of several kinds, one behind the other
+reads several files of several kinds, one after the other
 
   ... --tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
   ... --tokenizer-type TikTokenizer --tokenizer-model vocab.json --vocab-size 131072 --tiktoken-pattern v2
@@ -52,10 +54,10 @@ REFUSED = {
 }
 
 BLOCK_BYTES = 1 << 19
-"""Of input that go to a worker at once: enough that sending them costs little beside tokenizing them, few enough that
-all workers are busy to the end."""
+"""Bytes of input that go to a worker at once: enough that sending them costs little beside tokenizing them, few enough
+that all workers are busy to the end."""
 KEPT_EVERY_S = 2.0
-"""Between two records of how far it is; what is lost with an interruption."""
+"""Seconds between two writes of the progress file; an interruption loses at most so much work."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +65,23 @@ class PreprocessConfig:
     """What is read and what is written."""
 
     input: tuple[str, ...] | None = flag(None, nargs="+")
-    """Files, directories or quoted patterns, read in this order: JSON objects, one a line (.jsonl or any other name),
-    plain text (.txt, a file is a document) or Parquet (.parquet); all but Parquet also with .gz or .zst."""
+    """Files, directories or quoted patterns, read in this order. A file has a JSON object in each line (.jsonl or any
+    other name), is plain text (.txt, one document) or Parquet (.parquet); all but Parquet may end in .gz or .zst."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of the objects whose text is tokenized; each gets files of its own."""
     output_prefix: str | None = None
-    """Beginning of the names of the files."""
+    """Beginning of the names of the files that are written."""
     append_eod: bool = False
     """End each document with the tokenizer's end-of-document token."""
     workers: int = 1
-    """Processes that tokenize."""
+    """Number of processes that tokenize."""
     partitions: int = 1
-    """Parts to which documents are dealt out in turn; it changes their order as in Megatron and speeds up nothing."""
+    """Number of parts to which documents are dealt out in turn. It changes their order as in Megatron and speeds up
+    nothing."""
     keep_sequential_samples: bool = False
-    """Keep the order of the input also with --partitions."""
+    """Keep the order of the input even with --partitions."""
     log_interval: int = 1000
-    """Documents between two lines of progress."""
+    """Number of documents between two lines of progress."""
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -107,7 +110,7 @@ def parse(words: Sequence[str]) -> Namespace:
 
 
 def check(args: Namespace) -> None:
-    """ConfigError for what is missing or cannot be."""
+    """ConfigError for a flag that is missing or has an impossible value."""
     for name in ("input", "output_prefix", "tokenizer_type"):
         if getattr(args, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')} is missing; give it (see --help)")
@@ -123,7 +126,10 @@ def check(args: Namespace) -> None:
 
 
 def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
-    """What decides the bytes of the output, by name: flags, inputs, files of the tokenizer."""
+    """All that the bytes of the output depend on, by name: flags, input files, files of the tokenizer.
+
+    Of each file, its size in bytes and its modification time in ns.
+    """
     ignored = ("workers", "log_interval", "output_prefix", "input")
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in ignored}
     settings["--input"] = [str(path) for path in files]
@@ -136,7 +142,7 @@ def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
 
 
 class Run:
-    """One run of the tool: where it stands, and its outputs, which are opened when the width of tokens is known."""
+    """One run of the tool: its progress, and its output files, which are opened when the dtype of tokens is known."""
 
     def __init__(self, args: Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say = args, say
@@ -147,7 +153,7 @@ class Run:
         self.progress = found or EncodingProgress(settings, tokens=dict.fromkeys(args.json_keys, 0))
         self.outputs: dict[str, Output] = {}
         if found is not None:
-            say(f"Going on behind {found.documents} documents of an interrupted run.")
+            say(f"Going on after {counted(found.documents, 'document')} of an interrupted run.")
             self._open(found.dtype)
         self._start_s = self._kept_s = time.monotonic()
         self._bytes, self._before, self._tokens_before = 0, self.progress.documents, sum(self.progress.tokens.values())
@@ -160,7 +166,7 @@ class Run:
             self.outputs[key].documents = self.progress.documents
 
     def add(self, block: EncodedBlock) -> None:
-        """Write what became of a block; now and then note how far it is, and say it."""
+        """Write the tokens of a block; print progress and write the progress file when it is time."""
         if not self.outputs:
             self._open(block.dtype)
         progress = self.progress
@@ -176,13 +182,13 @@ class Run:
             self.keep()
 
     def keep(self) -> None:
-        """Put what is written on the disk, and the record of it."""
+        """Sync all output files to the disk, then write the progress file that counts their bytes."""
         self.progress.sizes = {key: [part.sizes() for part in one.parts] for key, one in self.outputs.items()}
         self.progress.keep(self._record)
         self._kept_s = time.monotonic()
 
     def rates(self) -> str:
-        """Of this run."""
+        """The rates of this run, without what an interrupted run did before."""
         elapsed = max(time.monotonic() - self._start_s, 1e-9)
         documents = self.progress.documents - self._before
         tokens = sum(self.progress.tokens.values()) - self._tokens_before
@@ -190,7 +196,7 @@ class Run:
         return f"({documents / elapsed:.1f} docs/s, {megabytes:.2f} MB/s, {tokens / elapsed:.0f} tokens/s)"
 
     def finish(self) -> None:
-        """The pairs of files get their names."""
+        """Complete the pairs of files and give them their names; ConfigError when the input has no text."""
         if not any(self.progress.tokens.values()):
             raise ConfigError(f"--input {' '.join(self._args.input)} has no text; give a file of JSON objects")
         elapsed = time.monotonic() - self._start_s
@@ -202,7 +208,7 @@ class Run:
             output.publish()
 
     def drop(self) -> None:
-        """Remove what is not finished, unless an earlier run did a part of it."""
+        """Remove the unfinished files, unless an earlier, interrupted run wrote a part of them."""
         if self._before:
             for output in self.outputs.values():
                 output.close()
@@ -213,7 +219,12 @@ class Run:
 
 
 def preprocess(args: Namespace, say: Callable[[str], None]) -> EncodingProgress:
-    """Write the files; what was written. What the user must mend leaves nothing behind, any other end a record."""
+    """Write the files and return what was written.
+
+    Raises:
+        ConfigError: the user must correct a flag or the input; what this run wrote is removed.
+        WorkerLostError: a worker was killed; the progress file stays, and the same command goes on from it.
+    """
     run = Run(args, say)
     try:
         for block in encoded(args, blocks(run.files, args.json_keys, BLOCK_BYTES, run.progress.place)):
@@ -230,7 +241,8 @@ def preprocess(args: Namespace, say: Callable[[str], None]) -> EncodingProgress:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command; its exit code: 2 for what the user must mend, 1 where the same command may be given again."""
+    """Run the command. Returns its exit code: 2 for what the user must correct, 1 where the same command may be given
+    again."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -245,8 +257,8 @@ def main(words: Sequence[str] | None = None) -> int:
         say(f"{PROGRAM}: {error}")
         return 2
     except WorkerLostError as error:
-        say(f"{PROGRAM}: {error}; give the same command with fewer --workers and it goes on where it was")
+        say(f"{PROGRAM}: {error}; give the same command with fewer --workers, and it goes on where it stopped")
         return 1
     for key, tokens in done.tokens.items():
-        print(f"{args.output_prefix}_{key}_document: {done.documents} documents, {tokens} tokens")
+        print(f"{args.output_prefix}_{key}_document: {counted(done.documents, 'document')}, {counted(tokens, 'token')}")
     return 0

@@ -1,8 +1,8 @@
-"""Blocks of JSON lines to blocks of tokens, in as many processes as are asked for.
+"""Tokenizes blocks of JSON lines in as many processes as --workers says.
 
-What travels between processes is bytes and arrays: a block of the input as it was read, its tokens as they are written.
+Processes exchange bytes and arrays: a block of the input as it was read, and its tokens as they are written.
 Workers are forked from one process that has imported megatron-core and does nothing else, so the import is paid once
-and no process with threads is ever forked. A worker whose parent is gone, however it went, ends itself.
+and no process with threads is ever forked. A worker ends itself when its parent has ended for any reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.preprocess.text_files import Block, ReadPosition
 
 BLOCKS_AHEAD = 4
-"""Blocks in flight for each worker: a slow one does not let the others run dry."""
+"""Blocks in flight for each worker, so that others still have work while one takes long."""
 UNTOKENIZABLE = (ValueError, OverflowError, TypeError, RuntimeError)
-"""What the tokenizers' libraries raise on a text that they cannot take."""
+"""What the tokenizers' libraries raise for a text that they cannot tokenize."""
 Counts = npt.NDArray[np.int32]
 Tokens = npt.NDArray[Any]
-"""(tokens,), in whatever integers the tokenizer gives."""
+"""(tokens,), in the integer dtype that the tokenizer returns."""
 
 
 @dataclass(frozen=True)
@@ -42,45 +42,46 @@ class Encoded:
     """The documents of one block under one key, ready to be written."""
 
     tokens: bytes
-    """Token ids one behind the other, in the width of the data file."""
+    """Token ids one after the other, in the dtype of the data file."""
     lengths: Counts
-    """(parts of all documents,): tokens of each part that has any."""
+    """(sequences,): number of tokens of each sequence. A document has one sequence, or one for each text of a list;
+    texts without tokens have none."""
     parts: Counts
-    """(documents,): number of such parts of each."""
+    """(documents,): number of sequences of each document."""
 
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """What became of one block."""
+    """One block, tokenized."""
 
     bytes_in: int
-    """Of the input, for the rate."""
+    """Bytes of the input, for the rate."""
     end: ReadPosition
     dtype: str
-    """Of the tokens: uint16 or int32, which the vocabulary decides."""
+    """dtype of the tokens: uint16 or int32, by the size of the vocabulary."""
     keys: dict[str, Encoded]
 
 
 class WorkerLostError(Exception):
-    """A process that tokenizes ended without a word."""
+    """A process that tokenizes was killed, so it reported no error."""
 
 
 class Encoder:
-    """Tokenizes documents; one in each worker. Making it imports megatron-core."""
+    """Tokenizes documents; each worker has one. Its constructor imports megatron-core."""
 
     def __init__(self, args: Namespace) -> None:
         from spare_megatron.megatron_adapter.data.batch_tokenizers import encode_many
         from spare_megatron.megatron_adapter.data.datasets import DType
         from spare_megatron.megatron_adapter.data.tokenizers import build_tokenizer
 
-        # the workers are what runs side by side
+        # the workers already run in parallel, so the tokenizer library needs no threads
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.keys = tuple(args.json_keys)
         tokenizer = build_tokenizer(args)
         eod = tokenizer.eod if args.append_eod else None
         if args.append_eod and eod is None:
             raise ConfigError(
-                f"--append-eod needs an end-of-document token, which the tokenizer of {args.tokenizer_model} has not; "
+                f"--append-eod needs an end-of-document token, but the tokenizer of {args.tokenizer_model} has none; "
                 "give it an eos_token or leave the flag out"
             )
         self.end = None if eod is None else np.array([eod])
@@ -88,7 +89,7 @@ class Encoder:
         self.dtype = np.dtype(DType.optimal_dtype(int(tokenizer.vocab_size)))
 
     def encode(self, block: Block) -> EncodedBlock:
-        """The tokens under each key; ConfigError names the line that is no document."""
+        """The tokens of each key's texts; ConfigError names a line that is not a document."""
         lines = ((at, line) for at, line in enumerate(block.data.splitlines()) if line.strip())
         documents = [(at, self._document(block.where(at), line)) for at, line in lines]
         keys = {key: self._encoded(block, [(at, texts[key]) for at, texts in documents]) for key in self.keys}
@@ -98,9 +99,9 @@ class Encoder:
         try:
             document = json.loads(line.decode())
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{where} is no UTF-8: {error.reason} at byte {error.start}; convert the file") from None
+            raise ConfigError(f"{where} is not UTF-8: {error.reason} at byte {error.start}; convert the file") from None
         except ValueError as error:
-            raise ConfigError(f"{where} is no JSON: {error}; give one object a line") from None
+            raise ConfigError(f"{where} is not JSON: {error}; give one object per line") from None
         found: dict[str, list[str]] = {}
         for key in self.keys:
             text = document.get(key) if isinstance(document, dict) else None
@@ -136,20 +137,20 @@ class Encoder:
         least, greatest = int(together.min()), int(together.max())
         if least < fits.min or greatest > fits.max:
             raise ConfigError(
-                f"{block.where(0)} and what follows has the token {max(least, greatest, key=abs)}, which {self.dtype} "
-                "cannot hold; give a --vocab-size above the largest token"
+                f"a document from {block.where(0)} on has token id {max(least, greatest, key=abs)}, which "
+                f"{self.dtype} cannot hold; give a --vocab-size above the largest token id"
             )
         return together.astype(self.dtype).tobytes()
 
     def _one_by_one(self, block: Block, documents: list[tuple[int, list[str]]]) -> Iterator[Any]:
-        """The texts again, to say which of them has no tokens."""
+        """Tokenize the texts again one by one; ConfigError names the line of the one that fails."""
         for at, texts in documents:
             for text in texts:
                 try:
                     yield self.encode_many([text])[0]
                 except UNTOKENIZABLE as error:
                     raise ConfigError(
-                        f"{block.where(at)} cannot be tokenized: {error}; mend the text or use another tokenizer"
+                        f"{block.where(at)} cannot be tokenized: {error}; correct the text or use another tokenizer"
                     ) from None
 
 
@@ -157,7 +158,8 @@ _encoder: Encoder | None = None
 
 
 def end_with_parent() -> None:
-    """First thing in a worker: a thread ends it when the process that started it is gone. Ctrl-C is for that one."""
+    """Initialize a worker: it ignores Ctrl-C, which the process that started it handles, and a thread ends it when that
+    process has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -170,7 +172,8 @@ def end_with_parent() -> None:
 
 
 def encode_in_worker(args: Namespace, block: Block) -> EncodedBlock:
-    """In a worker; its first block makes its encoder: what is wrong with the tokenizer comes back as an error."""
+    """Tokenize ``block`` in a worker. The first call makes the worker's encoder, so that an error of the tokenizer is
+    returned like any other."""
     global _encoder
     if _encoder is None:
         _encoder = Encoder(args)
@@ -178,8 +181,10 @@ def encode_in_worker(args: Namespace, block: Block) -> EncodedBlock:
 
 
 def encoded(args: Namespace, blocks: Iterator[Block]) -> Iterator[EncodedBlock]:
-    """The blocks in order, encoded by as many processes as --workers says (1: this one); few are held at a time.
-    WorkerLostError when one of them is killed."""
+    """The blocks in order, tokenized by as many processes as --workers says (1: by this process).
+
+    At most BLOCKS_AHEAD blocks for each worker are held at a time. WorkerLostError when a worker is killed.
+    """
     if args.workers == 1:
         encoder = Encoder(args)
         yield from map(encoder.encode, blocks)

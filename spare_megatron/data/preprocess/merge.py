@@ -1,7 +1,7 @@
-"""One pair of data files of several: the pairs of a directory, in the order of their names, one behind the other.
+"""Merges the pairs of data files of a directory into one pair, in the order of their names.
 
-The command line is that of Megatron-LM's ``tools/merge_datasets.py``, and so are the bytes. The pair appears when it is
-complete, its ``.idx`` last. Other files of the directory are left alone.
+The command line is that of Megatron-LM's ``tools/merge_datasets.py``, and so are the bytes. The new pair gets its name
+when it is complete, the ``.idx`` last. The files of the directory stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.data.data_files import HEADER_BYTES, DataFile, check_file
 from spare_megatron.data.preprocess.token_files import WRITE_BYTES, write_index
 
@@ -45,7 +46,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def pairs_of(args: argparse.Namespace) -> list[DataFile]:
-    """The pairs in order; ConfigError where one is broken, of another width, or the one to be written."""
+    """The pairs to be merged, in order of their names; ConfigError where one is damaged, has another dtype than the
+    first, or has the name of the new pair."""
     folder = Path(args.input)
     prefixes = sorted({path.stem for path in folder.iterdir() if path.suffix in (".bin", ".idx")})
     if not prefixes:
@@ -65,7 +67,8 @@ def pairs_of(args: argparse.Namespace) -> list[DataFile]:
 
 
 def columns(pair: DataFile, multimodal: bool) -> tuple[Any, Any, Any]:
-    """(tokens of each sequence, sequences of each document, mode of each sequence or None) of a pair."""
+    """Of a pair: int32 tokens of each sequence, int64 sequences of each document, and int8 mode of each sequence (None
+    without ``multimodal``)."""
     raw = np.memmap(f"{pair.prefix}.idx", np.uint8, "r")
     documents = int(raw[26:HEADER_BYTES].view(np.int64)[0])
     ends_at = HEADER_BYTES + 12 * pair.sequences
@@ -79,7 +82,7 @@ def columns(pair: DataFile, multimodal: bool) -> tuple[Any, Any, Any]:
 
 
 def merge(args: argparse.Namespace) -> tuple[int, int]:
-    """Write the pair; (documents, tokens)."""
+    """Write the merged pair; returns its numbers of documents and tokens."""
     pairs = pairs_of(args)
     found = [columns(pair, args.multimodal) for pair in pairs]
     lengths, documents = (np.concatenate([one[n] for one in found]) for n in (0, 1))
@@ -102,12 +105,12 @@ def merge(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command; returns its exit code."""
     try:
         args = parse(sys.argv[1:] if words is None else words)
         documents, tokens = merge(args)
     except (ConfigError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
-    print(f"{args.output_prefix}: {documents} documents, {tokens} tokens")
+    print(f"{args.output_prefix}: {counted(documents, 'document')}, {counted(tokens, 'token')}")
     return 0

@@ -1,11 +1,12 @@
-"""Files of text for the preprocess tool: JSON lines, plain text and Parquet, plain or compressed.
+"""Reads the input of the preprocess tool: JSON lines, plain text and Parquet, the first two also compressed.
 
-What a file is follows from its name: ``.parquet``; ``.txt`` (a file is a document); anything else is JSON objects, one
-a line. ``.gz`` and ``.zst`` may follow. Every document comes out as a line of JSON in UTF-8, so that one encoder serves
-all; many lines travel as one block of bytes, which nobody looks into before the process that tokenizes it.
+The name of a file says what it is: ``.parquet``; ``.txt`` (the file is one document); any other file has one JSON
+object per line. ``.gz`` or ``.zst`` may follow all but ``.parquet``. Every document is passed on as a line of JSON in
+UTF-8, so one encoder serves all kinds; many lines make one block of bytes, which only the process that tokenizes it
+parses.
 
-Promises: documents come in the order of the files, and of each file's lines or rows; one block, a thousand rows or one
-text file is in memory at a time; reading can begin behind any block that was read before.
+Promises: documents come in the order of the files and of each file's lines or rows; at most one block, ROWS rows or one
+text file is in memory at a time; reading can begin after any block that was read before.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from spare_megatron.config.errors import ConfigError
 
 PACKAGES = {".parquet": ("pyarrow.parquet", "pyarrow"), ".zst": ("zstandard", "zstandard")}
-"""Ending -> (module, package) that reading it needs."""
+"""Suffix of a file -> (module, package) needed to read it."""
 ROWS = 1024
-"""Of a Parquet file, decoded at once."""
+"""Number of rows of a Parquet file that are decoded at once."""
 
 
 class ReadPosition(NamedTuple):
     """Where a block ends and the next one begins."""
 
     file: int = 0
-    """Number among the inputs."""
+    """Index of the file among the input files, from 0."""
     offset: int = 0
-    """Bytes of the (unpacked) file before it; of a Parquet file none."""
+    """Bytes of the (decompressed) file before this position; 0 in a Parquet file."""
     items: int = 0
-    """Lines or rows of the file before it."""
+    """Lines or rows of the file before this position."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,22 @@ class Block:
     """Some documents of one file."""
 
     source: str
-    """The file, for messages."""
+    """Name of the file, for messages."""
     unit: str
-    """What is counted in it: line, row, or nothing where the file is one document."""
+    """What messages count in the file: 'line', 'row', or '' where the file is one document."""
     first: int
-    """Number of the first line or row, from 1."""
+    """Number in the file of the block's first line or row, from 1."""
     data: bytes
     """Lines of JSON in UTF-8."""
     end: ReadPosition
 
     def where(self, at: int) -> str:
-        """What to call the ``at``-th line of the block, from 0."""
+        """What messages call line ``at`` of the block, counted from 0: 'line 7 of corpus.jsonl'."""
         return f"{self.unit} {self.first + at} of {self.source}" if self.unit else self.source
 
 
 def inputs_of(words: Sequence[str]) -> list[Path]:
-    """The files that ``words`` name: a directory is its files, a pattern its matches, both sorted by name."""
+    """The files that ``words`` name: those of a directory and the matches of a pattern, both sorted by name."""
     files: list[Path] = []
     for word in words:
         path = Path(word)
@@ -74,18 +75,21 @@ def inputs_of(words: Sequence[str]) -> list[Path]:
 
 
 def check_inputs(words: Sequence[str]) -> None:
-    """ConfigError where a word names nothing, or a file needs a package that is not installed."""
+    """ConfigError where a word names no file, or a file needs a package that is not installed."""
     for word in words:
         found = inputs_of([word])
         if not found:
-            raise ConfigError(f"--input {word} does not exist; give a file of JSON objects, one a line")
+            raise ConfigError(f"--input {word} does not exist; give a file with one JSON object per line")
         for path in found:
             if path.suffix in PACKAGES:
                 _module(path)
 
 
 def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: ReadPosition) -> Iterator[Block]:
-    """The documents behind ``start``, about ``size`` bytes at a time. ConfigError for a file that cannot be read."""
+    """The documents after position ``start``, in blocks of about ``size`` bytes.
+
+    ConfigError for a Parquet file without a column for one of ``keys``.
+    """
     for number in range(start.file, len(files)):
         path = files[number]
         source = "the input" if len(files) == 1 else str(path)
@@ -102,7 +106,8 @@ def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: ReadPos
 
 
 def _lines(file: BinaryIO, source: str, size: int, place: ReadPosition) -> Iterator[Block]:
-    """Blocks end at the end of a line; a longer line is a block of its own."""
+    """Blocks of a file of lines after ``place``: each ends at the end of a line, and a line longer than ``size`` bytes
+    is not split."""
     if file.seekable():
         file.seek(place.offset)
     else:
@@ -131,7 +136,7 @@ def _parts(total: int, size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The unpacked bytes of a file."""
+    """A file opened for reading its decompressed bytes."""
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(path.open("rb"))
         if path.suffix == ".gz":

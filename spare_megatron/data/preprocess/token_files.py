@@ -1,10 +1,10 @@
-"""The data files that the preprocess tool writes, and what it keeps beside them to go on after it was interrupted.
+"""The data files that the preprocess tool writes, and the record from which it goes on after an interruption.
 
 While it runs, each part of the output is ``PREFIX_KEY_document.partN.bin`` with two files of counts beside it, and
-``PREFIX.progress`` says how far they are good: how many bytes of each were written, and where in the input that was.
-The record is replaced as a whole after what it counts is on the disk, so at any moment it is true of the files. The
-next run cuts the files to it and reads on from there; one with other settings or changed input is refused. It is
-removed when every pair lies ready to be renamed.
+``PREFIX.progress``, the record, says how many bytes of each are good, and up to which position of the input they go.
+It is replaced as a whole after the bytes that it counts are on the disk, so it is true at any moment. The next run
+truncates the files to these sizes and reads on from that position; a run with other settings or changed input is
+refused. The record is removed when every pair is ready to be renamed.
 
 The finished pair is byte for byte what megatron-core's ``IndexedDatasetBuilder`` writes.
 """
@@ -28,11 +28,15 @@ from spare_megatron.data.preprocess.text_files import ReadPosition
 
 WRITE_BYTES = 1 << 22
 KINDS = ("bin", "lengths", "documents")
-"""Files of a part: tokens; int32 tokens of each sequence; int32 sequences of each document."""
+"""Suffixes of the files of a part: tokens; int32 tokens of each sequence; int32 sequences of each document."""
 
 
 class PartFiles:
-    """Documents one behind the other, in files that only grow; ``sizes`` (bytes of each) cuts them to what is good."""
+    """The three files of a part (KINDS), to which documents are appended.
+
+    With ``sizes``, the good bytes of each according to the record, existing files are truncated to them; ConfigError
+    where one is shorter. With None the files begin empty.
+    """
 
     def __init__(self, path: str, sizes: list[int] | None) -> None:
         self.paths = [Path(f"{path}.{kind}") for kind in KINDS]
@@ -41,7 +45,7 @@ class PartFiles:
             file = file_path.open("r+b" if sizes else "wb", buffering=WRITE_BYTES)
             self.files.append(file)
             if file.seek(0, os.SEEK_END) < size:
-                raise ConfigError(f"{file_path} is shorter than its record says; remove it and its record, begin anew")
+                raise ConfigError(f"{file_path} is shorter than its .progress file says; remove both to begin anew")
             file.truncate(size)
             file.seek(size)
 
@@ -50,7 +54,7 @@ class PartFiles:
             file.write(data)
 
     def sizes(self) -> list[int]:
-        """After everything is on the disk."""
+        """Sync the files to the disk; returns the bytes of each."""
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
@@ -67,14 +71,14 @@ class PartFiles:
 
 
 class Output:
-    """The pair of files of one key, collected in parts; it takes its names when it is finished."""
+    """The pair of files of one key: written in parts, and given its name by :meth:`publish` when it is finished."""
 
     def __init__(self, prefix: str, dtype: str, partitions: int, sizes: list[list[int]] | None = None) -> None:
         self.prefix, self.dtype, self.documents = prefix, np.dtype(dtype), 0
         self.parts = [PartFiles(f"{prefix}.part{n}", sizes[n] if sizes else None) for n in range(partitions)]
 
     def add(self, block: Encoded) -> None:
-        """The documents of a block, dealt out to the parts in turn."""
+        """Append the documents of a block, dealt out to the parts in turn."""
         if len(self.parts) == 1:
             self.parts[0].write(block.tokens, block.lengths, block.parts)
         else:
@@ -88,7 +92,7 @@ class Output:
         self.documents += len(block.parts)
 
     def prepare(self) -> None:
-        """Make the pair under the first part's name, from which nothing can be gone on with any more."""
+        """Join all parts into the pair, still under the name of the first part; no document can be added any more."""
         first = self.parts[0]
         for part in self.parts:
             part.sizes()
@@ -101,29 +105,34 @@ class Output:
         write_index(Path(f"{self.prefix}.part0.idx"), self.dtype, lengths, documents)
 
     def publish(self) -> None:
-        """Give the pair its name, the .bin first, and remove the rest."""
+        """Give the pair its name, the .bin first, and remove the other files of the parts."""
         Path(f"{self.prefix}.idx").unlink(missing_ok=True)
         for end in ("bin", "idx"):
             Path(f"{self.prefix}.part0.{end}").replace(f"{self.prefix}.{end}")
         self.remove()
 
     def close(self) -> None:
-        """The files, as they are."""
+        """Close the files and leave them as they are."""
         for part in self.parts:
             part.close()
 
     def remove(self) -> None:
-        """The parts."""
+        """Remove the files of all parts."""
         for part in self.parts:
             part.remove()
         Path(f"{self.prefix}.part0.idx").unlink(missing_ok=True)
 
 
 def write_index(path: Path, dtype: np.dtype[Any], lengths: Any, documents: Any, modes: Any = None) -> None:
-    """The .idx file: header, tokens of each sequence, bytes before each, sequences before and behind each document, and
-    the mode of each sequence where there are modes.
+    """Write the .idx file: header, tokens of each sequence, bytes before each sequence, the document boundaries as
+    numbers of sequences (0 first), and the mode of each sequence where there are modes.
 
-    ``lengths`` int32 (sequences,); ``documents`` integers (documents,), sequences of each; ``modes`` int8 (sequences,).
+    Args:
+        path: the file.
+        dtype: of the tokens in the .bin file.
+        lengths: int32 (sequences,), tokens of each sequence.
+        documents: integers (documents,), sequences of each document.
+        modes: int8 (sequences,), or None.
     """
     codes = {name: code for code, name in DTYPES.items()}
     sizes = lengths.astype(np.int64) * dtype.itemsize
@@ -138,7 +147,7 @@ def write_index(path: Path, dtype: np.dtype[Any], lengths: Any, documents: Any, 
 
 @dataclass
 class EncodingProgress:
-    """How far a run is; ``settings`` says of which run."""
+    """The record of a run's progress; ``settings`` (from ``settings_of``) identifies the run."""
 
     settings: dict[str, Any]
     place: ReadPosition = field(default_factory=ReadPosition)
@@ -146,10 +155,10 @@ class EncodingProgress:
     documents: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Key -> sizes of the files of each part."""
+    """Key -> for each part, the sizes of its three files in bytes."""
 
     def keep(self, path: Path) -> None:
-        """Replace the record."""
+        """Replace the record in ``path`` atomically."""
         beside = path.with_name(f"{path.name}.new")
         with beside.open("w") as file:
             json.dump(vars(self), file)
@@ -159,7 +168,10 @@ class EncodingProgress:
 
 
 def progress_of(path: Path, settings: dict[str, Any]) -> EncodingProgress | None:
-    """What an interrupted run with these settings left; None: nothing. ConfigError where it was another run."""
+    """The record that an interrupted run with these settings left in ``path``, or None where there is none.
+
+    ConfigError where the record is unreadable or that run had other settings.
+    """
     if not path.is_file():
         return None
     try:
@@ -170,7 +182,7 @@ def progress_of(path: Path, settings: dict[str, Any]) -> EncodingProgress | None
     for name, value in settings.items():
         if found.settings.get(name) != value:
             raise ConfigError(
-                f"{path} is of an interrupted run with {name} {found.settings.get(name)!r}, not {value!r}; "
-                "give what it had and it goes on, or remove that file to begin anew"
+                f"{path} is the record of an interrupted run with {name} {found.settings.get(name)!r}, not {value!r}; "
+                "give the earlier value to go on with that run, or remove the file to begin anew"
             )
     return found

@@ -1,1 +1,2 @@
-"""megatron-core's checkpoint formats: reading, writing, optimizer state of any inner degree."""
+"""Reads and writes megatron-core's checkpoints, with optimizer state that loads under any inner data-parallel
+degree."""

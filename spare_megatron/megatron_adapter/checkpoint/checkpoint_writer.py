@@ -1,15 +1,14 @@
-"""This rank's share of a checkpoint in megatron-core's torch_dist format: taken at a step, written whenever.
+"""Takes this rank's share of a checkpoint at a step, and writes it later, in megatron-core's torch_dist format.
 
 megatron-core writes files from forked processes and collects results through a Manager process, also when it saves
 synchronously. A rank has threads (control plane, communicators): forking it can hang, and a Manager would outlive a
-killed rank. So megatron-core plans here and does not write: :meth:`ShareWriter.take` is its planning, a collective of
-the group on the training thread; :meth:`TorchDistShare.write` and :meth:`TorchDistShare.finish` call no collective,
-touch nothing that training changes and may run on any thread. What the ranks must tell each other in between is bytes,
-which the caller carries.
+killed rank. So megatron-core only plans here: :meth:`ShareWriter.take` runs its planning, a collective call of the
+group on the training thread. :meth:`TorchDistShare.write` and :meth:`TorchDistShare.finish` call no collective, use
+nothing that training changes and may run on any thread. In between the caller carries bytes from all ranks to rank 0.
 
-May assume: every rank of the group takes the same steps in the same order. Promises: no disk is touched before
-``write``, so a full or broken one cannot stop a collective half way; the plan is gathered twice, later saves of the
-same structure (it never changes within a job) need no collective at all.
+May assume: every rank of the group takes the same steps in the same order. Promises: nothing is written to disk before
+``write``, so a full or broken disk cannot interrupt a collective. The plan is gathered in the first two saves; later
+saves of the same structure, which never changes within a job, need no collective.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, Seriali
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
 
 FileOpener = Callable[[str], AbstractContextManager[BinaryIO]]
-"""Opens a file of the checkpoint, by name, for writing; on leaving it is on the disk."""
+"""Opens a file of the checkpoint, by name, for writing; the file is on the disk when its ``with`` block has ended."""
 
 METADATA = ".metadata"
 _BACKEND, _VERSION = "torch_dist", 1
 
 
 class ShareWriter:
-    """Takes this rank's shares; one for a job. ``take`` belongs to the training thread."""
+    """Takes this rank's shares of all checkpoints of a job. ``take`` must be called on the training thread."""
 
     def __init__(self) -> None:
         self._strategy = _PlanOnly(_BACKEND, _VERSION, thread_count=1, cached_metadata=True)
@@ -59,12 +58,14 @@ class ShareWriter:
         self._host: dict[Any, torch.Tensor] = {}
 
     def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> TorchDistShare:
-        """Plan ``state`` (megatron-core's sharded state dict) and hold what this rank writes of it. Collective.
+        """Plan the save of ``state`` (megatron-core's sharded state dict); returns what this rank writes. Collective.
 
         Args:
-            copied: copy tensors into host memory that this writer keeps from one save to the next (pinned on CUDA):
-                training may go on at once, and the share before must have been written. Else tensors are referred to
-                and must not change until the share is written.
+            state: of the whole group; see megatron-core's ``dist_checkpointing``.
+            directory: of the checkpoint; nothing is written to it yet.
+            copied: copy tensors into host memory that this writer reuses for each save (pinned on CUDA): training may
+                go on at once, but the previous share must have been written. Else the share refers to the tensors,
+                which must not change until it is written.
         """
         sharded, common = save_preprocess(state, validate_access_integrity=not self._validated)
         self._validated = True
@@ -92,7 +93,7 @@ class ShareWriter:
 
 @dataclass
 class TorchDistShare:
-    """What one rank writes of a checkpoint. Its methods may run on any thread."""
+    """The part of a checkpoint that one rank writes. Its methods may run on any thread."""
 
     buckets: list[tuple[str, list[Any], list[Any]]] = field(repr=False)
     """(file name, [(item, bytes)], [(item, host tensor)]): at most one file for each rank."""
@@ -101,7 +102,8 @@ class TorchDistShare:
     _metadata: Any = field(repr=False)
 
     def write(self, create: FileOpener) -> bytes:
-        """Write this rank's files; what :meth:`finish` must know of them. OSError, or torch's RuntimeError of it."""
+        """Write this rank's files; returns the report that :meth:`finish` needs. OSError, or a RuntimeError of
+        torch."""
         transforms, results = self._writer.transforms, []
         for key, byte_items, tensor_items in self.buckets:
             with create(key) as stream:
@@ -110,8 +112,8 @@ class TorchDistShare:
         return pickle.dumps(results)
 
     def finish(self, create: FileOpener, reports: Sequence[bytes]) -> None:
-        """Rank 0, once every rank has written: what makes their files one checkpoint. ``metadata.json``, by which
-        megatron-core knows one, comes last."""
+        """Write the common files on rank 0, given the reports of all ranks after they have written. ``metadata.json``,
+        by which megatron-core recognizes a checkpoint, is written last."""
         with create(COMMON_STATE_FNAME) as stream:
             torch.save(self.common, stream)
         written = [pickle.loads(report) for report in reports]
@@ -133,10 +135,10 @@ class _Planned:
 
 
 class _PlanOnly(TorchDistSaveShardedStrategy):
-    """megatron-core's torch_dist strategy up to the point at which it would write."""
+    """megatron-core's torch_dist strategy, stopped where it would begin to write."""
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> _Planned:
-        """Plan; collective until the structure has been seen twice."""
+        """Plan a save; collective in the first two saves of a structure."""
         with _touching_nothing():
             return super().async_save(sharded_state_dict, checkpoint_dir)
 
@@ -145,16 +147,16 @@ class _PlanOnly(TorchDistSaveShardedStrategy):
 
 
 class _Unwritten(FileSystemWriterAsync):
-    """megatron-core's writer, which here only says what is to be written."""
+    """megatron-core's writer, which only plans here."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """The plan as it is: the directory is made by whoever owns it."""
+        """Return the plan and do not make the directory, which the caller of ``write`` makes."""
         return plan
 
 
 @contextlib.contextmanager
 def _touching_nothing() -> Iterator[None]:
-    """While planning: no Manager process for results that nobody sends, no directory."""
+    """Inside, megatron-core's planning starts no Manager process and makes no directory."""
     queues, writer = filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync
     filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync = queue.Queue, _Unwritten
     try:

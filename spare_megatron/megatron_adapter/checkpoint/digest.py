@@ -1,7 +1,7 @@
-"""A checkpoint's fingerprint: one sha256 over all model tensors by logical name, whatever layout wrote them.
+"""Computes a checkpoint's digest: a sha256 over all model tensors by logical name, for any parallel layout.
 
-May assume: the directory holds one iteration in torch_dist format. Promises: no process group is needed, tensors are
-read one at a time; optimizer state counts where it is asked for, schedule and flags never do.
+May assume: the directory has one checkpoint in torch_dist format. Promises: no process group is needed, tensors are
+read one at a time. Optimizer state is included on request, schedule and flags never.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str
         metadata = FileSystemReader(str(directory)).read_metadata()
     except Exception as error:  # a damaged pickle may raise anything
         raise ConfigError(
-            f"{directory} holds no readable checkpoint in torch_dist format ({type(error).__name__}); "
+            f"{directory} has no readable checkpoint in torch_dist format ({type(error).__name__}); "
             "give the directory of one iteration, such as iter_0000010"
         ) from error
     return {

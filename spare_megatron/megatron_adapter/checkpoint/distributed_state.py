@@ -1,13 +1,14 @@
-"""Optimizer state in checkpoints as megatron-core's distributed optimizer writes and reads it.
+"""Reads and writes the forms in which checkpoints have the state of megatron-core's distributed optimizer.
 
-Three forms are met. *Plain*: a tensor for each parameter, fp32 copies under ``fp32_param``; ours. *Fully reshardable*:
-the same with the fp32 weights of every parameter under ``param``. *DP-reshardable* (Megatron-LM's default): flat
-buckets of each model-parallel rank, in the order and with the padding of the gradient buffers.
+There are three forms. *Plain*, in which this framework saves: a tensor for each parameter, fp32 copies under
+``fp32_param``. *Fully reshardable*: the same, with the fp32 weights of every parameter under ``param``.
+*DP-reshardable* (Megatron-LM's default): flat buckets of each model-parallel rank, in the order and with the padding of
+the gradient buffers.
 
-Ours is readable as the first two: what the second has beyond the first is another name for bytes that are there, and
-:func:`with_other_names` adds that name to the checkpoint's metadata. Nothing is stored twice.
+Checkpoints of this framework can be read in both of the first two forms: they differ in the names of the same bytes,
+and :func:`with_other_names` adds the second names to the checkpoint's metadata. Nothing is stored twice.
 
-May assume: the optimizer at hand is a plain one. Promises: buckets are read one tensor at a time.
+May assume: the replica's optimizer is a plain one. Promises: buckets are read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ FORM = "distrib_optim_sharding_type"
 _MAIN, _PARAM, _MOMENT = "optimizer.state.fp32_param.", "optimizer.state.param.", "optimizer.state.exp_avg."
 _OF_RANK = "optimizer.distributed.dp_group_idx_"
 _ALIGNMENT = 64
-"""Elements that a parameter's start in a buffer is a multiple of, with the distributed optimizer
-(megatron-core's param_and_grad_buffer)."""
+"""With the distributed optimizer a parameter starts in its buffer at a multiple of this many elements (megatron-core's
+param_and_grad_buffer)."""
 
 
 def form_of(directory: Path, keys: Mapping[str, Any]) -> str:
-    """Which form a checkpoint has, by the keys of its tensors; empty: plain. ConfigError for one that is too old."""
+    """The form of a checkpoint's optimizer state, by the keys of its tensors; '' is the plain form. ConfigError for an
+    older form."""
     if any(_OF_RANK in key and ".bucket_idx_" in key for key in keys):
         return BUCKETS
     if any(_OF_RANK in key for key in keys):
@@ -63,7 +65,7 @@ def form_of(directory: Path, keys: Mapping[str, Any]) -> str:
 
 
 def add_distributed(parts: list[dict[str, Any]]) -> None:
-    """What the distributed optimizer looks for beside tensors, into each optimizer's state that will be saved."""
+    """Add to each optimizer's state what the distributed optimizer looks for beside tensors: options and step."""
     for part in parts:
         inner = part.get("optimizer", part)
         groups = [dict(group) for group in inner["param_groups"]]
@@ -75,7 +77,7 @@ def add_distributed(parts: list[dict[str, Any]]) -> None:
 
 
 def with_other_names(metadata: Metadata) -> Metadata:
-    """The metadata, in which fp32 weights have the distributed optimizer's name as well."""
+    """A copy of the metadata in which fp32 weights also have the names of the fully reshardable form."""
     tensors = metadata.state_dict_metadata
     names: dict[str, str] = {}
     for key in tensors:
@@ -97,7 +99,7 @@ def with_other_names(metadata: Metadata) -> Metadata:
 
 
 def rename_requests(state: Any) -> None:
-    """Ask for fp32 weights under the name that they have in the fully reshardable form."""
+    """Change the keys of requested fp32 weights in ``state`` to those of the fully reshardable form."""
     for wanted in nested_values(state):
         key = getattr(wanted, "key", "")
         if key.startswith(_MAIN):
@@ -105,10 +107,10 @@ def rename_requests(state: Any) -> None:
 
 
 def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
-    """Fill the moments and fp32 weights of ``replica``'s plain optimizer; what the distributed optimizer stored beside
-    tensors, one entry for each chained optimizer. The moments must be allocated. Collective.
+    """Fill the moments and fp32 weights of ``replica``'s plain optimizer from DP-reshardable buckets. Collective.
 
-    ConfigError when the buckets are of another layout.
+    The moments must be allocated. Returns what the distributed optimizer stored beside tensors, for each chained
+    optimizer. ConfigError when the buckets are of another layout.
     """
     told = []
     optimizers = replica.optimizer.chained_optimizers
@@ -138,7 +140,8 @@ def _buffers(chunk: Any, experts: bool) -> Iterator[Any]:
 
 
 def _model_parallel_rank(experts: bool) -> tuple[int, int]:
-    """This rank's number among those that together hold one model, by which megatron-core names its buckets."""
+    """This rank's number among the ranks that together hold one model, by which megatron-core names its buckets, and
+    the number of these ranks."""
     if experts:
         group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
     else:
@@ -151,8 +154,8 @@ def _check_layout(directory: Path, stored: Mapping[str, Any], prefix: str, size:
     ranks = {int(key.removeprefix(start).split(".")[0]) for key in stored if key.startswith(start)}
     if len(ranks) != size:
         raise ConfigError(
-            f"{directory} has distributed-optimizer state in the buckets of {len(ranks)} model-parallel ranks, this "
-            f"layout has {size}; give the tensor, pipeline and expert parallel sizes that it was saved with, save it "
+            f"{directory} has distributed-optimizer state in the buckets of {len(ranks)} model-parallel ranks, but "
+            f"this layout has {size}; give the tensor, pipeline and expert parallel sizes of the save, save it "
             "with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or give --no-load-optim"
         )
 
@@ -168,7 +171,7 @@ def _objects(directory: Path, root: str, stored: Mapping[str, Any], names: tuple
 def _places(
     directory: Path, parameters: list[torch.nn.Parameter], numels: list[int]
 ) -> dict[torch.nn.Parameter, tuple[int, int]]:
-    """Parameter -> (bucket, where it starts inside); ``numels`` are the buckets' sizes without their end's padding."""
+    """Parameter -> (bucket, first element inside it). ``numels`` has the sizes of the buckets without end padding."""
     places, bucket, end = {}, 0, 0
     for parameter in parameters:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT

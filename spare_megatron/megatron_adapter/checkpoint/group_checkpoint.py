@@ -1,4 +1,4 @@
-"""Durable checkpoints of one group in megatron-core's torch_dist format, and loading them under any layout.
+"""Saves durable checkpoints of one group in megatron-core's torch_dist format, and loads them under any layout.
 
 The content is Megatron's: ``model`` (``model0``, ``model1``, ... with virtual stages), ``optimizer``,
 ``opt_param_scheduler``, ``iteration``, ``checkpoint_version`` and ``args`` with the samples consumed. Tensors are
@@ -47,9 +47,9 @@ from spare_megatron.megatron_adapter.model.world import barrier
 CHECKPOINT_VERSION = 3.0
 _REASON_CHARS = 250
 _HERE = "optimizer of this layout"
-"""Where a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge them by
-position with the parameter groups of the layout that saved, which may have other groups: expert parameters have an
-optimizer of their own only with EP > 1."""
+"""The key under which a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge
+them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
+have an optimizer of their own only with EP > 1."""
 _RANK_STATE = "spare_rank_state"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
@@ -57,18 +57,18 @@ _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True,
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint says beside the state that ``load`` put into the replica."""
+    """What a checkpoint has besides the state that ``load`` put into the replica."""
 
     step: int
     consumed_samples: int
     consumed_valid_samples: int
     args: Mapping[str, Any]
     rank_state: Any = None
-    """What this rank position gave to :func:`save`; None from a checkpoint with other rank positions, or without."""
+    """What this rank position gave to ``take``; None where the checkpoint has no such data or another group size."""
 
 
 class Checkpointer:
-    """Takes checkpoints of one rank's replica; one for a job."""
+    """Takes this rank's shares of the checkpoints of its group; a job makes one."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -88,7 +88,11 @@ class Checkpointer:
         """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
 
         Args:
-            rank_state: belongs to this rank position (anything that pickles): only the same layout gets it back.
+            directory: where the share will be written.
+            step: the committed step.
+            consumed_samples, consumed_valid_samples: consumed up to that step.
+            args: Megatron's flags, to be stored with the checkpoint.
+            rank_state: data of this rank position that can be pickled; only a load with the same group size returns it.
             copied: see :meth:`ShareWriter.take`.
         """
         replica = self._replica
@@ -112,10 +116,10 @@ class Checkpointer:
 
 
 def save(directory: str | Path, replica: Replica, **told: Any) -> None:
-    """Write the group's state into ``directory``, which must be new or empty, and wait until it is there. Collective.
+    """Write the group's state into ``directory``, which must be new or empty, and wait until it is written. Collective.
 
-    ``told`` is what :meth:`Checkpointer.take` takes. An error while writing is raised on the rank that has it, and
-    then the others wait for it in vain: a job writes through :mod:`spare_megatron.trainer.saving`.
+    ``told`` has the keyword arguments of :meth:`Checkpointer.take`. An error while writing is raised only on its rank,
+    while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.trainer.saving` instead.
     """
     directory = Path(directory)
     share = Checkpointer(replica).take(directory, copied=False, **told)
@@ -194,7 +198,8 @@ def _rank_object(data: Any) -> ShardedObject:
 
 
 def read_common(directory: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds outside tensors (iteration, args, schedule); needs no process group. ConfigError."""
+    """What a checkpoint has besides tensors (iteration, args, schedule), without a process group. ConfigError where it
+    cannot be read."""
     directory = Path(directory)
     try:
         ours = dist_checkpointing.check_is_distributed_checkpoint(str(directory))
@@ -203,13 +208,13 @@ def read_common(directory: str | Path) -> dict[str, Any]:
         raise _unreadable(directory, error) from error
     if not ours:
         raise ConfigError(
-            f"{directory} holds no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
+            f"{directory} has no checkpoint in megatron-core's torch_dist format; give the directory of one iteration"
         )
     return dict(common)
 
 
 def _stored(directory: Path) -> Mapping[str, Any]:
-    """What a checkpoint says that it has, by name; ConfigError."""
+    """The metadata of a checkpoint's tensors and objects, by name; ConfigError where it cannot be read."""
     try:
         return dict(load_sharded_metadata(str(directory)))
     except Exception as error:  # a damaged pickle may raise anything
@@ -222,7 +227,7 @@ def _unreadable(directory: Path, error: Exception) -> ConfigError:
 
 
 def _modules(replica: Replica) -> list[tuple[str, torch.nn.Module]]:
-    """Megatron's name of each chunk in a checkpoint, with the model inside its wrappers."""
+    """(Megatron's name in a checkpoint, model without its wrappers) of each chunk."""
     modules = []
     for index, chunk in enumerate(replica.chunks):
         module = chunk.module
@@ -242,7 +247,7 @@ def _sharded_state(replica: Replica, content: dict[str, Any], *, is_loading: boo
 
 
 def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: Replica) -> dict[Any, Any]:
-    """Loaded optimizer tensors, completed by what a checkpoint stores once: group options, step, loss scale."""
+    """Loaded optimizer tensors with what a checkpoint stores once: options of parameter groups, step, loss scale."""
     saved_parts = _parts(saved)
     options = [group for part in saved_parts for group in _inner(part)["param_groups"]]
     steps = [
@@ -271,7 +276,8 @@ def _is_torch_adam(optimizer: Any) -> bool:
 
 
 def _give_adam_its_first_state(replica: Replica) -> None:
-    """Before its first update torch's Adam has no state, and a checkpoint without it cannot be loaded into one."""
+    """Give torch's Adam zero moments before its first update, because a checkpoint without its state cannot be
+    loaded."""
     for part in replica.optimizer.chained_optimizers:
         if not _is_torch_adam(part):
             continue
@@ -285,17 +291,19 @@ def _give_adam_its_first_state(replica: Replica) -> None:
 
 
 def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:
-    """The state of each of the chained optimizers; Megatron stores a single one without a number."""
+    """The state of each chained optimizer; Megatron stores that of a single optimizer without a number."""
     return [state[index] for index in sorted(state)] if 0 in state else [state]
 
 
 def _inner(part: dict[str, Any]) -> dict[str, Any]:
-    """torch's state dict: as it is in fp32, one level down with fp32 main parameters."""
+    """torch's state dict in an optimizer's state: the state itself in fp32, one level down with fp32 main
+    parameters."""
     return part.get("optimizer", part)  # type: ignore[no-any-return]
 
 
 def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:
-    """The saved options of the group that ``group`` corresponds to; expert groups may do for dense ones."""
+    """The saved options of the parameter group that corresponds to ``group``; without a better one, an expert group
+    may correspond to a dense one."""
     names = ("wd_mult", "lr_mult", "is_decoupled_lr")
     matching = [one for one in options if all(one[name] == group[name] for name in names)]
     if not matching:

@@ -1,12 +1,12 @@
-"""The optimizer state that inner ranks share out, seen whole: what a checkpoint holds, whatever D was.
+"""Gathers optimizer state that is divided over inner ranks, so that a checkpoint is the same for every D.
 
-megatron-core's distributed optimizer keeps on each inner data rank a part of every bucket. Its own formats of a
-checkpoint depend on that cut, and torch's Adam comes back from them wrongly (one step counter for all parameters, or
-none). Here a checkpoint has the state of the plain optimizer instead, so it is the same for every D: :func:`gathered`
-makes a plain optimizer with everything in it, and :func:`scatter` puts a loaded one back into the parts.
+megatron-core's distributed optimizer keeps on each inner data rank a part of every bucket. Its own checkpoint formats
+depend on that division, and they restore torch's Adam wrongly (one step counter for all parameters, or none). Here a
+checkpoint has the state of a plain optimizer instead: :func:`gathered` makes a plain optimizer with the whole state,
+and :func:`scatter` divides a loaded one into the parts again.
 
-Memory: while a checkpoint is made or read each rank holds the whole state of its parameters (8 bytes a parameter,
-12 in half precision).
+Memory: while a checkpoint is made or read, each rank has the whole state of its parameters (8 bytes per parameter, 12
+in half precision).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_split(replica: Replica) -> bool:
-    """Whether inner ranks share out the optimizer's state."""
+    """Whether the optimizer's state is divided over inner ranks."""
     return bool(replica.chunks[0].ddp_config.use_distributed_optimizer)
 
 
 def empty(replica: Replica) -> Replica:
-    """The replica with a plain optimizer that has no state yet; itself where nothing is shared out."""
+    """The replica with a plain optimizer that has no state yet; ``replica`` itself where its state is not divided."""
     if not is_split(replica):
         return replica
     mains = {parameter: getattr(parameter, "main_param", None) for parameter in _parameters(replica)}
@@ -43,9 +43,9 @@ def empty(replica: Replica) -> Replica:
 
 
 def gathered(replica: Replica) -> Replica:
-    """The replica with a plain optimizer that has the whole state; itself where nothing is shared out.
+    """The replica with a plain optimizer that has the whole state; ``replica`` itself where its state is not divided.
 
-    The optimizer must have a state (one step, or zeros). Collective over the ranks that share it.
+    The optimizer must have a state (after a step, or zeros). Collective over the ranks that divide it.
     """
     whole = empty(replica)
     if whole is replica:
@@ -73,7 +73,8 @@ def gathered(replica: Replica) -> Replica:
 
 
 def scatter(whole: Replica, replica: Replica) -> None:
-    """This rank's parts of a plain optimizer's loaded state into ``replica``; nothing where both are the same."""
+    """Copy this rank's parts of a plain optimizer's loaded state into ``replica``; do nothing where both are the
+    same."""
     if whole is replica:
         return
     for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
@@ -100,7 +101,7 @@ def _parameters(replica: Replica) -> Iterator[torch.nn.Parameter]:
 
 
 def _copy_options(source: Any, target: Any) -> None:
-    """Learning rate, weight decay, FusedAdam's step: all of a group but its parameters."""
+    """Copy the options of parameter groups (learning rate, weight decay, FusedAdam's step), but not the parameters."""
     for one, other in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
         other.update({name: value for name, value in one.items() if name != "params"})
 
@@ -115,13 +116,13 @@ def main_copies(plain: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
 
 
 def _shards(split: Any, buffer: int, bucket: int) -> Iterator[tuple[torch.nn.Parameter, dict[str, Any]]]:
-    """(parameter, its ranges) of what this rank has in a bucket."""
+    """(parameter, ranges of its elements) for each parameter of which this rank has a part in a bucket."""
     (buckets,) = split.gbuf_ranges[buffer].values()
     yield from buckets[bucket]["param_map"].items()
 
 
 def _gather(split: Any, bucket: Any, key: str, shards: list[tuple[torch.nn.Parameter, dict[str, Any]]]) -> torch.Tensor:
-    """One tensor of the state over a whole bucket, fp32."""
+    """The values of ``key`` (weights or a moment) over a whole bucket: fp32 [elements of the bucket]."""
     group = split.data_parallel_group
     size = bucket.grad_data.numel() // group.size()
     mine = torch.zeros(size, dtype=torch.float32, device=bucket.grad_data.device)

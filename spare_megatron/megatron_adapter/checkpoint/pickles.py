@@ -1,4 +1,4 @@
-"""Classes of megatron-core that its checkpoint files name and that do nothing when they are unpickled."""
+"""Lists classes that Megatron's checkpoint files contain and whose unpickling has no effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 
 def harmless_classes() -> list[Any]:
-    """For ``torch.serialization.safe_globals``; enums, and the words that numpy's random states consist of."""
+    """Classes for ``torch.serialization.safe_globals``: enums, and those of which numpy's random states consist."""
     install_cpu_shims()
     import codecs
 

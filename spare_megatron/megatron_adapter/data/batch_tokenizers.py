@@ -1,10 +1,10 @@
-"""Many texts at once through megatron-core's tokenizers, with the ids that ``tokenize`` gives for each of them.
+"""Tokenizes many texts at once, with the ids that ``tokenize`` of megatron-core's tokenizer returns for each.
 
-megatron-core tokenizes one text at a time, and most of its Hugging Face path is spent on making strings of tokens and
-looking each of them up again. Where the library underneath takes many texts and hands out ids, it is asked directly
-(its batch call is the same code as its single one), and where words can be remembered, they are
-(:mod:`spare_megatron.megatron_adapter.data.word_memory`). Whatever the way, it is used only where it agrees with
-``tokenize`` on ``PROBES`` when it is made.
+megatron-core tokenizes one text at a time, and its Hugging Face path spends most of its time on making strings of
+tokens and looking each of them up again. Where the underlying library takes many texts and returns ids, it is called
+directly (its batch call runs the same code as its single one); where the ids of words can be cached, they are
+(:mod:`spare_megatron.megatron_adapter.data.word_memory`). A fast way is used only if it agrees with ``tokenize`` on
+``PROBES`` when it is made.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PROBES = (
     *("東京都 人工知能 한국어 नमस्ते مرحبا", "🙂👩\u200d💻 ﬁne ½", "<s>a</s> <unk><pad> <|endoftext|> [CLS]", "▁a ▁▁ b▁"),
     *("x" * 300, "0123456789 " * 20, "\x00\x01\x7f\u2028\ufeff\ufffd"),
 )
-"""Texts on which a fast way must agree: spaces of all kinds, scripts, special tokens, what no vocabulary has."""
+"""Texts on which a fast way must agree: spaces of all kinds, scripts, special tokens, characters of no vocabulary."""
 
 
 def encode_many(tokenizer: Any) -> EncodeMany:
-    """The fastest way that is known to be exact for this tokenizer of megatron-core."""
+    """The fastest function that tokenizes many texts exactly as this tokenizer of megatron-core."""
 
     def one_by_one(texts: list[str]) -> list[Ids]:
         return [tokenizer.tokenize(text) for text in texts]

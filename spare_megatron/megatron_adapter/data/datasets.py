@@ -1,8 +1,8 @@
-"""megatron-core's data sets, and what makes their cached indices safe for many groups at once.
+"""megatron-core's data sets, with cached indices that many groups can build at the same time.
 
-megatron-core lets rank 0 of *its* world write the cached sample indices while the others wait. Here each group is
-such a world, so N ranks may write the same files at the same time; the contents are the same, but a reader may find
-a file half written. :func:`whole_files_only` makes each index file appear at once, complete.
+megatron-core lets rank 0 of *its* world write the cached sample indices while the others wait. Here each group is such
+a world, so N ranks may write the same files at the same time; the contents are the same, but a reader may find a partly
+written file. :func:`whole_files_only` makes each index file appear only when it is complete.
 
 Promises: importing this module imports megatron-core (with the CPU shims where there is no CUDA).
 """
@@ -61,9 +61,9 @@ def save_whole(path: str, array: Any, **options: Any) -> None:
 
 @contextlib.contextmanager
 def whole_files_only() -> Iterator[None]:
-    """While inside, megatron-core's data sets write their index files by :func:`save_whole`.
+    """Inside, megatron-core's data sets write their index files with :func:`save_whole`.
 
-    Their modules see a copy of numpy whose ``save`` is that; numpy itself is left alone.
+    Their modules see a copy of numpy with that ``save``; numpy itself is not changed.
     """
     stand_in = types.ModuleType("numpy")
     stand_in.__dict__.update(numpy.__dict__)

@@ -1,4 +1,4 @@
-"""A microbatch on the ranks of one pipeline stage: read on tensor-parallel rank 0, sent to the others.
+"""Gives a microbatch to the ranks of a pipeline stage: tensor-parallel rank 0 reads it and broadcasts it to the others.
 
 The first stage needs tokens and positions, the last labels and the loss mask, both the attention mask; a pipeline of
 one stage needs all. The names and the order of the values are Megatron's.
@@ -26,7 +26,7 @@ LAST_STAGE = ("labels", "loss_mask", "attention_mask")
 
 
 def needed_keys() -> tuple[str, ...]:
-    """What this rank's pipeline stage needs of a microbatch."""
+    """The values of a microbatch that this rank's pipeline stage needs."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return KEYS
     if parallel_state.is_pipeline_first_stage():
@@ -58,7 +58,7 @@ def max_over_model(value: float) -> float:
 
 
 def empty_value(key: str, micro_batch_size: int, seq_length: int) -> torch.Tensor:
-    """Room for a value that tensor-parallel rank 0 will send."""
+    """An empty tensor for a value that tensor-parallel rank 0 will broadcast."""
     dtype = {"loss_mask": torch.float32, "attention_mask": torch.bool}.get(key, torch.int64)
     size = [micro_batch_size, seq_length]
     if key == "attention_mask":

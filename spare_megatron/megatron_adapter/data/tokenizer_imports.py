@@ -1,4 +1,4 @@
-"""Imports what tokenizing needs, and nothing else happens: for a process from which workers are forked."""
+"""Only imports what tokenizing needs, in the process from which workers are forked."""
 
 from spare_megatron.megatron_adapter.data import batch_tokenizers, datasets, tokenizers
 

@@ -37,11 +37,12 @@ GPT2_CONFIG = {
     "tokenizer_class": "GPT2Tokenizer",
     **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
 }
-"""What the model named gpt2 on the Hugging Face hub says of its tokenizer, as far as ids depend on it."""
+"""The part of the tokenizer configuration of model gpt2 on the Hugging Face hub on which ids depend."""
 
 
 def build_tokenizer(args: Namespace) -> Any:
-    """The tokenizer that the flags say: with ``tokenize``, ``detokenize``, ``vocab_size`` and ``eod``."""
+    """The tokenizer that the flags describe, with ``tokenize``, ``detokenize``, ``vocab_size`` and ``eod``; ConfigError
+    where it cannot be built."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
@@ -64,10 +65,10 @@ def build_tokenizer(args: Namespace) -> Any:
 
 @contextlib.contextmanager
 def gpt2_files(args: Namespace) -> Iterator[None]:
-    """While inside, megatron-core's GPT2BPETokenizer is made of --vocab-file and --merge-file.
+    """Inside, megatron-core's GPT2BPETokenizer is built from --vocab-file and --merge-file.
 
-    megatron-core 0.16 asks the Hugging Face hub for the model named gpt2, which a node without network cannot, and
-    where it can, the files that the flags name may be passed over. For the published files the ids are the same.
+    megatron-core 0.16 instead loads the model named gpt2 from the Hugging Face hub, which fails on a node without
+    network and may ignore the files that the flags name. For the published files the ids are the same.
     """
     if args.tokenizer_type != "GPT2BPETokenizer":
         yield
@@ -88,11 +89,11 @@ def gpt2_files(args: Namespace) -> Iterator[None]:
 
 
 def check_vocab_size(args: Namespace, size: int) -> None:
-    """--vocab-size, where it is given beside a tokenizer that knows better, must agree with it."""
+    """ConfigError where --vocab-size differs from the number of ids of a tokenizer that defines it."""
     knows_better = args.tokenizer_type not in ("NullTokenizer", "TikTokenizer")
     if knows_better and args.vocab_size not in (None, size):
         raise ConfigError(
-            f"--vocab-size {args.vocab_size} is not the {size} ids of {args.tokenizer_model or args.tokenizer_type}; "
+            f"--vocab-size is {args.vocab_size}, but {args.tokenizer_model or args.tokenizer_type} has {size} ids; "
             "leave the flag out or give the right model"
         )
 
@@ -108,7 +109,7 @@ def check_package(args: Namespace) -> None:
 
 
 def check_files(args: Namespace) -> None:
-    """ConfigError for files that a tokenizer needs and that are not there."""
+    """ConfigError for a file that the tokenizer needs and that is not given or does not exist."""
     needed = {}
     if args.tokenizer_type in FILES:
         needed[FILES[args.tokenizer_type]] = args.tokenizer_model

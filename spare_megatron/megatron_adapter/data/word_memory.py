@@ -1,8 +1,8 @@
-"""Texts cut into stretches that have the same ids alone as in the text, and the ids of each remembered.
+"""Cuts texts into stretches whose ids are the same alone as in the text, and caches the ids of each stretch.
 
-A language uses the same words again and again: looking a stretch up is many times faster than tokenizing it. That is
-exact only where nothing that a tokenizer does can cross a cut, and where what it does before the cut does not depend on
-what comes behind. Two kinds of tokenizers are known to be so; all others are not cut.
+Texts repeat the same words, and looking up a stretch is many times faster than tokenizing it. This is exact only where
+no token crosses a cut, and where the ids before a cut do not depend on the text after it. That is known for two kinds
+of tokenizers; texts for others are not cut.
 
 **SentencePiece models of byte pairs** in which no piece has a space behind another character: no merge can cross a
 cut between a character and the space behind it.
@@ -28,20 +28,20 @@ import numpy.typing as npt
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 Cut = Callable[[list[str]], list[list[str] | None]]
-"""The stretches of each text; None for one that must not be cut."""
+"""Returns the stretches of each text; None for a text that must not be cut."""
 Learn = Callable[[list[str]], Sequence[Sequence[int] | None]]
-"""The ids of each stretch; None where no text of its own has the same."""
+"""Returns the ids of each stretch; None for a stretch whose ids cannot be found by tokenizing it alone."""
 
 REMEMBERED_MAX = 4_000_000
-"""Characters of the stretches remembered, some 200 MB with their ids at the most; then all are forgotten, for a text's
-frequent words are soon known again."""
+"""Number of characters of cached stretches (with their ids at most some 200 MB) above which the cache is emptied:
+frequent words are soon in it again."""
 
 
 class WordMemory:
-    """Ids of texts out of the ids of their stretches."""
+    """Composes the ids of texts from the cached ids of their stretches."""
 
     def __init__(self, cut: Cut, learn: Learn, whole: Callable[[str], Sequence[int]]) -> None:
-        """``whole`` has the ids of a text that is not cut, or that has a stretch which cannot be learned."""
+        """``whole`` tokenizes a text that is not cut, or that has a stretch whose ids ``learn`` cannot find."""
         self._cut, self._learn, self._whole = cut, learn, whole
         self._known: dict[str, bytes] = {}
         self._unknowable: set[str] = set()
@@ -78,7 +78,7 @@ _BPE = 2
 
 
 def of_sentencepiece(model: Any) -> WordMemory | None:
-    """For a SentencePieceProcessor; None where a stretch may have other ids alone."""
+    """The cache for a SentencePieceProcessor; None where a stretch may have other ids alone than in its text."""
     try:
         from sentencepiece import sentencepiece_model_pb2
     except (ImportError, TypeError):
@@ -96,7 +96,7 @@ def of_sentencepiece(model: Any) -> WordMemory | None:
 
 
 def _learn_sentencepiece(model: Any, words: list[str]) -> list[list[int] | None]:
-    """Ids of words that are given as the model sees them."""
+    """The ids of words that are given in the model's normalized form; None for a word that no text normalizes to."""
     raw = [word.replace(SPACE, " ") for word in words]
     # most models put a space before a text
     shorter = [text[1:] if text.startswith(" ") else text for text in raw]
@@ -118,20 +118,20 @@ def _learn_sentencepiece(model: Any, words: list[str]) -> list[list[int] | None]
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 PUBLISHED_SPLITS = (_HEAD + r"\p{N}{1,3}" + _TAIL, _HEAD + r"\p{N}" + _TAIL)
-"""Llama 3's and Qwen2's; GPT-2's is built into the library."""
+"""The splitting patterns of Llama 3 and Qwen2; GPT-2's is built into the library."""
 _BETWEEN = r"(?:[^A-Za-z0-9 ]+|(?<![\w!-~]) )*"
 _STRETCHES = re.compile(
     r" ?[A-Za-z]+(?=[\x00-@\[-`{-\x7f])"
     rf"| ?{_BETWEEN}(?:(?:[A-Za-z]+|[0-9]+)[^\x00-\x7f]{_BETWEEN})*(?:[A-Za-z]+|[0-9]+)?"
 )
-"""The first line is the common case, which the second one has too."""
+"""The first line is a fast path for the common case, which the second line covers too."""
 
 
 def of_hugging_face(backend: Any, encode: Callable[[list[str]], list[list[int]]]) -> WordMemory | None:
-    """For a tokenizers.Tokenizer, whose ids without special tokens ``encode`` has; None where a stretch may have other
-    ids alone."""
+    """The cache for a tokenizers.Tokenizer; ``encode`` returns its ids without special tokens. None where a stretch may
+    have other ids alone than in its text."""
     model, added = backend.model, backend.get_added_tokens_decoder().values()
-    # tokens that are sought in the text as NFC leaves it may not be there before
+    # an added token that is matched after NFC may not be in the text before NFC
     as_it_is = backend.normalizer is None or not any(token.normalized for token in added)
     if type(model).__name__ != "BPE" or model.dropout or type(backend.normalizer).__name__ not in ("NoneType", "NFC"):
         return None

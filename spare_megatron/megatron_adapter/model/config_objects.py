@@ -1,7 +1,7 @@
-"""Words of settings that stand for objects of torch and megatron-core.
+"""Replaces words in settings by the objects of torch and megatron-core that they name.
 
-Settings hold plain values, so that they can be hashed and written down; this turns the few words among them that
-name functions, enum members and dtypes into what megatron-core's dataclasses take.
+Settings have plain values, so that they can be hashed and stored. The few of them that name functions and enum members
+are turned here into what megatron-core's dataclasses take.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spare_megatron.megatron_adapter.shims import cuda_available
 
 
 def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TransformerConfig with objects in place of words; what is no word stays as it is."""
+    """The fields of a TransformerConfig with objects in place of words; other values stay as they are."""
     from megatron.core.activations import squared_relu
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer.enums import AttnBackend

@@ -1,16 +1,16 @@
-"""Exact gradient sums of one rank: integer accumulators, their checksums, and the way back to floating point.
+"""Exact gradient sums of one rank: integer accumulators, their checksums, and their conversion to fp32 gradients.
 
 Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.exact_sum.formats`
 says how) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor when.
-Beside each parameter's accumulator runs the sum of its pieces' checksums, taken as they are added. The checksum is
-linear, so that sum must be the checksum of the accumulator, and its sum over groups that of the reduced result.
+For each parameter the checksums of its pieces are summed too, as the pieces are added. The checksum is linear, so this
+sum must be the checksum of the accumulator, and its sum over groups the checksum of the reduced result.
 
-Memory: the accumulator's storage is that of megatron-core's fp32 gradient buffer, grown to 8 bytes an element for
-int64. While a step adds, it is integers; once the step is committed, the accumulators are no longer needed and the
-fp32 gradient is written into the same memory.
+Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to 8 bytes per element for
+int64. During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into
+the same memory.
 
 May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass. Promises:
-what :meth:`ExactGradients.tensors` gives depends on the *set* of pieces alone.
+what :meth:`ExactGradients.tensors` returns depends on the *set* of pieces alone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
 
 FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
-"""By the names of ``--spare-reduce``."""
+"""Value of ``--spare-reduce`` -> format."""
 Flips = Callable[[str, int], bool]
-"""``flips(point, n)``: whether an injected fault flips a bit here, now; n is the piece of a run where the point is in
-one."""
+"""``flips(point, n)`` says whether an injected fault flips a bit at this point now. n is the number of the piece in its
+run, for points within a backward pass; else 0."""
 
 
 class _Buffer:
-    """One of megatron-core's gradient buffers, seen as integers."""
+    """One of megatron-core's gradient buffers, with an integer accumulator in the same memory."""
 
     def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         gradient = buffer.grad_data
@@ -52,13 +52,13 @@ class _Buffer:
         self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
-        """What each rank of ``group`` keeps of the sum."""
+        """The parts of the sum that each rank of ``group`` keeps."""
         self.gaps: list[torch.Tensor] = []
-        """Parts of the gradient that no parameter has (padding)."""
+        """Parts of the gradient buffer that belong to no parameter (padding)."""
 
 
 class ExactGradients:
-    """The accumulators of one rank. The methods are called in the order of a step; ``tensors`` is collective."""
+    """The accumulators of one rank. ``tensors``, ``finalize`` and ``restore`` are collective in the group."""
 
     def __init__(self, replica: Replica, world: GroupWorld, method: str, flips: Flips) -> None:
         """``method``: one of :data:`FORMATS`."""
@@ -82,12 +82,12 @@ class ExactGradients:
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self.pieces = PieceChecksums(self._reports)
         self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
-        """What audited gradients are added to: nobody reads it."""
+        """Memory to which audited gradients are added; it is never read."""
         self._flips, self._n = flips, 0
         self._checked = 0
-        """Parameters of which something has left in the present run."""
+        """Number of parameters whose accumulators were checked before they left in the present run."""
         self._given: tuple[torch.Tensor, ...] = ()
-        """What :meth:`tensors` gave."""
+        """What :meth:`tensors` returned last."""
         self.begin_step()
 
     def _add(
@@ -106,17 +106,20 @@ class ExactGradients:
 
     @property
     def num_buffers(self) -> int:
-        """Sums that :meth:`tensors` begins with."""
+        """Number of sums at the beginning of what :meth:`tensors` returns, before the checksums."""
         return len(self._buffers)
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the next step's scales depend on: a run that resumes without it is exact too, with other roundings."""
+        """All that the next step's scales depend on. A run that resumes without it is exact too, but rounds
+        differently."""
         return {**self._identity, "magnitudes": self.format.state}
 
     def restore(self, state: Any) -> None:
-        """Take :attr:`state` of a checkpoint, unless a rank of the group has other tensors or another format.
-        Collective in the group."""
+        """Go on from a checkpoint's :attr:`state`, unless some rank of the group has other tensors or another format.
+
+        Collective in the group.
+        """
         fits = state is not None and {key: state.get(key) for key in self._identity} == self._identity
         all_fit = torch.tensor([int(fits)], device=compute_device())
         dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
@@ -128,7 +131,7 @@ class ExactGradients:
         return {"tensors": [(slot.name, slot.size) for slot in self._slots], "method": self._method}
 
     def begin_step(self) -> None:
-        """No piece is inside; the scale is that of the committed state."""
+        """Zero the accumulators and checksums, and choose the step's scales from the committed state."""
         for buffer in self._buffers:
             buffer.accumulator.zero_()
         self._reports.zero_()
@@ -156,18 +159,19 @@ class ExactGradients:
         return self._scratch[:size]
 
     def pass_begins(self, piece: int, n: int, audited: bool) -> None:
-        """A backward pass of the ``n``-th piece of a run; an audited one goes into no accumulator."""
+        """Note that a backward pass of ``piece``, the ``n``-th of a run, begins; audited pieces are added to no
+        accumulator."""
         self._n = n
         self.pieces.pass_begins(piece, audited)
 
     def pass_ends(self) -> None:
-        """The pass is over."""
+        """Note that the backward pass is over."""
         self._n = 0
         self.pieces.pass_ends()
 
     def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
-        """Piece -> parameter -> checksum of its rounded gradient: of the audited pieces of this step, or of the summed
-        ones that were asked for. Waits for the device."""
+        """Piece -> parameter -> checksum of its rounded gradient, for the audited pieces of this step or for the summed
+        pieces whose checksums are kept. Waits for the device."""
         pieces = self.pieces
         found = {p: report[:, 0] for p, report in pieces.audited.items()} if audited else pieces.inside
         return {piece: self._by_name(checksums) for piece, checksums in found.items()}
@@ -176,17 +180,20 @@ class ExactGradients:
         return {slot.name: value for slot, value in zip(self._slots, checksums.tolist(), strict=True)}
 
     def tensors(self) -> list[torch.Tensor]:
-        """What this rank keeps of the accumulators summed over context and inner data ranks, one tensor for each
-        buffer, and last the checksums that all of this must have (int64, one for each parameter of which it keeps
-        something). Collective in the group."""
+        """The accumulators summed over context and inner data ranks, one tensor for each buffer with the part that this
+        rank keeps; last the checksums that these sums must have (int64, one for each parameter of which this rank keeps
+        a part). Collective in the group."""
         self._strike()
         checksums = [self._checksums(number) for number in range(len(self._buffers))]
         self._given = (*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums))
         return list(self._given)
 
     def _checksums(self, number: int) -> torch.Tensor:
-        """Of what this rank keeps of a buffer, summed over the ranks that share it; from the pieces' own checksums
-        where it keeps whole parameters, else of the accumulators, whose own check comes before any vote."""
+        """The expected checksums of this rank's part of a buffer's sum over the ranks that share it.
+
+        They are computed from the pieces' checksums where this rank keeps whole parameters, else from the accumulators,
+        which are themselves checked before any vote.
+        """
         buffer = self._buffers[number]
         slots = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
         if not buffer.sum.scattered:
@@ -203,7 +210,8 @@ class ExactGradients:
         return sums[first : first + len(self._kept_of(number))]
 
     def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, BufferSlice]]:
-        """(slot, part) of each parameter of a buffer of which ``rank`` of its group (this one) keeps something."""
+        """(slot number, part) of each parameter of a buffer of which ``rank`` of its group (default: this one) keeps a
+        part."""
         buffer = self._buffers[number]
         parts = buffer.sum.parts if rank is None else buffer.of_ranks[rank]
         slots = [(index, slot) for index, slot in enumerate(self._slots) if slot.buffer == number]
@@ -211,8 +219,8 @@ class ExactGradients:
         return [(index, part) for index, part in cuts if part is not None]
 
     def _checksums_of(self, pieces: Sequence[tuple[int, BufferSlice]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The checksum (int64) of each (slot, part), in the order of the buffers, which lies in ``sums`` of its
-        buffer."""
+        """int64 [pieces]: the checksum of each (slot number, part), which is read from the tensor of its buffer in
+        ``sums``. ``pieces`` must be in the order of the buffers."""
         found, done = torch.zeros(len(pieces), dtype=torch.int64, device=self._reports.device), 0
         for number, of_buffer in groupby(pieces, key=lambda piece: self._slots[piece[0]].buffer):
             slots = [(self._slots[slot], part) for slot, part in of_buffer]
@@ -226,13 +234,14 @@ class ExactGradients:
         return [buffer.accumulator for buffer in self._buffers]
 
     def leaving(self) -> list[torch.Tensor]:
-        """What :meth:`tensors` will give after a run: the accumulators as they are, where no other rank shares them."""
+        """The tensors that :meth:`tensors` will return after a run where no other rank shares buffers: the
+        accumulators, and a placeholder for the checksums."""
         self._checked = 0
         return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
 
     def bucket_fault(self, buffer: int, stop: int) -> str:
-        """As :meth:`accumulators_fault`, for the parameters that leave, wholly or in part, with the elements of
-        ``buffer`` before ``stop`` and have not been looked at in this run."""
+        """What is wrong with the accumulators of the parameters that leave with the elements of ``buffer`` before
+        ``stop``, wholly or in part, and were not checked yet in this run; empty where nothing is."""
         self._strike()
         first = self._checked
         while self._checked < len(self._slots):
@@ -252,12 +261,12 @@ class ExactGradients:
         return any(flag & kernels.OVERFLOW for flag in flags), any(flag & kernels.NOT_FINITE for flag in flags)
 
     def flagged(self) -> list[str]:
-        """Names of the parameters that :meth:`flags` is about."""
+        """Names of the parameters that have such a flag."""
         return [slot.name for slot, flag in zip(self._slots, self._reports[:, 1].tolist(), strict=True) if flag]
 
     def accumulators_fault(self) -> str:
-        """Where the accumulators are not the sum of the pieces that went in, nor what :meth:`tensors` gave that of the
-        ranks that share them; empty when they are."""
+        """Which parameter's accumulator is not the sum of its pieces, or which tensor that :meth:`tensors` returned is
+        not the sum over the ranks that share it, according to the checksums; empty where all is right."""
         fault = self._accumulators_fault(range(len(self._slots)))
         if fault or all(buffer.sum.group.size() == 1 for buffer in self._buffers):
             return fault
@@ -271,7 +280,8 @@ class ExactGradients:
         return self._fault(whole, self._accumulators, expected, "accumulator")
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Where a reduced result (as :meth:`tensors`) is not the sum of all pieces; empty when it is."""
+        """Which parameter's reduced result is not the sum of all pieces according to its checksum; empty where all is
+        right. ``reduced`` has the tensors of :meth:`tensors`, summed over groups."""
         if self._slots and self._flips("reduce", 0):
             flip_bit(reduced[0][: self._kept[0][1].size])
         return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
@@ -287,8 +297,9 @@ class ExactGradients:
         return f"the {what} of {name}{more} does not have the checksum of its pieces"
 
     def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """Committed: sums / divisor into the fp32 gradients (over the accumulators; zero where this rank keeps
-        nothing), and the next step's scales. Collective in the group where sums are scattered."""
+        """After the commit, write sums / divisor into the fp32 gradients, which overwrite the accumulators, and choose
+        the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group where sums
+        are scattered."""
         for buffer in self._buffers:
             for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
                 gap.zero_()
@@ -310,14 +321,14 @@ class ExactGradients:
 
 
 def _unit_bits(replica: Replica, world: GroupWorld) -> int:
-    """log2 of the mean losses that a piece's loss is the sum of."""
+    """log2, rounded up, of how many times larger than a mean loss a piece's loss is; see ``Scales``."""
     shape = world.shape
     tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
     return (tokens - 1).bit_length() if replica.config.calculate_per_token_loss else 0
 
 
 def flip_bit(values: torch.Tensor) -> None:
-    """Flip one bit of the middle element, as a cosmic ray would: injected faults only."""
+    """Flip one bit of the middle element, for injected faults."""
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     bits = values.view(integer)
     bits[bits.numel() // 2] ^= 1 << (8 * values.element_size() - 10)

@@ -1,10 +1,12 @@
-"""Lets gradients leave this rank while the last backward passes of a run still go on.
+"""Tells which gradients of this rank are final, so that their reduction begins during the last backward passes of a
+run.
 
-The gradient buffers of megatron-core lie in the order in which backward passes fill them: the model's last parameters
-first. With a rank's last chunk in front, the order of the buffers is that of the run's end, on every rank alike.
+Inside megatron-core's gradient buffers parameters are in the order in which backward passes fill them: the model's last
+parameters first. With a rank's last chunk first, all buffers are in the order in which the end of a run fills them, on
+every rank alike.
 
-May assume: nothing else sets :attr:`GroupDDP.arrived`. Promises: what it calls final is not added to again in that run,
-or ``spoil`` says that it was.
+May assume: nothing else sets :attr:`GroupDDP.arrived`. Promises: nothing is added in that run to a gradient that was
+reported final, or ``spoil`` reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Outflow:
-    """What of one rank's gradient buffers is final, told to an outlet."""
+    """Tells an outlet which parts of this rank's gradient buffers are final."""
 
     def __init__(self, replica: Replica) -> None:
         self._names: list[str] = []
@@ -40,25 +42,25 @@ class Outflow:
             spans[-1] = Span(tensor, buffer.grad_data.numel(), chunk)
         self.arrivals = Arrivals(spans)
         self.possible = bool(spans) and not shared
-        """Whether anything can leave before the run is over."""
+        """Whether gradients can leave before the run is over: not where ranks of the group must sum them first."""
         if shared:
             log.info("gradients do not leave while the backward pass runs: inner ranks of the group sum them first")
         for one in replica.chunks:
             one.arrived = lambda parameter: self.arrivals.arrived(numbers[parameter])
 
     def watch(self, outlet: Outlet) -> None:
-        """Tell ``outlet`` of the run that begins."""
+        """Report to ``outlet`` during the run that begins."""
 
         def late(number: int) -> None:
-            outlet.spoil(f"the gradient of {self._names[number]} came more often in one piece than ever before")
+            outlet.spoil(f"the gradient of {self._names[number]} was added more often in one piece than ever before")
 
         self.arrivals.watch(outlet.ready, late)
 
 
 def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
-    """(chunk, megatron-core's buffer, ranks of the group that share its parameters), in the order in which the last
-    backward passes of a run fill them. Of one chunk's buffers, which fill at the same time, the largest is first:
-    where there are experts it has most of the bytes, and a small one delays less at the end."""
+    """(chunk number, megatron-core's buffer, process group of the ranks that share its parameters), in the order in
+    which the last backward passes of a run fill the buffers. Of the buffers of one chunk, which fill at the same time,
+    the largest is first: with experts it has most of the bytes, and a small one at the end delays less."""
     result: list[tuple[int, Any, Any]] = []
     for number, chunk in reversed(list(enumerate(replica.chunks))):
         mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]

@@ -1,4 +1,4 @@
-"""Sums of what a user's loss function reports, so that averages are taken once, over the whole step.
+"""Sums what a user's loss function reports, so that averages are taken once, over the whole step.
 
 Megatron has two conventions. A 2-tuple (loss, report): each value of the report is a mean over one microbatch, and
 means are averaged over microbatches. A 3-tuple (loss, number of tokens, report): each value of the report is a pair
@@ -27,12 +27,12 @@ class LossSums:
         self._sums: dict[str, float] = {}
 
     def clear(self) -> None:
-        """No piece is inside."""
+        """Forget all pieces."""
         self._pending.clear()
         self._sums.clear()
 
     def add(self, outputs: Sequence[Any]) -> None:
-        """Take what the loss function returned for one microbatch; read from the device later."""
+        """Take what the loss function returned for one microbatch; values are read from the device later."""
         if len(outputs) == 3:
             _, tokens, report = outputs
         else:
@@ -60,7 +60,8 @@ def _snapshot(value: Any) -> Any:
 
 
 def _on_host(pending: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[tuple[str | None, list[float]]]:
-    """Each value's name (None: the token count) and numbers, in order; all tensors leave the device at once."""
+    """(name, numbers) of each value, in order; the name of a token count is None. All tensors are copied from the
+    device at once."""
     named = [(name, value) for tokens, report in pending for name, value in ((None, tokens), *report.items())]
     tensors = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for _, value in named]
     if not tensors:
@@ -97,5 +98,5 @@ def averages(scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def sum_names(scalars: Mapping[str, float]) -> list[str]:
-    """The names in the order in which they travel in one flat vector."""
+    """The names in the order in which their values are reduced as one flat vector."""
     return sorted(scalars)

@@ -1,8 +1,7 @@
 """One group's share of the model on this rank: chunks, gradient buffers, optimizer and learning-rate schedule.
 
-Built of megatron-core's own parts. The one difference from plain Megatron is :class:`GroupDDP`: it keeps
-megatron-core's contiguous gradient buffers and never reduces them, because the reduction runs over groups and is not
-megatron-core's business.
+They are built of megatron-core's own parts. The only difference from plain Megatron is :class:`GroupDDP`: it has
+megatron-core's contiguous gradient buffers and never reduces them, because the step loop reduces them over groups.
 
 May assume: ``init_group_world`` has run. Promises: every group that is given the same settings builds the same
 parameters; :attr:`Replica.chunks` has one entry for each virtual stage of this rank.
@@ -61,16 +60,16 @@ CPU_TRANSFORMER_SETTINGS: dict[str, tuple[Any, str]] = {
     "batch_p2p_comm": (False, "wrong gradients with two pipeline stages and virtual stages"),
     "deallocate_pipeline_outputs": (False, "wrong gradients with overlapped sends on gloo"),
 }
-"""What TransformerConfig must say where there is no CUDA, and why."""
+"""Field of TransformerConfig -> (the value it must have without CUDA, why)."""
 
 
 class GroupDDP(DistributedDataParallel):
     """megatron-core's DDP with its gradient buffers, without its reduction."""
 
     accumulate: Callable[[torch.nn.Parameter], None] | None = None
-    """Takes a parameter's gradient after each backward pass; None: it is added to ``main_grad``, in fp32."""
+    """Called to add a parameter's gradient after each backward pass; None adds it to ``main_grad``, in fp32."""
     arrived: Callable[[torch.nn.Parameter], None] | None = None
-    """Told after a parameter's gradient was added."""
+    """Called after a parameter's gradient was added."""
 
     def _make_backward_post_hook(self, param: torch.nn.Parameter) -> Callable[..., None]:
         plain = super()._make_backward_post_hook(param)
@@ -87,15 +86,15 @@ class GroupDDP(DistributedDataParallel):
         return hook
 
     def start_grad_sync(self, *unused: Any) -> None:
-        """Nothing: gradients are summed over the group and over groups by the step loop."""
+        """Do nothing: the step loop sums gradients inside the group and over groups."""
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
-        """Nothing, so that ``finalize_model_grads`` does only what belongs inside the group."""
+        """Do nothing, so that ``finalize_model_grads`` only does what concerns the inside of the group."""
 
 
 @dataclass
 class Replica:
-    """What one rank of a group trains."""
+    """The model chunks, optimizer and schedule of one rank of a group."""
 
     chunks: list[GroupDDP]
     optimizer: MegatronOptimizer
@@ -106,7 +105,8 @@ class Replica:
 
 
 def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
-    """megatron-core's TransformerConfig from the settings, the group's degrees and what this machine needs."""
+    """megatron-core's TransformerConfig from the settings, the group's parallel degrees and the needs of this
+    machine."""
     values = with_objects(settings.transformer)
     values.update(
         tensor_model_parallel_size=shape.tensor,
@@ -128,7 +128,7 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
-    """The provider of Megatron's pretrain_gpt.py: a GPTModel of local or transformer-engine layers."""
+    """The model provider of Megatron's pretrain_gpt.py: a GPTModel with local or transformer-engine layers."""
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -169,7 +169,8 @@ def default_model_provider(settings: MegatronSettings, config: TransformerConfig
 def build_replica(
     settings: MegatronSettings, world: GroupWorld, model_provider: ModelProvider | None = None
 ) -> Replica:
-    """Model chunks, optimizer and schedule of this rank; the settings' provider unless one is given.
+    """Build the model chunks, optimizer and schedule of this rank, with :func:`default_model_provider` unless one is
+    given.
 
     Collective over the group. ConfigError for settings that cannot be trained correctly.
     """
@@ -220,7 +221,7 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
 
 
 def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
-    """A provider of the user's may build its own config: it must be that of this group and this machine."""
+    """ConfigError where the config that a user's provider built does not fit this group or this machine."""
     shape = world.shape
     for name, value in (
         ("tensor_model_parallel_size", shape.tensor),
@@ -262,7 +263,8 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
 def build_optimizer(
     settings: MegatronSettings, config: TransformerConfig, chunks: list[GroupDDP], split: bool
 ) -> MegatronOptimizer:
-    """The optimizer of the chunks; ``split``: megatron-core's distributed one, over inner data and context ranks."""
+    """The optimizer of the chunks; with ``split`` megatron-core's distributed optimizer, over inner data and context
+    ranks."""
     values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
     return get_megatron_optimizer(OptimizerConfig(**values), chunks, use_gloo_process_groups=False)

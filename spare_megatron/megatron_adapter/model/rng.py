@@ -1,9 +1,9 @@
-"""Random numbers inside a group: Megatron's seeding at start, then states that follow from the piece alone.
+"""Sets random states inside a group: Megatron's seeds at the start, then states that depend on the piece alone.
 
 Dropout and router jitter must give the same numbers for a piece whichever group computes it and in whatever order.
-So at the start of each piece's forward on each stage every generator state is set anew from a hash of (seed, step,
-global microbatch index, pipeline rank, chunk and what else the state depends on); recomputation in the backward pass
-restores the states that megatron-core saved in the forward pass.
+So at the start of each piece's forward pass on each stage every generator state is set to a hash of (seed, step, global
+microbatch index, pipeline rank, chunk, and for some states other ranks); recomputation in the backward pass restores
+the states that megatron-core saved in the forward pass.
 
 May assume: ``install_cpu_shims`` has run, model parallel state is initialised. Promises: two ranks that Megatron
 gives equal states (tensor-parallel ranks outside tensor-parallel regions) get equal states here too.
@@ -27,7 +27,8 @@ class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
     """megatron-core's tracker of named generator states, on torch's CPU generator."""
 
     def add(self, name: str, seed: int) -> None:
-        """Track a new state under ``name``; a seed or name that is there already is an error, as in the base."""
+        """Track a new state under ``name``; ValueError for a seed or name that is tracked already, as in the base
+        class."""
         if seed in self.seeds_:
             raise ValueError(f"seed {seed} already exists")
         if name in self.states_:
@@ -38,7 +39,7 @@ class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
 
     @contextlib.contextmanager
     def fork(self, name: str = core_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
-        """Draw from the state ``name`` inside the block, from the state that was current after it."""
+        """Inside, use the state ``name``; afterwards the state that was current before is used again."""
         if name not in self.states_:
             raise ValueError(f"rng state {name} is not added")
         outer_name, outer_state = self._current_state_name, torch.get_rng_state()
@@ -100,7 +101,7 @@ def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: Ra
     shared = (seed, step, microbatch, keys.pipeline, chunk, keys.context)
     default = state_seed("default", *shared)
     on_cuda = torch.cuda.is_available()
-    # torch.manual_seed does the same for every device type there is, and costs 95 us instead of 1.
+    # torch.manual_seed would seed every device type, and costs 95 us instead of 1.
     torch.default_generator.manual_seed(default)
     if on_cuda:
         torch.cuda.manual_seed(default)

@@ -1,11 +1,11 @@
-"""Running a list of pieces through megatron-core's pipeline schedule, once, as one continuous pipeline.
+"""Runs a list of pieces through megatron-core's pipeline schedule, as one continuous pipeline.
 
-:class:`PieceRun` stands between the user's forward step and the schedule: it sets the generator states of each piece,
-tells the caller how far this stage is, gathers what the loss function returns, and makes the pieces that only fill up
-an interleaved pipeline (*pads*) weigh nothing.
+:class:`PieceRun` wraps the user's forward step for the schedule: it sets the generator states of each piece, tells the
+caller which piece this stage computes, collects what the loss function returns, and cancels the effects of pieces that
+only fill up an interleaved pipeline (*pads*).
 
-May assume: every rank of the group runs the same list. Promises: a pad adds exactly zero to every gradient, to the
-loss sums and to the routing counts; what a piece contributes does not depend on the list it stands in.
+May assume: every rank of the group runs the same list. Promises: a pad adds exactly zero to every gradient, to the loss
+sums and to the routing counts; the contribution of a piece does not depend on the other pieces of the list.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""
 
 PieceSource = Callable[[int, Sequence[int]], Iterator[Any]]
-"""(step, pieces) -> iterator over this rank's microbatch of each of the pieces, in order. Called once for each chunk;
-consumed only where the forward step reads it, so it must cost nothing until then."""
+"""(step, pieces) -> iterator over this rank's microbatch of each piece, in order. It is called once for each chunk, but
+consumed only where the forward step reads samples, so it must cost nothing before."""
 
 _AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
 
 
 class PassWatch(Protocol):
-    """Told which piece the backward passes of this rank belong to."""
+    """Is told to which piece each backward pass of this rank belongs."""
 
     def pass_begins(self, piece: int, n: int, audited: bool) -> None:
-        """The ``n``-th piece of the run; audited pieces count on after the others, though they run first."""
+        """A backward pass of ``piece`` begins. ``n`` is its number in the run, where audited pieces are counted after
+        the others, though they run first."""
 
     def pass_ends(self) -> None:
-        """That pass is over."""
+        """The backward pass is over."""
 
 
 @dataclass
 class PieceRun:
-    """One call of the schedule: the pieces, what surrounds them, and what came out."""
+    """One call of the schedule on a list of pieces."""
 
     replica: Replica
     world: GroupWorld
@@ -64,10 +65,10 @@ class PieceRun:
     on_piece: PieceHook | None = None
     forward_only: bool = False
     arrivals: Arrivals | None = None
-    """Told of the backward passes of each chunk."""
+    """Is told of the backward passes of each chunk."""
     audits: Sequence[int] = ()
-    """Pieces that are run before the others and give nothing but what ``passes`` takes of their gradients. They run
-    first, so that the run ends with the last gradient that is summed."""
+    """Audited pieces: only ``passes`` takes their gradients, and they count in no sum. They run before the others, so
+    that the run ends with a gradient that is summed."""
     passes: PassWatch | None = None
     pads: int = 0
     _started: list[int] = field(default_factory=list)
@@ -97,7 +98,7 @@ class PieceRun:
         config.grad_scale_func = None
 
     def _set_run_fields(self, config: Any, load: int) -> None:
-        """Fields that the schedule reads from the config, for this load.
+        """Set the fields that the schedule reads from the config, for a run of ``load`` microbatches.
 
         Without a loss per token the schedule divides each loss by the local number of microbatches (schedules
         263-269, aux losses 292); multiplying the gradient by the same number first cancels that exactly, because the
@@ -128,7 +129,7 @@ class PieceRun:
         return output, self._wrap_loss(loss_function, which)
 
     def _which(self, index: int) -> _Which:
-        """What stands at a place of the pipeline's order."""
+        """The piece, audit or pad at position ``index`` of the run."""
         audits, pieces = self.audits, self.pieces
         order = len(audits) + len(pieces)
         if index >= order:
@@ -205,7 +206,7 @@ class PieceRun:
         output.register_hook(begins)
 
     def _done(self, which: _Which) -> None:
-        """This stage is done with a piece."""
+        """Note that this stage has finished the backward pass of a piece."""
         if which.is_audit:
             self._tell("audit", which.n)
             return
@@ -213,7 +214,8 @@ class PieceRun:
         self._tell("backward", self._finished - 1)
 
     def _weigh_nothing(self, model: Any) -> Callable[[], None]:
-        """Take the auxiliary losses and routing counts of a pad's backward out; returns what puts all back."""
+        """Cancel the auxiliary losses and routing counts of a pad's backward pass; returns a function that restores
+        all."""
         scales = [(scaler, scaler.main_loss_backward_scale) for scaler in _AUTO_SCALERS]
         for scaler, scale in scales:
             scaler.main_loss_backward_scale = torch.zeros_like(scale if scale is not None else torch.zeros(1))
@@ -232,15 +234,15 @@ class PieceRun:
 
 @dataclass(frozen=True)
 class _Which:
-    """What stands at one place of a pipeline's order."""
+    """What a run computes at one position: a piece, an audit or a pad."""
 
     piece: int
     n: int
-    """Among the pieces, or among the audits."""
+    """Its number among the pieces, or among the audits."""
     is_audit: bool = False
     is_pad: bool = False
     is_last: bool = False
-    """Nothing follows."""
+    """Whether it is the last of the run."""
 
 
 def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -258,7 +260,7 @@ def routing_counts(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def interleaved_group(load: int, pipeline: int) -> int:
-    """Microbatches that a virtual stage runs in a row: the least number >= PP that leaves no remainder below PP.
+    """Number of microbatches that a virtual stage runs in a row: the least one >= PP that leaves no remainder below PP.
 
     megatron-core's schedule (schedules 1005-1017) wants PP <= group <= load and load mod group = 0 or >= PP; a small
     group keeps few activations alive.

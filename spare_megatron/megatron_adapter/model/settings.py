@@ -1,10 +1,9 @@
-"""What the adapter needs to know to build a model, its optimizer and its schedule, in megatron-core's own names.
+"""The settings from which a model, its optimizer and its schedule are built, with megatron-core's names.
 
-:class:`MegatronSettings` holds plain values, so that it can be made from flags, hashed into a job's fingerprint and
-written into a checkpoint. Its mappings name fields of megatron-core's dataclasses; :func:`config_types` gives those
-dataclasses to whoever generates flags from them.
+:class:`MegatronSettings` has plain values, so that it can be made from flags, hashed into a job's fingerprint and
+written into a checkpoint. Its mappings name fields of megatron-core's dataclasses, which :func:`config_types` returns.
 
-May assume nothing: neither torch nor megatron is imported by importing this module.
+May assume nothing. Promises: importing this module imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class MegatronSettings:
     rope_scaling_factor: float = 8.0
     fp16_lm_cross_entropy: bool = False
     transformer_impl: str = "auto"
-    """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and CUDA is there."""
+    """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and there is CUDA."""
     seed: int = 1234
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -67,7 +66,7 @@ class MegatronSettings:
 
 def splits_optimizer(settings: MegatronSettings, shape: JobShape) -> bool:
     """Whether megatron-core's distributed optimizer splits a group's optimizer state over its inner data and context
-    ranks: when it is asked for and there is more than one of them."""
+    ranks: when the flags ask for it and there is more than one of these ranks."""
     return bool(settings.optimizer.get("use_distributed_optimizer")) and shape.inner_data * shape.context > 1
 
 
@@ -100,7 +99,7 @@ def uses_local_layers(settings: MegatronSettings) -> bool:
 
 
 def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
-    """Refuse, with the reason, what this adapter cannot train correctly; ConfigError."""
+    """ConfigError, with the reason, for settings that this adapter cannot train correctly."""
     transformer = settings.transformer
     if shape.context > 1 and uses_local_layers(settings):
         raise ConfigError(

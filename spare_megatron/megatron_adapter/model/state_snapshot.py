@@ -1,10 +1,10 @@
-"""A rank's training state in memory: taken, put back, fingerprinted.
+"""Copies a rank's training state, restores it from a copy, and computes digests of its weights.
 
-The same rank position of another group holds the same state after the same step, so a snapshot taken there can be
-put back here; nothing is resharded. Weights alone have a fingerprint that is cheap enough for every step.
+The same rank position of another group has the same state after the same step, so a snapshot of it can be put back
+here without resharding. The digest of the weights is cheap enough for every step.
 
 May assume: both sides were built from the same settings and shape. Promises: ``take`` copies, so training may go on
-while a snapshot is sent; ``put_back`` of it gives bit for bit the state it was taken from.
+while a snapshot is sent; ``put_back`` restores the state bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spare_megatron.megatron_adapter.model.replica import Replica
 
 
 def take(replica: Replica) -> dict[str, Any]:
-    """Copies of model, optimizer and schedule of this rank; what ``torch.save`` can write."""
+    """A copy of this rank's model, optimizer and schedule state, which ``torch.save`` can write."""
     return {
         "chunks": [copy.deepcopy(chunk.module.state_dict()) for chunk in replica.chunks],
         "optimizer": _take_parts(replica) if is_split(replica) else copy.deepcopy(replica.optimizer.state_dict()),
@@ -43,7 +43,7 @@ def put_back(replica: Replica, snapshot: dict[str, Any]) -> None:
 
 
 def _take_parts(replica: Replica) -> list[dict[str, Any]]:
-    """What this rank has of a distributed optimizer, whose own ``state_dict`` leaves the tensors out."""
+    """A copy of this rank's parts of a distributed optimizer, whose own ``state_dict`` lacks the tensors."""
     return [
         {
             "inner": copy.deepcopy(part.optimizer.state_dict()),
@@ -65,7 +65,7 @@ def _put_back_parts(replica: Replica, parts: list[dict[str, Any]]) -> None:
 
 
 def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and data of each parameter and lasting buffer of this rank, in a fixed order."""
+    """Name and data of each parameter and persistent buffer of this rank, in a fixed order."""
     for index, chunk in enumerate(replica.chunks):
         for name, tensor in sorted(chunk.module.state_dict().items()):
             if torch.is_tensor(tensor):
@@ -73,12 +73,12 @@ def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def weights_digest(replica: Replica) -> str:
-    """16 hex digits that change when any bit of this rank's weights changes. Equal weights give equal digests on every
-    machine; taken where the tensors lie, at memory speed."""
+    """A digest of this rank's weights, 16 hex digits: equal weights have equal digests on every machine, and one
+    changed bit always changes it. It is computed on the device of the tensors, at memory speed."""
     return f"{kernels.digest([tensor.detach().contiguous() for _, tensor in model_tensors(replica)]):016x}"
 
 
 def weights_checksums(replica: Replica) -> dict[str, int]:
-    """Name -> 64 bits, signed, of each tensor of :func:`model_tensors`: says where weights differ."""
+    """Name -> signed 64-bit digest of each tensor of :func:`model_tensors`, to find where weights differ."""
     found = {name: kernels.digest([tensor.detach().contiguous()]) for name, tensor in model_tensors(replica)}
     return {name: (checksum ^ 1 << 63) - (1 << 63) for name, checksum in found.items()}

@@ -1,10 +1,10 @@
 """One group's own torch.distributed world, and megatron-core's parallel state inside it.
 
-The world has the M ranks of one group and nobody else, so another group's death cannot reach it, and everything in
-megatron-core that speaks to "the world" speaks to the group. Ranks meet in a store that the caller gives (a
-PrefixStore of the job's store), so no port is chosen here.
+The world has the M ranks of one group only, so the death of another group does not break it, and every collective of
+megatron-core over "the world" is one over the group. Ranks meet in a store that the caller gives (a PrefixStore of the
+job's store), so no port is chosen here.
 
-May assume: one group per process, set up once at a time. Promises: ``destroy`` leaves the process as it was found.
+May assume: a process is in one group at a time. Promises: ``destroy`` undoes ``init_group_world``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class GroupWorld:
 
     shape: JobShape
     position: int
-    """m, 0..M-1: this rank in the group's world."""
+    """m, 0..M-1: this rank's number in the group's world."""
     tensor_rank: int
     pipeline_rank: int
     context_rank: int
     data_rank: int
-    """d: which of the group's inner data ranks this is."""
+    """d: this rank's number among the group's inner data ranks."""
     expert_rank: int
     expert_tensor_rank: int
     virtual_pipeline: int | None
@@ -44,13 +44,14 @@ class GroupWorld:
 
     @property
     def last_stage_position(self) -> int:
-        """A rank of the last pipeline stage: the last rank is the last one in every dimension of the rank order."""
+        """Position of a rank of the last pipeline stage: the last rank, which is last in every dimension."""
         return self.shape.group_size - 1
 
 
 @dataclass(frozen=True)
 class EmbeddingRanks:
-    """Users' own choice of the pipeline ranks that hold embeddings; None: megatron-core's, the first and the last."""
+    """The user's functions that choose the pipeline ranks with embeddings; None takes megatron-core's, which choose the
+    first and the last rank."""
 
     word: Callable[..., list[int]] | None = None
     position: Callable[..., list[int]] | None = None

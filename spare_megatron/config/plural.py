@@ -1,0 +1,8 @@
+"""Writes numbers of things in messages, so that a noun agrees with its number. Imports nothing."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 piece', '4 pieces': for nouns whose plural has an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -17,12 +17,14 @@ REFRESH_EVERY = 5
 
 
 class Display:
-    """Follows the files from their present end, so that lines of an earlier job are not shown again."""
+    """Follows the files from their present end, so that lines of an earlier job are not shown again; and only once it
+    runs, so that those of another job, which has the run directory now, are not shown either."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self._run_dir = run_dir
         self._files = [_Followed(run_dir.coordinator_log), _Followed(run_dir.notices)]
         self._bar = _Bar() if sys.stdout.isatty() else None
+        self._running = False
 
     def notice(self, text: str) -> None:
         """Print a line of the launcher itself, after the lines that the files have so far."""
@@ -31,7 +33,7 @@ class Display:
 
     async def run(self) -> None:
         """Print new lines until cancelled."""
-        polls = 0
+        polls, self._running = 0, True
         while True:
             self._follow()
             if self._bar is not None and polls % REFRESH_EVERY == 0:
@@ -47,7 +49,7 @@ class Display:
             self._bar.close()
 
     def _follow(self) -> None:
-        for file in self._files:
+        for file in self._files if self._running else ():
             for line in file.new_lines():
                 self._print(line)
 

@@ -7,6 +7,7 @@ terminal. Every rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.job_attempt import Launch
-from spare_megatron.launch.supervisor import run_launch
+from spare_megatron.launch.supervisor import Supervisor
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch = launch_of(args)
         display = Display(launch.run_dir)
         try:
-            return int(run_launch(launch, display.notice, (display.run,)))
+            return int(asyncio.run(Supervisor(launch, display.notice).run((display.run,))))
         finally:
             display.close()
     except ConfigError as error:

@@ -34,16 +34,24 @@ class Supervisor:
         self._stopped_hard = asyncio.Event()
         self._life: Life | None = None
 
-    async def run(self) -> ExitCode:
-        """The whole job; its exit code. Raises ConfigError for a user's error."""
+    async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
+        """The whole job; its exit code. Raises ConfigError for a user's error.
+
+        ``beside`` are tasks (progress display) that begin once the run directory is this job's, and are cancelled at
+        its end.
+        """
         self._dir.create()
         lock = self._dir.lock("launch", "spare-launch")
         shutil.rmtree(self._dir.injected, ignore_errors=True)
         on_stop_signals(self._signal)
+        tasks = [asyncio.ensure_future(make()) for make in beside]
         try:
             with Processes() as processes:
                 return await self._lives(processes)
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(OSError):  # nobody decides by it, and the job is over
                 publish_processes(self._dir.processes, None, {})
             lock.release()
@@ -87,20 +95,3 @@ def on_stop_signals(handle: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         loop.add_signal_handler(number, handle, f"{SIGNAL_REASON} {signal.Signals(number).name}")
-
-
-def run_launch(
-    launch: Launch, notice: Callable[[str], None], beside: Sequence[Callable[[], Awaitable[None]]] = ()
-) -> ExitCode:
-    """Run a launch to its end, with tasks beside it (progress display) that are cancelled then."""
-
-    async def main() -> ExitCode:
-        tasks = [asyncio.ensure_future(make()) for make in beside]
-        try:
-            return await Supervisor(launch, notice).run()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    return asyncio.run(main())

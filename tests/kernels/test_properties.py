@@ -37,7 +37,7 @@ def checksum(values: torch.Tensor, first_index: int) -> int:
     return int(sums)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), order=st.permutations(range(PIECES)), groups=st.integers(1, 5), data=st.data())
 @pytest.mark.parametrize("kind", SUMS, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -69,7 +69,7 @@ def test_any_order_and_partition_of_pieces(
     assert checksum(total, FIRST) == int(report[0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     value=st.floats(width=32),
     exponent=st.integers(-60, 250),
@@ -89,7 +89,7 @@ def test_one_value_is_rounded_as_a_fraction_is(value: float, exponent: int, boun
     assert (int(accumulator), int(report[1])) == (expected, flags)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(total=st.integers(-(2**62), 2**62), exponent=st.integers(-200, 200), divisor=st.sampled_from([1.0, 96.0, 0.1]))
 def test_one_sum_comes_back_rounded(total: int, exponent: int, divisor: float) -> None:
     norm, peak = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)

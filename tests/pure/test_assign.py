@@ -148,7 +148,7 @@ def walk(num_groups: int, fewest: int, picks: list[int]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=200, print_blob=True)
 @given(
     shape=st.sampled_from([(2, 1, 3), (2, 2, 3), (3, 2, 3), (3, 3, 2), (4, 2, 2), (4, 3, 1), (5, 2, 2), (5, 3, 1)]),
     consecutive=st.booleans(),
@@ -175,7 +175,7 @@ def test_optimum_by_brute_force(
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@settings(max_examples=80, deadline=None, print_blob=True)
+@settings(max_examples=80, print_blob=True)
 @given(
     num_groups=st.integers(4, 24),
     redundancy=st.integers(2, 5),
@@ -290,7 +290,7 @@ def test_reason_of_the_phases() -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@settings(max_examples=40, print_blob=True)
 @given(num_groups=st.integers(6, 40), picks=st.lists(st.integers(0, 10**6), min_size=1, max_size=15))
 def test_shard_phase_fixed_moves_and_reorders_nothing(num_groups: int, picks: list[int]) -> None:
     """Whenever the survivors' top S slots cover every shard and nobody came back, depth, order and owners stay."""

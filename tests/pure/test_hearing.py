@@ -78,7 +78,7 @@ def _two_epochs(kind: str, size: int, guilty: int, begins_s: float, seed: int, s
     return ends_s - begins_s
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(st.sampled_from(KINDS), st.integers(3, 7), st.integers(0, 6), st.floats(0.0, 2.0), st.integers(0, 1 << 30))
 def test_the_guilty_group_is_found_within_two_timeouts(
     kind: str, size: int, guilty: int, begins_s: float, seed: int
@@ -88,7 +88,7 @@ def test_the_guilty_group_is_found_within_two_timeouts(
     assert took_s < 2 * TIMEOUT_S + SLACK_S + computes_s
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(
     st.sampled_from(KINDS),
     st.integers(4, 7),
@@ -113,7 +113,7 @@ def test_a_starved_member_is_never_found_guilty(
     _two_epochs(kind, size, guilty % size, begins_s, seed, (one,))
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 @given(st.integers(2, 7), st.integers(0, 1 << 30), st.booleans())
 def test_weather_is_no_evidence(size: int, seed: int, everywhere: bool) -> None:
     """Delays up to a good part of the time-out, on all links or on those of one member, members that are starved, and

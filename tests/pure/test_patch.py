@@ -53,7 +53,7 @@ def check(
             assert group in takers(placement, piece // per_shard, able, last_resort)
 
 
-@settings(max_examples=250, deadline=None, print_blob=True)
+@settings(max_examples=250, print_blob=True)
 @given(
     num_groups=st.integers(3, 7),
     redundancy=st.integers(2, 4),

@@ -102,7 +102,7 @@ def test_unproven_is_said() -> None:
     assert proven.reason == "no 3 offsets mod 4 have a smaller overlap (proven): two groups share at most 2 of 3 shards"
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 @given(num_groups=st.integers(1, 60), data=st.data())
 def test_hosts_and_stacks_are_inverse(num_groups: int, data: st.DataObject) -> None:
     others = data.draw(st.permutations(range(1, num_groups)))

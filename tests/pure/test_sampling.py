@@ -47,7 +47,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes, st.integers(0, 3), st.integers(1, 4))
 def test_in_order_is_megatrons_sampler(shape: JobShape, steps_before: int, steps: int) -> None:
     batch = shape.global_batch_size
@@ -65,7 +65,7 @@ def test_in_order_is_megatrons_sampler(shape: JobShape, steps_before: int, steps
             assert list(want) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes, st.booleans(), st.integers(0, 9), st.integers(0, 12), st.integers(1, 5))
 def test_shuffled_is_megatrons_random_sampler(
     shape: JobShape, sharding: bool, rest: int, rows_before: int, epoch_rows: int
@@ -87,7 +87,7 @@ def test_shuffled_is_megatrons_random_sampler(
             assert got == list(islice(want, shape.pieces_per_shard))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(shapes, st.sampled_from(["single", "cyclic"]))
 def test_a_step_takes_each_of_its_samples_once(shape: JobShape, kind: str) -> None:
     order = SampleOrder(shape, shape.global_batch_size, kind)

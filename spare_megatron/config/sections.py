@@ -125,7 +125,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and with what batches."""
+    """The length of the training and its batches."""
 
     micro_batch_size: int | None = None
     """Samples of one microbatch on one data-parallel rank."""

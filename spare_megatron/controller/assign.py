@@ -71,7 +71,7 @@ def assign(
     cap = max(-(-placement.num_groups * units // int(alive.sum())), -(-units // int(hosts_alive.min())))
     bound = cap
     if not (alive & ~previous.alive).any():
-        # Fewer groups never need less, and the previous plan was the least for its own.
+        # With fewer groups the least load never falls, and the previous plan had the least load for its groups.
         cap = max(cap, previous.load_max * units // pieces_per_shard)
     if granularity == "shard":
         return _assign_shards(placement, alive, previous, cap, bound)

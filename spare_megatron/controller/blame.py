@@ -59,7 +59,7 @@ class Culprit:
 
 
 def culprit(evidence: Evidence, live: Iterable[int], failures: int, patient: bool) -> Culprit | None:
-    """Who is to be fenced now; None where the step is to be tried again.
+    """The group to fence now; None where the step is to be tried again.
 
     ``failures`` counts the failed attempts; ``patient`` is true once they have gone on for a heartbeat time-out.
     """

@@ -335,7 +335,7 @@ class SendView:
 
 @dataclass(frozen=True)
 class SendCommit:
-    """To every live group: apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
+    """Tell every live group to apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
 
     groups: tuple[int, ...]
     step: int
@@ -357,7 +357,7 @@ class SendFenced:
 
 @dataclass(frozen=True)
 class SendStop:
-    """To every live group: the job is over."""
+    """Tell every live group that the job is over."""
 
     groups: tuple[int, ...]
     outcome: str

@@ -202,7 +202,7 @@ def _commit(state: State) -> Transition:
     assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
     save = 0 if ends else saves.order(state)
-    # Holders are members, so as many holders as members are all of them.
+    # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
         state,

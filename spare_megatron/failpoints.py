@@ -1,17 +1,17 @@
 """Failpoints: named places in the code at which a test lets the disk, the network or the process fail.
 
 A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]``; several are separated by ``;``.
-They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without any, a
-place costs one check of a global.
+They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without faults,
+a place costs one check of a global variable.
 
 * ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``rank-0-1`` (group 0, position 1);
-  fewer words mean more processes: ``rank-0`` is all of group 0, ``rank`` every rank. Without a role: every process.
-* ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` and
-  ``stop``, a SIGKILL or SIGSTOP to the process itself; ``sleep:S`` seconds; ``short:N``, at a ``.write`` of an
-  appended file: only the first N bytes are written.
-* ``after=N``: the first N times that the process comes by, nothing happens. ``times=N``: it happens N times, then no
-  more. ``for_s=S``: it happens for S seconds from the first time on. ``while=PATH``: it happens only while that file is
-  there. Without them it happens always.
+  a prefix means all of them: ``rank-0`` all ranks of group 0, ``rank`` every rank. Without a role it is every process.
+* ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` or
+  ``stop``: the process gets a SIGKILL or SIGSTOP; ``sleep:S``: it sleeps S seconds; ``short:N``, only at the ``.write``
+  of an appended file: only the first N bytes are written.
+* ``after=N``: nothing happens the first N times that the process passes the place. ``times=N``: the action happens N
+  times, then no more. ``for_s=S``: it happens for S seconds from the first time on. ``while=PATH``: it happens only
+  while that file exists. Without these conditions it happens every time.
 
 The places are :data:`PLACES`, and for each file in :data:`APPENDED` and :data:`REPLACED`, ``FILE.OPERATION`` with the
 operations in :data:`OPERATIONS_OF_APPENDED` and :data:`OPERATIONS_OF_REPLACED`. A number in a file's name is written N:
@@ -40,48 +40,48 @@ FORM = "[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]"
 
 PLACES = {
     "order.welcome": "the coordinator writes a welcome to a leader's stream",
-    "order.refused": "... a refusal",
-    "order.view": "... a view",
-    "order.commit": "... a commit",
-    "order.fenced": "... that the group is fenced",
-    "order.stop": "... that the job is over",
-    "order.save_accepted": "... that a checkpoint counts",
-    "order.sent": "any of them is written",
+    "order.refused": "the coordinator writes a refusal to a leader's stream",
+    "order.view": "the coordinator writes a view to a leader's stream",
+    "order.commit": "the coordinator writes a commit to a leader's stream",
+    "order.fenced": "the coordinator writes to a leader's stream that its group is fenced",
+    "order.stop": "the coordinator writes to a leader's stream that the job is over",
+    "order.save_accepted": "the coordinator writes to a leader's stream that a checkpoint counts",
+    "order.sent": "the coordinator has written any order",
     "report.arrival": "a leader or a rank writes its arrival",
     "report.heartbeat": "a leader writes the heartbeat of its group",
-    "report.ballot": "... a vote",
+    "report.ballot": "a leader writes the vote of its group",
     "report.applied": "a leader or a rank writes that it holds a state",
-    "report.saved": "... that a checkpoint is complete",
+    "report.saved": "a leader asks the coordinator whether a complete checkpoint counts",
     "report.step_report": "a leader or a rank writes the figures of a step",
     "report.seen": "a leader or a rank writes that an epoch is known",
-    "report.stop_request": "... that the job is asked to leave",
+    "report.stop_request": "a leader or a rank writes that the job is asked to leave",
     "report.rank_closed": "a leader writes that a rank's connection closed or is back",
     "report.beat": "a rank writes its heartbeat",
-    "report.reduced": "... that a reduction ended",
-    "report.save_request": "... that a checkpoint is complete",
-    "report.sent": "any of them is written",
+    "report.reduced": "a rank writes to its leader that a reduction ended",
+    "report.save_request": "a rank asks its leader whether a complete checkpoint counts",
+    "report.sent": "a leader or a rank has written any report",
     "checkpoint.file": "a file of a checkpoint is written, before it is synced",
     "checkpoint.publish": "an accepted checkpoint is about to get its name",
-    "checkpoint.published": "it has its name, and is not the newest yet",
+    "checkpoint.published": "a checkpoint has its name, and is not marked as the newest yet",
     "checkpoint.retire": "a published checkpoint is about to lose its name",
     "term.claim": "a candidate is about to claim the next term",
-    "term.claimed": "it has claimed it, and is about to wait for the holder before it",
-    "term.copy": "it has waited, and is about to copy the journal",
-    "term.open": "it has the copies, and is about to open its term with them",
+    "term.claimed": "a candidate has claimed a term, and is about to wait for the holder before it",
+    "term.copy": "a candidate has waited after its claim, and is about to copy the journal",
+    "term.open": "a candidate has copied the journal, and is about to open its term with the copy",
     "term.show": "journal.jsonl or metrics.jsonl is about to become the present term's",
     "processes.log": "the log of a process that is started is about to be opened",
-    "token.read": "before the job token is read",
-    "token.write": "before it is written",
-    "notices.write": "before a rank's line for the user is written",
-    "errors.write": "before a user's error is written",
-    "injected.write": "before the mark of an injection is made",
+    "token.read": "the job token is about to be read",
+    "token.write": "the job token is about to be written",
+    "notices.write": "a rank's line for the user is about to be written",
+    "errors.write": "a user's error is about to be written",
+    "injected.write": "the mark that an injection was done is about to be written",
 }
-"""Places in the code, and when they are passed."""
+"""Place -> when the code passes it."""
 
 APPENDED = ("journal", "metrics")
 """Files that grow by whole lines."""
 OPERATIONS_OF_APPENDED = ("open", "write", "written", "sync", "synced", "cut")
-"""Before and after a write, before and after a sync; before what is torn is cut off."""
+"""``open``, ``write``, ``sync`` and ``cut`` (of a torn end) are passed before the operation, the others after it."""
 
 REPLACED = (
     "coordinator.json",
@@ -100,8 +100,8 @@ REPLACED = (
 )
 """Files that are replaced as a whole; ``N.json`` is a term's."""
 OPERATIONS_OF_REPLACED = ("read", "write", "sync", "rename", "renamed")
-"""Before the file is read, before its new content is written, before that is synced, before it gets the file's name,
-and after."""
+"""All are passed before the operation (``rename``: before the new content gets the file's name), ``renamed`` after
+it."""
 
 _ACTIONS = ("kill", "stop", "sleep", "short")
 
@@ -114,7 +114,7 @@ class _Fault:
     place: str
     action: str
     amount: float = 0.0
-    """Bytes of ``short``, seconds of ``sleep``."""
+    """Number of bytes for ``short``, of seconds for ``sleep``."""
     after: int = 0
     times: int | None = None
     for_s: float | None = None
@@ -124,7 +124,7 @@ class _Fault:
     since_s: float = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Count one passing; true when the fault strikes."""
+        """Count that the place is passed; True when the fault strikes."""
         if self.while_there and not os.path.exists(self.while_there):
             return False
         self.passed += 1
@@ -141,12 +141,12 @@ class _Fault:
 _role = ""
 _lock = threading.Lock()
 _faults: Sequence[_Fault] | None = None
-"""None: the variable is not read yet."""
+"""The faults of this process; None: the variable is not read yet."""
 _armed = bool(os.environ.get(VARIABLE))
 
 
 def act_as(role: str) -> None:
-    """Say which process this is; raises ConfigError where the variable is not understood."""
+    """Set the role of this process; raises ConfigError where the variable is malformed."""
     global _role
     _role = role
     if _armed:
@@ -154,36 +154,39 @@ def act_as(role: str) -> None:
 
 
 def hit(place: str) -> None:
-    """The process is at ``place``: nearly always nothing happens. Raises OSError where a fault says so."""
+    """The process passes ``place``: strike the faults that are due there. Raises OSError where one is an errno."""
     if _armed:
         _strike(place)
 
 
 def hit_file(path: Path, operation: str) -> None:
-    """The same at one operation of a file, which is known by its name."""
+    """The process does ``operation`` on a file: strike the faults that are due there. Raises OSError where one is an
+    errno."""
     if _armed:
         _strike(f"{file_name(path)}.{operation}", path=path)
 
 
 def hit_message(stream: str, message: Any) -> None:
-    """The same before a message with the union ``kind`` is written: a commit among the orders is ``order.commit``."""
+    """The process is about to write ``message``, whose union ``kind`` gives the place: a commit among the orders is at
+    ``order.commit``."""
     if _armed:
         _strike(f"{stream}.{message.WhichOneof('kind')}")
 
 
 def cut(place: str, data: bytes) -> bytes:
-    """What is to be written at ``place``: ``data``, or its beginning."""
+    """The process is about to write ``data`` at ``place``: strike the faults that are due there, and return the bytes
+    to write, which a fault may have cut short."""
     return _strike(place, data) if _armed else data
 
 
 def file_name(path: Path) -> str:
-    """A file's name in a place."""
+    """A file's name as it is written in places: each number is N."""
     return re.sub(r"\d+", "N", path.name)
 
 
 @contextlib.contextmanager
 def injected(text: str) -> Iterator[None]:
-    """Faults of this process alone, for the length of a block; raises ConfigError where they are not understood."""
+    """Inside the block the faults of this process are those of ``text``; raises ConfigError where it is malformed."""
     global _faults, _armed
     before = _faults, _armed
     _faults, _armed = parse(text), True
@@ -228,17 +231,17 @@ def _is_here(role: str) -> bool:
 
 
 def known_places() -> list[str]:
-    """Every place."""
+    """The names of all places."""
     appended = [f"{name}.{operation}" for name in APPENDED for operation in OPERATIONS_OF_APPENDED]
     replaced = [f"{name}.{operation}" for name in REPLACED for operation in OPERATIONS_OF_REPLACED]
     return [*PLACES, *appended, *replaced]
 
 
 def parse(text: str) -> list[_Fault]:
-    """Faults as a test writes them.
+    """Parse faults as a test writes them.
 
     Raises:
-        ConfigError: naming the part that is wrong and what it may be.
+        ConfigError: the message names the part that is wrong and what it may be.
     """
     return [_parse_one(one.strip()) for one in text.split(";") if one.strip()]
 

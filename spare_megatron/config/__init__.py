@@ -1,4 +1,4 @@
-"""What a job is told: its shape, its own settings, the faults to inject. Types and validation only."""
+"""The configuration of a job: its shape, its settings, the faults to inject. Types and validation only."""
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape

@@ -1,4 +1,4 @@
-"""What Slurm gave a batch job, read from the environment of its batch script. A mapping is passed in."""
+"""Reads what Slurm allocated to a batch job from the environment of its batch script, which is passed in."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Allocation:
     job: str
     num_nodes: int
     ranks: int
-    """Tasks of a step over the whole job: the world size."""
+    """Number of tasks of a job step over all nodes, which is the world size."""
     array: str | None = None
-    """Id of the job array, None for a job of its own."""
+    """Id of the job array; None for a job that is in none."""
     last_of_array: bool = False
     restarts: int = 0
-    """How often Slurm started this job again."""
+    """How often Slurm has restarted this job."""
 
     @property
     def next_element(self) -> bool:
@@ -30,11 +30,11 @@ class Allocation:
 
     @property
     def ranks_per_node(self) -> int:
-        """Of the fullest node."""
+        """Ranks of the node that has most of them."""
         return -(-self.ranks // self.num_nodes)
 
     def groups_of(self, size: int) -> int:
-        """N: groups of ``size`` ranks; ConfigError where they do not come out even."""
+        """N, the number of groups of ``size`` ranks; ConfigError where the ranks are not a multiple of it."""
         if self.ranks % size:
             raise ConfigError(
                 f"the job has {self.ranks} ranks ({self.num_nodes} nodes), which is no multiple of the {size} ranks of "
@@ -43,7 +43,8 @@ class Allocation:
         return self.ranks // size
 
     def shared_fate(self, size: int) -> str:
-        """What the loss of one node takes with it, where that is more than one group; empty where it is not."""
+        """A sentence on the groups that the loss of one node takes with it, where it can be more than one; else
+        empty."""
         per_node = self.ranks_per_node
         if self.ranks == per_node * self.num_nodes and size % per_node == 0:
             return ""
@@ -55,7 +56,7 @@ class Allocation:
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation:
-    """The job that this batch script belongs to; ConfigError where it belongs to none."""
+    """The batch job whose environment this is; ConfigError where it is of none."""
     job = environ.get("SLURM_JOB_ID", "")
     nodes = number(environ, "SLURM_JOB_NUM_NODES")
     if not job or not nodes:

@@ -1,4 +1,4 @@
-"""The global batch size of each step: constant, or growing as Megatron's ``--rampup-batch-size`` makes it grow.
+"""Computes the global batch size of each step: constant, or growing as with Megatron's ``--rampup-batch-size``.
 
 Megatron's rule (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the size
 grows by ``increment`` in equal shares of ``samples``, as a function of the samples consumed so far. So it follows from
@@ -21,13 +21,13 @@ Phase = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Batch sizes from a first step on; steps before it are not asked for."""
+    """Batch sizes from a first step on. It must not be asked about earlier steps."""
 
     phases: tuple[Phase, ...]
-    """In order; at least one."""
+    """At least one, in the order of their steps."""
 
     def size(self, step: int) -> int:
-        """Samples of ``step``."""
+        """The batch size of ``step``, in samples."""
         return self._phase(step)[2]
 
     def consumed_before(self, step: int) -> int:
@@ -53,16 +53,16 @@ class BatchSchedule:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What the flags say of batch sizes; :meth:`schedule` starts it at a step of a checkpoint."""
+    """The batch sizes that the flags ask for; :meth:`schedule` gives those from a checkpoint's step on."""
 
     full: int
     """``--global-batch-size``."""
     unit: int
-    """Samples of one microbatch on every data-parallel rank of the job, N x D x micro batch size."""
+    """Samples of one microbatch of all data-parallel ranks together: N x D x micro batch size."""
     ramp: Sequence[int] | None = None
-    """(first size, increment, samples of the ramp)."""
+    """(first size, increment, samples of the ramp); None: the size is constant."""
     round_down: bool = False
-    """``--decrease-batch-size-if-needed``: a size that is no multiple of the unit becomes the next smaller one."""
+    """``--decrease-batch-size-if-needed``: round a size that is no multiple of the unit down to one."""
 
     def __post_init__(self) -> None:
         if self.ramp is None:
@@ -83,7 +83,7 @@ class BatchPlan:
             self._running(size, said)
 
     def _running(self, size: int, said: str) -> int:
-        """The batch size that runs where the ramp says ``size``."""
+        """The batch size that is used where the ramp gives ``size``; ConfigError where there is none."""
         if size % self.unit == 0:
             return size
         if self.round_down and size >= self.unit:
@@ -95,7 +95,7 @@ class BatchPlan:
         )
 
     def schedule(self, first_step: int = 1, consumed: int = 0) -> BatchSchedule:
-        """The sizes from ``first_step`` on, before which ``consumed`` samples were consumed."""
+        """The batch sizes from ``first_step`` on, where ``consumed`` samples were consumed before it."""
         if self.ramp is None or self.full == self.ramp[0]:
             return BatchSchedule(((first_step, consumed, self.full),))
         first, increment, samples = self.ramp
@@ -117,7 +117,8 @@ class BatchPlan:
         return BatchSchedule(tuple(phases))
 
     def steps_for(self, samples: int) -> int:
-        """Steps of a job of ``samples`` samples, as Megatron counts them: the ramp, then whole full batches."""
+        """Number of steps of a job of ``samples`` samples, counted as in Megatron: the ramp, then whole full
+        batches."""
         if self.ramp is None:
             return samples // self.full
         schedule = self.schedule()
@@ -127,7 +128,7 @@ class BatchPlan:
 
 
 def _steps_until(consumed: int, size: int, threshold: float) -> int:
-    """Steps of ``size`` after which at least ``threshold`` samples are consumed."""
+    """Number of steps of ``size`` after which at least ``threshold`` samples are consumed."""
     steps = max(0, int((threshold - consumed) // size))
     while consumed + steps * size < threshold:
         steps += 1

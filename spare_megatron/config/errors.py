@@ -1,5 +1,6 @@
-"""The one error that a user's input can raise."""
+"""The error that bad input of a user raises."""
 
 
 class ConfigError(ValueError):
-    """Bad input: one sentence that names the values and the fix. Ends the command with exit code 2."""
+    """Bad input; the message is one sentence that names the values and the fix. It ends the command with exit code
+    2."""

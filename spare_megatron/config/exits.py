@@ -1,11 +1,11 @@
-"""Exit codes: what scripts around a job may rely on, and what a rank tells its launcher."""
+"""Exit codes, on which scripts around a job may rely and by which a rank tells its launcher how it ended."""
 
 import signal
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Of every command of the package."""
+    """The exit codes of all commands of the package."""
 
     FINISHED = 0
     """The last step was reached, or the run left at its exit interval or duration."""
@@ -13,26 +13,26 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """Bad flags or configuration; the message names the flag, the value and the fix."""
     NO_CHECKPOINT = 3
-    """Wipe-out or total loss, and no usable checkpoint to start from again."""
+    """The job was wiped out or lost all groups, and there is no usable checkpoint to start again from."""
     REQUEUE = 4
-    """Saved and left on SIGTERM or SIGUSR1; or there is a checkpoint, and whoever queued the job is to start it
-    again."""
+    """The job saved and left on SIGTERM or SIGUSR1, or it failed and has a checkpoint: it should be queued again."""
     FENCED = 10
-    """Of a rank: its group is no member of the job any more."""
+    """A rank left because its group is no member of the job any more."""
     WIPE_OUT = 11
-    """Of a rank: too few groups are left; the job is to be started again from its last good checkpoint."""
+    """A rank or the coordinator left after a wipe-out; the job should be started again from its last good
+    checkpoint."""
     RESTART = 12
-    """Of a coordinator: the job saved and is to be started again at once, with all groups."""
+    """The coordinator left after the job saved; the job should be started again at once, with all groups."""
     DISK_FAILED = 13
-    """Of a coordinator: it could not write its journal for too long; another one is to go on from it."""
+    """The coordinator could not write its journal for too long; another one should go on from it."""
 
 
 SIGNAL_REASON = "signal"
-"""Start of the reason of a stop that a signal asked for; the signal's name follows."""
+"""How the reason of a stop begins that a signal asked for; the signal's name follows."""
 
 
 def status_words(status: int) -> str:
-    """How a process ended: its exit code, or minus the signal that killed it."""
+    """How a process ended, in words; ``status`` is its exit code, or minus the number of the signal that killed it."""
     if status >= 0:
         return f"exit code {status}"
     try:

@@ -1,9 +1,9 @@
-"""How a dataclass field says which command-line flag it is.
+"""Declares which command-line flag a dataclass field is.
 
-A field of a config dataclass is the flag ``--field-name`` unless :func:`flag` gives other names. What follows from
-the annotation: ``bool`` that is False is a switch that turns it on, ``bool`` that is True needs names (``--no-...``),
-``Literal`` gives choices, ``tuple[...]`` takes several words, ``| None`` may be left out. The text of ``--help`` is
-the docstring under the field.
+A field of a config dataclass is the flag ``--field-name`` unless :func:`flag` gives other names. The annotation decides
+what the flag takes: a ``bool`` with default False is a switch that turns it on, a ``bool`` with default True needs
+names (``--no-...``), ``Literal`` gives choices, ``tuple[...]`` takes several words, and ``| None`` may be left out. The
+docstring under the field is the text of ``--help``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FlagMeta:
-    """What the annotation alone does not say."""
+    """The properties of a flag that do not follow from the annotation."""
 
     names: tuple[str, ...] = ()
-    """Flag names; empty: one name made from the field's."""
+    """Names of the flag; empty: the name made from the field's."""
     kind: str = ""
-    """Overrides the kind that the annotation gives ('int', 'float', 'str', 'on', 'off', 'int-or-auto', ...)."""
+    """The kind of the flag, where it differs from the annotation's: 'int', 'float', 'str', 'on', 'off', 'int-or-auto',
+    ..."""
     nargs: str | int = ""
-    """'+', '*' or a number of words for tuples; empty: '+'."""
+    """How many words a tuple takes: '+', '*' or a number; empty: '+'."""
 
 
 def flag(default: Any, *names: str, kind: str = "", nargs: str | int = "") -> Any:
-    """A dataclass field with ``default`` whose flag differs from what the annotation says."""
+    """A dataclass field with ``default`` whose flag does not follow from its name and annotation alone."""
     return field(default=default, metadata={"flag": FlagMeta(names, kind, nargs)})

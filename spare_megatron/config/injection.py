@@ -1,4 +1,4 @@
-"""Fault injection as the user writes it: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``. Parsing only.
+"""Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``.
 
 The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spare_megatron.config.errors import ConfigError
 
 VARIABLE = "SPARE_INJECT"
-"""Environment variable of a rank with one injection a line."""
+"""Environment variable of a rank, with one injection per line."""
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")
@@ -29,9 +29,10 @@ class Injection:
     position: int | None = None
     """Rank position; None: the whole group."""
     n: int | None = None
-    """Piece (forward, backward, patch), bucket (reduce) or nth occurrence, from 0; None: the first that comes."""
+    """Number, from 0, of the piece (forward, backward, patch), of the bucket (reduce) or else of the occurrence; None:
+    the first that comes."""
     seconds: float = 0.0
-    """Of 'slow'."""
+    """Length of the delay, for kind 'slow'."""
 
     def matches(self, group: int, position: int, point: str, step: int, n: int) -> bool:
         """True at the place and moment of this injection."""
@@ -40,10 +41,10 @@ class Injection:
 
 
 def parse_injection(text: str) -> Injection:
-    """One ``--inject`` value.
+    """Parse one ``--inject`` value.
 
     Raises:
-        ConfigError: naming the part that is wrong and what it may be.
+        ConfigError: the message names the part that is wrong and what it may be.
     """
     head, colon, tail = text.partition(":")
     kind, _, amount = head.partition("=")
@@ -72,7 +73,7 @@ def parse_injection(text: str) -> Injection:
 
 
 def check_injections(injections: list[Injection], num_groups: int, group_size: int) -> None:
-    """Every injection must concern a group and a position of the job; raises ConfigError."""
+    """Check that every injection names a group, a position and a point that exist in the job; raises ConfigError."""
     for one in injections:
         if one.point == "join":
             raise ConfigError(
@@ -88,8 +89,8 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
 
 
 def check_flips(injections: Sequence[Injection], reduce: str, audit_rate: float) -> None:
-    """A flipped bit must be one that something finds; raises ConfigError. ``reduce``, ``audit_rate``: as in
-    ``--spare-reduce`` and ``--spare-audit-rate``."""
+    """Check that the job would find each flipped bit; raises ConfigError. ``reduce`` and ``audit_rate`` are the values
+    of --spare-reduce and --spare-audit-rate."""
     for one in injections:
         if one.kind == "bitflip" and not reduce.startswith("exact"):
             raise ConfigError(

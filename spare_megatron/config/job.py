@@ -1,7 +1,7 @@
-"""What the first group tells the coordinator about the job, beside the machine's JobSpec: for records, not decisions.
+"""The description of a job that its first group sends to the coordinator, beside the machine's JobSpec.
 
-Plain values only: it crosses the wire as JSON and is kept in the run directory, so that a restarted coordinator
-goes on with the same records.
+It has what the coordinator needs beside the machine: figures for records, time-outs, what it may tune. It has plain
+values only, because it is sent as JSON and kept in the run directory, so that a restarted coordinator has it too.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ Plain = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class JobDescription:
-    """Figures for logs and metrics, and what must be the same on every rank."""
+    """What the coordinator must know of a job for its records, timers and tuning, and what all ranks must have in
+    common."""
 
     identity: Mapping[str, Plain] = field(default_factory=dict)
     """Everything that must be equal on all ranks, by name: model, data, flags, versions."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     tuning: Tuning = field(default_factory=Tuning)
     train_iters: int = 0
-    """Last step of the schedule, for the iteration line; the run may end before it."""
+    """Last step of the training schedule, for the iteration line; the run may end before it."""
     log_interval: int = 100
     global_batch_size: int = 0
     seq_length: int = 0
     consumed_samples: int = 0
     """Samples consumed before the first step of this life."""
     batch_phases: tuple[tuple[int, int, int], ...] = ()
-    """Batch sizes that change (:class:`spare_megatron.config.batches.BatchSchedule`); empty: one size for all."""
+    """The phases of a batch size that changes (:class:`spare_megatron.config.batches.BatchSchedule`); empty: it is
+    constant."""
     pieces_per_shard: int = 0
-    """K of the full batch; only read where batch sizes change."""
+    """K of the full batch; used only where the batch size changes."""
     exit_duration_s: float = 0.0
-    """Time from the start of a life after which the job saves and leaves; 0: no end."""
+    """Time from the start of a life after which the job saves and leaves; 0: no limit."""
     world_size: int = 0
     flops_per_step: float = 0.0
     """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
@@ -60,13 +62,13 @@ class JobDescription:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the identity, for JobSpec.fingerprint."""
+        """Digest of ``identity``, for ``JobSpec.fingerprint``."""
         text = json.dumps(dict(self.identity), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def difference(ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3) -> str:
-    """What differs between two identities, in words: 'lr is 0.1, elsewhere 0.2'; empty if nothing does."""
+    """How two identities differ, in words: 'lr is 0.1, elsewhere 0.2'; empty if they do not."""
     absent = object()
     names = [n for n in sorted({*ours, *theirs}) if ours.get(n, absent) != theirs.get(n, absent)]
     parts = [f"{n} is {ours.get(n, 'not set')}, elsewhere {theirs.get(n, 'not set')}" for n in names[:shown]]

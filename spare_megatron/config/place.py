@@ -1,8 +1,8 @@
-"""Where a rank stands in the job, read from the environment that a launcher gave it.
+"""Reads a rank's place in the job from the environment that a launcher gave it.
 
 Three launchers are understood: spare-launch (``SPARE_*``), torchrun started once per group (its own variables plus
-``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one step over all ranks). Nothing here reads the
-process environment: a mapping is passed in.
+``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one job step over all ranks). Nothing here reads the
+environment of the process: a mapping is passed in.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from spare_megatron.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """One rank of the job."""
+    """The place of one rank in the job."""
 
     group: int
     position: int
-    """m: place inside the group."""
+    """m: the rank's position in its group."""
     num_groups: int
     incarnation: int
-    """How often the group was started anew; 0 the first time."""
+    """How often the group was restarted; 0 the first time."""
     run_dir: str | None
     launcher: str
     """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
     group_size: int = 1
     """M: ranks of the group."""
     life: int = 1
-    """How often the launcher started the whole job; above 1 the last good checkpoint is loaded."""
+    """How often the launcher has started the whole job; above 1, the last good checkpoint is loaded."""
     tls_dir: str = ""
-    """Directory of ca.pem, cert.pem and key.pem where the control plane speaks mutual TLS; empty: it does not."""
+    """Directory of ca.pem, cert.pem and key.pem, with which the control plane uses mutual TLS; empty: it does not."""
     local_rank: int = 0
-    """Number of this rank on its host: which of the host's devices is its own."""
+    """Number of this rank on its host, which is the number of its device."""
     launcher_pid: int = 0
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
     starts_again: bool = False
@@ -47,19 +47,19 @@ class Place:
 
 @dataclass(frozen=True)
 class WorldHint:
-    """What the environment alone says of the job's size, before the flags are known."""
+    """The job's size as far as the environment alone gives it, before the flags are known."""
 
     launcher: str
     num_groups: int | None
-    """N, where the launcher says it."""
+    """N; None where the launcher does not give it."""
     group_size: int | None
-    """M, where the launcher says it."""
+    """M; None where the launcher does not give it."""
     world_size: int | None
-    """N x M, where the launcher says only that."""
+    """N x M, where the launcher gives only the product; else None."""
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
-    """The environment variable ``name`` as a number, None where it is not set."""
+    """The environment variable ``name`` as a number; None where it is not set, ConfigError where it is no number."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -73,7 +73,7 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def required(environ: Mapping[str, str], name: str, beside: str) -> int:
-    """As :func:`number`, but it must be there because ``beside`` is."""
+    """The environment variable ``name`` as a number; ConfigError where it is not set although ``beside`` is."""
     value = number(environ, name)
     if value is None:
         raise ConfigError(f"{beside} is set but {name} is not; set {name} as well, or start the job with spare-launch")
@@ -81,7 +81,7 @@ def required(environ: Mapping[str, str], name: str, beside: str) -> int:
 
 
 def world_hint(environ: Mapping[str, str]) -> WorldHint:
-    """Sizes that the launcher gave; the flags must agree with them."""
+    """The launcher and the sizes that it gave; the flags must agree with them."""
     num_groups = number(environ, "SPARE_NUM_GROUPS")
     if number(environ, "SPARE_POSITION") is not None:
         return WorldHint("spare-launch", required(environ, "SPARE_NUM_GROUPS", "SPARE_POSITION"), None, None)
@@ -101,7 +101,7 @@ def world_hint(environ: Mapping[str, str]) -> WorldHint:
 def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_dir: str | None) -> Place:
     """This rank's place in a job of ``num_groups`` groups of ``group_size`` ranks.
 
-    ``run_dir`` is what the flags say; ``SPARE_RUN_DIR`` counts where they say nothing.
+    ``run_dir`` is that of the flags; ``SPARE_RUN_DIR`` counts where they give none. Raises ConfigError.
     """
     hint = world_hint(environ)
     run_dir = run_dir or environ.get("SPARE_RUN_DIR") or None

@@ -1,8 +1,8 @@
-"""What a job is told beside megatron-core's own dataclasses: model, training, data, checkpoint and logging flags.
+"""The flags that megatron-core's own dataclasses do not have: model, training, data, checkpoint and logging.
 
-Names and defaults are those of Megatron-LM's command line (core 0.16), so that its users find what they know; a
-test compares them with ``flags/megatron_lm.json``. Fields of megatron-core's TransformerConfig and
-OptimizerConfig are not repeated here. Values are plain: no torch types.
+Names and defaults are those of Megatron-LM's command line (core 0.16), which users know; a test compares them with
+``flags/megatron_lm.json``. Fields of megatron-core's TransformerConfig and OptimizerConfig are not repeated here.
+Values are plain: no torch types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ModelConfig:
     use_rotary_position_embeddings: bool = False
     """Older name of --position-embedding-type rope."""
     transformer_impl: Literal["local", "transformer_engine", "inference_optimized"] | None = None
-    """Layers of megatron-core or of transformer-engine; the latter where it is installed and CUDA is there."""
+    """Layers of megatron-core or of transformer-engine; default: the latter where it is installed and CUDA is there."""
     add_position_embedding: bool = flag(True, "--no-position-embedding")
     """Older way to leave out learned position embeddings; only with rope."""
     rotary_base: int = 10000
@@ -60,7 +60,7 @@ class ModelConfig:
     quick_geglu: bool = False
     """Quick GEGLU activation in the feed-forward layers."""
     num_experts: int | None = None
-    """Experts of a mixture-of-experts layer; a dense model without it."""
+    """Number of experts of a mixture-of-experts layer; if it is not given, the model is dense."""
     moe_layer_freq: str = "1"
     """Which layers have experts: every n-th, or a list expression such as '([0]+[1]*3)*4'."""
     moe_router_load_balancing_type: tuple[
@@ -84,7 +84,7 @@ class ModelConfig:
     overlap_p2p_comm: bool = flag(True, "--no-overlap-p2p-communication")
     """Overlap sends between stages with compute in the interleaved schedule."""
     recompute_activations: bool = False
-    """Short for --recompute-granularity selective."""
+    """Short form of --recompute-granularity selective."""
     masked_softmax_fusion: bool = flag(True, "--no-masked-softmax-fusion")
     """Fuse scaling, mask and softmax where a CUDA kernel is there."""
     bias_gelu_fusion: bool = flag(True, "--no-bias-gelu-fusion")
@@ -125,12 +125,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and with what batches."""
+    """The length of the training and its batches."""
 
     micro_batch_size: int | None = None
     """Samples of one microbatch on one data-parallel rank."""
     global_batch_size: int | None = None
-    """Samples of one optimizer step over the whole job; micro batch size x data-parallel size without it."""
+    """Samples of one optimizer step over the whole job; default: micro batch size x data-parallel size."""
     train_iters: int | None = None
     """Steps to train."""
     train_samples: int | None = None
@@ -142,9 +142,9 @@ class TrainingConfig:
     seed: int = 1234
     """Seed of initialisation, dropout and data order."""
     distributed_backend: Literal["nccl", "gloo"] | None = None
-    """Backend inside a group; nccl with CUDA and gloo without it when it is not given."""
+    """Backend inside a group; default: nccl with CUDA, gloo without it."""
     distributed_timeout_minutes: int = 10
-    """Time-out of a collective inside a group."""
+    """Time-out of a collective inside a group, in minutes."""
     overlap_grad_reduce: bool = False
     """Begin the sum over groups while the last backward passes of a step still run."""
     num_distributed_optimizer_instances: int = 1
@@ -180,7 +180,7 @@ class ScheduleConfig:
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """Shape of the last phase of WSD."""
     lr_decay_iters: int | None = None
-    """Steps over which the rate decays; all steps without it."""
+    """Steps over which the rate decays; default: all steps."""
     lr_decay_samples: int | None = None
     """Samples over which the rate decays, with --train-samples."""
     lr_wsd_decay_iters: int | None = None
@@ -218,17 +218,17 @@ class DataConfig:
     split: str | None = None
     """Shares of training, validation and test, such as 969,30,1."""
     train_data_path: tuple[str, ...] | None = flag(None, nargs="*")
-    """As --data-path, for training only."""
+    """Data files for training only, in the form of --data-path."""
     valid_data_path: tuple[str, ...] | None = flag(None, nargs="*")
-    """As --data-path, for validation only."""
+    """Data files for validation only, in the form of --data-path."""
     test_data_path: tuple[str, ...] | None = flag(None, nargs="*")
-    """As --data-path, for testing only."""
+    """Data files for testing only, in the form of --data-path."""
     data_args_path: str | None = None
     """File with the words of --data-path."""
     per_split_data_args_path: str | None = None
-    """JSON file with lists 'train', 'valid' and 'test', as the --*-data-path flags."""
+    """JSON file with lists 'train', 'valid' and 'test' of the words of the three --*-data-path flags."""
     data_cache_path: str | None = None
-    """Directory of the built sample indices; beside the data without it."""
+    """Directory of the built sample indices; default: beside the data."""
     mmap_bin_files: bool = flag(True, "--no-mmap-bin-files")
     """Read .bin files through memory maps."""
     mock_data: bool = False
@@ -242,7 +242,7 @@ class DataConfig:
     reset_position_ids: bool = False
     """Count positions anew after each end of document."""
     reset_attention_mask: bool = False
-    """Let no token see over an end of document."""
+    """Let no token attend across an end of document."""
     eod_mask_loss: bool = False
     """Take no loss on end-of-document tokens."""
     create_attention_mask_in_dataloader: bool = flag(True, "--no-create-attention-mask-in-dataloader")
@@ -264,14 +264,14 @@ class EvaluationConfig:
     """Validation and test."""
 
     eval_iters: int = 100
-    """Batches of one evaluation; 0: none."""
+    """Number of batches of one evaluation; 0: no evaluation."""
     eval_interval: int | None = None
-    """Steps between evaluations; none while training without it."""
+    """Steps between evaluations; if it is not given, there are none while training."""
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Which tokenizer made the data."""
+    """The tokenizer that made the data."""
 
     tokenizer_type: (
         Literal[
@@ -298,7 +298,7 @@ class TokenizerConfig:
     tokenizer_special_tokens: tuple[str, ...] | None = None
     """Special tokens added to the tokenizer."""
     tokenizer_sentencepiece_legacy: bool = False
-    """Older handling of special tokens by SentencePiece."""
+    """Use the older handling of special tokens by SentencePiece."""
     tokenizer_hf_use_fast: bool = False
     """Use the fast implementation of a HuggingFace tokenizer."""
     tokenizer_hf_include_special_tokens: bool = False
@@ -308,13 +308,13 @@ class TokenizerConfig:
     tiktoken_pattern: str | None = None
     """Which of megatron-core's patterns splits text for TikTokenizer: v1 or v2."""
     tiktoken_num_special_tokens: int = 1000
-    """Special tokens of TikTokenizer."""
+    """Number of special tokens of TikTokenizer."""
     tiktoken_special_tokens: tuple[str, ...] | None = None
     """Older name of --tokenizer-special-tokens."""
     vocab_size: int | None = None
-    """Vocabulary before padding; needed by NullTokenizer, checked against other tokenizers."""
+    """Size of the vocabulary before padding; needed by NullTokenizer, checked against other tokenizers."""
     padded_vocab_size: int | None = None
-    """Vocabulary after padding, where it is to be said outright."""
+    """Size of the vocabulary after padding, where it should not be computed."""
     vocab_file: str | None = None
     """Vocabulary file of GPT2BPETokenizer."""
     merge_file: str | None = None
@@ -325,18 +325,19 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is written and read."""
+    """Checkpoints that are written and read."""
 
     save: str | None = None
     """Directory that checkpoints are written to."""
     save_interval: int | Literal["auto"] | None = flag(
         None, "--save-interval", "--persistent-save-interval", kind="steps-or-auto"
     )
-    """Steps between checkpoints; auto: chosen from what the first steps and a first save cost, and from the losses."""
+    """Steps between checkpoints; auto: chosen from the costs of the first steps and a first save, and from the
+    losses."""
     load: str | None = None
     """Directory that a checkpoint is read from."""
     ckpt_step: int | None = None
-    """Step of the checkpoint to read; the last one without it."""
+    """Step of the checkpoint to read; default: the last one."""
     exit_on_missing_checkpoint: bool = False
     """Leave with an error, instead of starting anew, when --load has no checkpoint."""
     finetune: bool = False
@@ -346,7 +347,8 @@ class CheckpointConfig:
     no_load_optim: bool = False
     """Do not read the optimizer state."""
     async_save: bool = False
-    """Write checkpoints beside the training; so it is done unless --spare-no-async-save is given."""
+    """Write checkpoints in the background, which is also done without this flag unless --spare-no-async-save is
+    given."""
     save_retain_interval: int | None = None
     """Keep checkpoints of steps that are multiples of this; of the others only the newest ones."""
     use_checkpoint_args: bool = False
@@ -356,7 +358,7 @@ class CheckpointConfig:
     use_tokenizer_model_from_checkpoint_args: bool = flag(
         True, "--no-use-tokenizer-model-from-checkpoint-args", "--disable-use-tokenizer-model-from-checkpoint-args"
     )
-    """With --use-checkpoint-args: take --tokenizer-type and --tokenizer-model from the command line all the same."""
+    """With --use-checkpoint-args: take --tokenizer-type and --tokenizer-model from the command line nevertheless."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
     """Format of checkpoints."""
     dist_ckpt_strictness: Literal[
@@ -374,14 +376,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoggingConfig:
-    """What is reported, and where."""
+    """Figures that are reported, and where."""
 
     log_interval: int = 100
     """Steps between two lines of the log."""
     log_throughput: bool = False
     """Add the floating-point rate per GPU to the log."""
     timing_log_level: Literal[0, 1, 2] = 0
-    """Detail of the timers."""
+    """Level of detail of the timers."""
     timing_log_option: Literal["max", "minmax", "all"] = "minmax"
     """How a timer is summed up over ranks."""
     tensorboard_dir: str | None = None
@@ -397,7 +399,7 @@ class LoggingConfig:
     log_validation_ppl_to_tensorboard: bool = False
     """Write the validation perplexity to TensorBoard."""
     wandb_project: str | None = None
-    """Project in Weights & Biases; nothing is sent there without it."""
+    """Project in Weights & Biases; if it is not given, nothing is sent there."""
     wandb_exp_name: str | None = None
     """Name of the run in Weights & Biases."""
     wandb_save_dir: str | None = None
@@ -413,7 +415,8 @@ class LoggingConfig:
     log_memory_to_tensorboard: bool = False
     """Write each step's memory figures to TensorBoard."""
     log_memory_interval: int | None = None
-    """Steps between memory figures in the ranks' logs; without it they are logged once, after the first interval."""
+    """Steps between memory figures in the ranks' logs; if it is not given, they are logged once, after the first
+    interval."""
     log_device_memory_used: bool = False
     """Add the memory that the device has in use to those figures."""
     log_world_size_to_tensorboard: bool = False
@@ -423,9 +426,9 @@ class LoggingConfig:
     profile_step_start: int = 10
     """First step that is profiled."""
     profile_step_end: int = 12
-    """First step that is profiled no more."""
+    """First step that is not profiled any more."""
     use_pytorch_profiler: bool = False
-    """Profile with torch's profiler; traces go to --tensorboard-dir, or beside the logs without it."""
+    """Profile with torch's profiler; traces go to --tensorboard-dir, or beside the logs if that is not given."""
     profile_ranks: tuple[int, ...] = (0,)
     """Ranks of the job that are profiled."""
     record_memory_history: bool = False

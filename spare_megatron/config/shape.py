@@ -1,6 +1,6 @@
-"""The shape of a job: how many groups, what a group is, how a global batch is cut into pieces.
+"""The shape of a job: its number of groups, the parallelism inside a group, and how a global batch is cut into pieces.
 
-Words are those of docs/design.md: a *group* is one model replica of ``group_size`` ranks; a *shard* is 1/N of the
+The words: a *group* is one model replica of ``group_size`` ranks; a *shard* is 1/N of the
 global batch; a *piece* is one microbatch of a shard (with ``inner_data`` > 1: one microbatch for each inner data
 rank, which always move together).
 """
@@ -14,10 +14,10 @@ from spare_megatron.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class JobShape:
-    """Degrees of parallelism and batch sizes; every product of them that other modules need is a property."""
+    """Degrees of parallelism and batch sizes; the products of them that other modules need are properties."""
 
     num_groups: int
-    """N: complete model replicas."""
+    """N: number of complete model replicas."""
     micro_batch_size: int
     """Samples of one microbatch on one inner data rank."""
     global_batch_size: int
@@ -26,7 +26,7 @@ class JobShape:
     pipeline: int = 1
     context: int = 1
     inner_data: int = 1
-    """D: data-parallel ranks inside a group."""
+    """D: number of data-parallel ranks inside a group."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -53,25 +53,25 @@ class JobShape:
 
     @property
     def group_size(self) -> int:
-        """M: ranks of a group, TP x PP x CP x D."""
+        """M: number of ranks of a group, TP x PP x CP x D."""
         return self.tensor * self.pipeline * self.context * self.inner_data
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job, N x M."""
+        """Number of ranks of the job, N x M."""
         return self.num_groups * self.group_size
 
     @property
     def pieces_per_shard(self) -> int:
-        """K: pieces of one shard in one step."""
+        """K: number of pieces of one shard in one step."""
         return self.global_batch_size // (self.num_groups * self.inner_data * self.micro_batch_size)
 
     @property
     def pieces(self) -> int:
-        """N x K: pieces of one step."""
+        """Number of pieces of one step, N x K."""
         return self.num_groups * self.pieces_per_shard
 
     @property
     def piece_samples(self) -> int:
-        """Samples of one piece, over its inner data ranks."""
+        """Samples of one piece, over all its inner data ranks."""
         return self.inner_data * self.micro_batch_size

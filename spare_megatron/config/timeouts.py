@@ -1,8 +1,8 @@
 """The time-outs of the control plane, checked against each other before anything starts.
 
-What each one bounds, from short to long: a heartbeat interval is much shorter than the silence that counts as a
-death; a closed connection gets less grace than silence; standing still is judged later than silence, because a
-process that is gone should be found by the faster test.
+From short to long: a heartbeat interval is much shorter than the silence that counts as a death; a closed connection is
+judged earlier than silence; standing still is judged later than silence, because a process that is gone should be
+found by the faster test.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from spare_megatron.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class Timeouts:
-    """All in seconds."""
+    """The time-outs of a job, all in seconds."""
 
     heartbeat_interval_s: float = 0.5
-    """Between two heartbeats of a rank."""
+    """Time between two heartbeats of a rank."""
     heartbeat_timeout_s: float = 5.0
     """--spare-heartbeat-timeout-s: silence of a rank after which it counts as dead."""
     grace_s: float = 0.5
-    """Time in which a closed connection may be opened again by the same incarnation."""
+    """Time within which the same incarnation may open a closed connection again."""
     progress_timeout_s: float = 60.0
-    """--spare-progress-timeout-s: time a rank may stand still while others wait for it."""
+    """--spare-progress-timeout-s: time for which a rank may stand still while others wait for it."""
     startup_timeout_s: float = 600.0
-    """Time that the first group waits for all the others."""
+    """Time for which the first group waits for all the others."""
     coordinator_timeout_s: float = 120.0
-    """Time that a group goes on without a coordinator before it leaves."""
+    """Time for which a group goes on without a coordinator before it leaves."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -61,7 +61,7 @@ def _words(name: str) -> str:
 
 
 def timeouts_from(heartbeat_timeout_s: float | None = None, progress_timeout_s: float | None = None) -> Timeouts:
-    """The set of time-outs that goes with what the user said; the others follow from the heartbeat time-out."""
+    """All time-outs for those that the user gave; the others follow from the heartbeat time-out."""
     usual = Timeouts()
     heartbeat = usual.heartbeat_timeout_s if heartbeat_timeout_s is None else heartbeat_timeout_s
     progress = max(usual.progress_timeout_s, 12 * heartbeat) if progress_timeout_s is None else progress_timeout_s

@@ -1,6 +1,6 @@
-"""What a job leaves to be decided while it runs: told to the coordinator by the first group, beside its figures.
+"""The settings that a job chooses while it runs; the first group sends them to the coordinator with the description.
 
-Plain values only: it crosses the wire as JSON and is kept in the run directory, like the rest of the description.
+Plain values only, because they are sent as JSON and kept in the run directory, as the rest of the description.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tuning:
-    """Defaults: nothing is decided."""
+    """Which settings are to be chosen, and the figures for it. With the defaults nothing is chosen."""
 
     save_interval: bool = False
-    """--save-interval auto."""
+    """--save-interval is auto."""
     redundancy: bool = False
-    """--spare-redundancy auto: chosen for the next start, from what the first steps and a save cost."""
+    """--spare-redundancy is auto: it is chosen for the next start, from the costs of the first steps and of a save."""
     restart_after: int | None = 0
-    """--spare-restart-after: losses after which the job saves and starts again with all groups; None: auto, 0:
-    never."""
+    """--spare-restart-after: number of lost groups after which the job saves and restarts with all groups; None: auto,
+    0: never."""
     mtbf_gpu_hours: float | None = None
     """--spare-mtbf-gpu-hours; None: the default."""
     group_size: int = 1
     shared_data: bool = False
     groups_return: bool = False
-    """Lost groups are started again while the job runs."""
+    """Lost groups are restarted while the job runs."""
     standby_groups: int = 0
     can_restart: bool = False
-    """Whoever started the job starts it again when it says so, and there is a directory to save in."""
+    """The launcher starts the job again when it asks for it, and there is a directory to save in."""

@@ -1,1 +1,1 @@
-"""Decisions of a job as pure functions: events in; state, actions and a reason out."""
+"""The decisions of a job as pure functions: from a state and an event to the next state, actions and a reason."""

@@ -1,10 +1,11 @@
-"""Who computes which piece: least largest load, and among those the fewest moves from the previous assignment.
+"""Decides who computes which piece: with the least possible largest load, and then with the fewest moves from the
+previous assignment.
 
-Microbatch granularity: the pieces of a shard may go to different hosts. Shard granularity: a shard goes whole, in the
-phases that SPARe published (arXiv 2603.00357): *fixed* (the survivors' present top S slots still cover every shard:
-nothing moves), else *free* (any order within the stacks, S raised as little as possible) with the reorder of fewest
-moves. Both run on augmenting chains from the previous plan, which give the optimum or prove that the load is too
-small. Pure and deterministic.
+In microbatch granularity the pieces of a shard may go to different hosts. In shard granularity a shard moves as a
+whole, in the phases that SPARe published (arXiv 2603.00357): *fixed*, where the present top S slots of the survivors
+still cover every shard and no live owner changes; else *free*, where any order within the stacks is allowed, S is
+raised as little as possible, and the fewest shards move. Least loads are found by augmenting chains from the previous
+plan, which give the optimum or prove that a load limit is too small. Pure and deterministic.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ __all__ = ["Assignment", "Patch", "WipeOut", "assign", "first_assignment", "patc
 SHARDS_NAMED_MAX = 8
 """A reason names at most this many shards."""
 ANYWHERE_GROUPS_MIN = 64
-"""From so many groups on a placement with r = N is planned without tables over r."""
+"""From this number of groups on, a placement with r = N is planned without tables over r."""
 
 
 def first_assignment(placement: Placement, pieces_per_shard: int, granularity: str) -> Assignment:
-    """Nobody lost: group i computes shard i."""
+    """The assignment of a job that has lost no group: group i computes shard i."""
     if granularity not in ("microbatch", "shard"):
         raise ConfigError(f"--spare-granularity {granularity} is unknown; use microbatch or shard")
     num_groups, redundancy = placement.num_groups, placement.redundancy
@@ -70,7 +71,7 @@ def assign(
     cap = max(-(-placement.num_groups * units // int(alive.sum())), -(-units // int(hosts_alive.min())))
     bound = cap
     if not (alive & ~previous.alive).any():
-        # Fewer groups never need less, and the previous plan was the least for its own.
+        # With fewer groups the least load never falls, and the previous plan had the least load for its groups.
         cap = max(cap, previous.load_max * units // pieces_per_shard)
     if granularity == "shard":
         return _assign_shards(placement, alive, previous, cap, bound)
@@ -81,13 +82,13 @@ def assign(
 
 
 def _kept(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> IntTable:
-    """What the live hosts own already, [r, N]."""
+    """[r, N]: the units of each shard that its live hosts owned in the previous assignment."""
     kept: IntTable = previous.units * alive.take(placement.by_layer.hosts)
     return kept
 
 
 def _anywhere(placement: Placement, granularity: str) -> bool:
-    """Whether every one of many groups may compute every piece: no chains needed, and tables over r would be large."""
+    """Whether many groups host every shard: then no chains are needed, and tables over r would be large."""
     return placement.redundancy == placement.num_groups >= ANYWHERE_GROUPS_MIN and granularity == "microbatch"
 
 
@@ -124,8 +125,11 @@ def _least(
     cap: int,
     slots: NDArray[np.int32] | None,
 ) -> tuple[IntTable, int, Shortage | None]:
-    """(owned units, least cap from ``cap`` up, the proof that one less is too little if chains found it). With
-    ``slots``, bringing up a shard that is not among the top ``cap`` slots of its host is the second cost."""
+    """(owned units, least feasible cap from ``cap`` up, the proof that a smaller one is too small if chains gave it).
+
+    With ``slots``, plans of equally few moves are compared by how many shards they take that are not among the top
+    ``cap`` slots of their host.
+    """
     tables = placement.by_layer
     shortage: Shortage | None = None
     while True:
@@ -140,7 +144,8 @@ def _least(
 
 
 def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> NDArray[np.int32]:
-    """Owners of all pieces: every host keeps the first of its pieces of a shard, the rest goes in layer order."""
+    """The owners of all pieces when ``owned`` says how many: of each shard every host keeps its first pieces, and the
+    freed ones go to the hosts that gain, in layer order."""
     owner = previous.owner.copy()
     changed = np.flatnonzero((owned != previous.units).any(axis=0))
     hosts = placement.hosts()[changed]
@@ -204,8 +209,10 @@ def _fixed(
 def _reorder(
     placement: Placement, owned: IntTable, slots: NDArray[np.int32], depth: int
 ) -> tuple[NDArray[np.int32], int]:
-    """Slots in which every group has the shards that it owns among its top ``depth``: each one below changes places
-    with the lowest of the top that the group does not own. Also how many groups changed their order."""
+    """(slots in which the shards that a group owns are among its top ``depth``, number of groups whose order changed).
+
+    An owned shard below the top changes places with the lowest shard of the top that the group does not own.
+    """
     mine = owned.take(placement.by_layer.stack_cells) > 0
     below = np.flatnonzero((mine & (slots >= depth)).any(axis=0)).tolist()
     slots = slots.copy()

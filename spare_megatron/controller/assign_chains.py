@@ -1,7 +1,7 @@
-"""Least-cost re-distribution of shards over their hosts, by augmenting chains from the present owners.
+"""Redistributes shards over their hosts at least cost, by augmenting chains from the present owners.
 
-The problem is a transport with convex costs: every shard has U units to be owned by its live hosts, no group may own
-more than a cap. Present ownership is kept where possible: giving up a unit that was owned costs a move; taking a
+This is a transportation problem with convex costs: every shard has U units to be owned by its live hosts, no group may
+own more than a cap. Present ownership is kept where possible: giving up a unit that was owned costs a move; taking a
 further one is free or costs a small extra. Chains are successive shortest paths (Ahuja, Magnanti, Orlin, *Network
 Flows*, ch. 9.7): one vectorised Bellman-Ford gives every node's distance to a group with room, then each waiting unit
 walks along arcs on which that distance is exact, and so on until nothing waits. The result has the least total cost at
@@ -26,16 +26,17 @@ _NEVER = 1 << 60
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a cap is too small: these shards have no live hosts but these groups, whose caps do not hold them."""
+    """Why a cap is too small: these shards have no other live hosts than these groups, whose caps together do not hold
+    them."""
 
     shards: tuple[int, ...]
     groups: tuple[int, ...]
     least_cap: int
-    """No plan has a smaller largest load: units of the shards / number of the groups, rounded up."""
+    """The units of the shards / the number of groups, rounded up: no plan has a smaller largest load."""
 
 
 class Chains:
-    """One re-distribution at one cap: call ``run`` once.
+    """One redistribution at one cap; ``run`` is called once.
 
     Distances are measured by numpy on whole tables. Chains touch single cells, for which memoryviews of the same tables
     (flat: layer * N + column) cost a third of numpy's own indexing; their names begin with an underscore.
@@ -55,7 +56,8 @@ class Chains:
         num_groups = len(live)
         self.tables, self.live, self.units, self.num_groups = tables, live, units, num_groups
         self.owned = kept.copy()
-        # A length is cost * hop + 1: among the cheapest chains the one of fewest hops, and no cycle of length 0.
+        # A length is cost * hop + 1, so the shortest of the cheapest chains has the fewest hops, and no cycle has
+        # length 0.
         self.hop = 4 * num_groups
         # One move outweighs all extras that a whole plan can have.
         self.move = 1 if extra is None else num_groups * units + 1
@@ -72,7 +74,7 @@ class Chains:
         self._extra = None if extra is None else _flat(extra)
 
     def run(self) -> IntTable | Shortage:
-        """The owned units (shard table) of least cost within the cap."""
+        """The owned units (shard table) of least cost within the cap, or why there are none."""
         while True:
             shards = np.flatnonzero(self.waiting).tolist()
             groups = np.flatnonzero(self.room < 0).tolist()
@@ -113,10 +115,13 @@ class Chains:
         raise AssertionError("a cycle of negative length: the plan in hand is not the cheapest for its units")
 
     def _walk(self, start: int) -> list[tuple[int, int]] | None:
-        """A chain from ``start`` to a group with room along exact arcs, those over which a node's distance is the
-        shortest: (node, flat cell of the arc it leaves by) ..., at the end (group with room, -1). Nodes: shard i is i,
-        group g is N + g. Each node goes on with the arc it used last, as arcs once found useless stay so until
-        distances are measured again (Dinic)."""
+        """A chain from ``start`` to a group with room: (node, flat cell of the arc it leaves by) ..., at the end (group
+        with room, -1); None where there is none.
+
+        Node i is shard i, node N + g is group g. The chain uses exact arcs: those over which a node has its measured
+        distance. Each node goes on with the arc it used last, because an arc that led nowhere leads nowhere until
+        distances are measured again (Dinic).
+        """
         num_groups, following, end = self.num_groups, self._next_arc, len(self._take)
         shard_far, group_far, room = self._shard_far, self._group_far, self._room
         path: list[tuple[int, int]] = []
@@ -168,7 +173,8 @@ class Chains:
         return amount
 
     def _relength(self, cell: int) -> None:
-        """Lengths of the two arcs between a shard and one host: a unit given up comes home for what it cost."""
+        """Set the lengths of the two arcs between a shard and one host. Taking a unit back refunds the cost of giving
+        it up, and giving back a unit that was taken refunds the cost of taking it."""
         owned, kept = self._owned[cell], self._kept[cell]
         extra = self._extra[cell] if self._extra is not None else 0
         self._take[cell] = (-self.move if owned < kept else extra) * self.hop + 1
@@ -176,7 +182,8 @@ class Chains:
         self._give[give] = (-extra if owned > kept else self.move) * self.hop + 1 if owned else _NEVER
 
     def _shortage(self) -> Shortage:
-        """Shards that cannot reach room have only hosts that cannot, and those own nothing else and are full."""
+        """The proof that the cap is too small: shards without a chain to room have only hosts without one, and these
+        are full and own nothing but these shards."""
         far_max = _NEVER // 2
         shards = np.flatnonzero(np.asarray(self._shard_far) > far_max).tolist()
         groups = np.flatnonzero((np.asarray(self._group_far) > far_max) & self.live).tolist()

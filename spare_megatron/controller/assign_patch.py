@@ -1,11 +1,11 @@
-"""Lost pieces of the step in flight, spread over the hosts of their shards for the least largest remaining load.
+"""Spreads lost pieces of the step in flight over the hosts of their shards for the least largest remaining load.
 
-Convex-cost transport again, but with loads that differ at the start: a limit on the remaining load rises level by
-level, and at each level as many blocks as possible are placed, by chains through blocks of the patch placed before.
+This is a transportation problem with convex costs whose loads differ at the start. A limit on the remaining load rises
+level by level, and at each level as many blocks as possible are placed, by chains that may move blocks placed before.
 That is the successive-shortest-path method with the resulting load as marginal cost, so for blocks of one size the
 result has the least largest load, then the least second largest, and so on (Harvey, Ladner, Lovász, Tamir,
 *Semi-matchings for bipartite graphs and load balancing*, 2006). A block is one piece, or in shard granularity all
-missing pieces of a shard; where those differ in size the larger ones go first and the result is only near the least.
+missing pieces of a shard; where those differ in size the larger ones go first and the result may be above the least.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def patch(
     pieces_per_shard: int,
     granularity: str,
 ) -> Patch | WipeOut:
-    """Gives every ``missing`` piece (i * K + j) to a host of its shard.
+    """Give every ``missing`` piece (i * K + j) to a host of its shard.
 
     ``able`` groups hold the state and may take pieces; ``last_resort`` groups (joiners) get pieces only of shards that
     have no able host. ``remaining[g]`` is what g still has to compute (0 where not given).
@@ -82,7 +82,7 @@ def _hosts(
 def _spread(
     blocks: Mapping[int, int], hosts: Mapping[int, list[int]], load: dict[int, int], size: int
 ) -> dict[int, dict[int, int]]:
-    """Places ``blocks[shard]`` blocks of ``size`` pieces: shard -> host -> blocks. Adds them to ``load``."""
+    """Place ``blocks[shard]`` blocks of ``size`` pieces, and add them to ``load``. Returns shard -> host -> blocks."""
     held: dict[int, dict[int, int]] = {shard: {} for shard in blocks}
     placed_on: dict[int, set[int]] = {}
     waiting = dict(blocks)
@@ -95,7 +95,8 @@ def _spread(
                 chain = _chain(shard, hosts, held, placed_on, load, limit - size, closed)
                 if chain is None:
                     break
-                # A direct host takes all it has room for; along a chain one block moves per link.
+                # A host of the shard itself takes as many blocks as it has room for; a longer chain moves one block per
+                # link.
                 end = chain[-1][1]
                 count = min(waiting[shard], (limit - load[end]) // size) if len(chain) == 1 else 1
                 _link(chain, held, placed_on, count)
@@ -116,9 +117,12 @@ def _chain(
     load_limit: int,
     closed: set[int],
 ) -> list[tuple[int, int]] | None:
-    """The shortest chain [(shard, its new host), ...] from ``start`` to a host whose load is at most ``load_limit``:
-    each host but the last passes one block of the next link's shard on. Breadth first; what a failed search saw cannot
-    reach room at this limit and joins ``closed``."""
+    """The shortest chain [(shard, its new host), ...] from ``start`` to a host whose load is at most ``load_limit``;
+    None where there is none.
+
+    Each host but the last passes one block of the next link's shard on. The search is breadth first; hosts that a
+    failed search saw cannot reach room at this limit and are added to ``closed``.
+    """
     came_from: dict[int, tuple[int, int | None]] = {}
     queue: deque[tuple[int, int | None]] = deque([(start, None)])
     searched = {start}
@@ -164,7 +168,7 @@ def _link(
 
 
 def _execution_order(pieces: list[int], placement: Placement, pieces_per_shard: int) -> tuple[int, ...]:
-    """Ascending global microbatch index j * N + i."""
+    """The pieces in execution order: by ascending global microbatch index j * N + i."""
     return tuple(
         sorted(pieces, key=lambda piece: piece % pieces_per_shard * placement.num_groups + piece // pieces_per_shard)
     )

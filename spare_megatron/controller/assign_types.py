@@ -1,4 +1,4 @@
-"""What the planner hands out: an assignment of all pieces, a patch for lost ones, or a wipe-out."""
+"""The planner's results: an assignment of all pieces, a patch for lost ones, or a wipe-out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """For every piece exactly one live host. Made by ``first_assignment`` and ``assign`` only; all arrays read-only."""
+    """Names one live host for every piece. Only ``first_assignment`` and ``assign`` make one; all arrays are
+    read-only."""
 
     owner: NDArray[np.int32]
     """[N, K]: the group that computes piece (i, j)."""
@@ -26,8 +27,8 @@ class Assignment:
     granularity: str
     """'microbatch' or 'shard'."""
     units: NDArray[np.int64]
-    """[r, N]: what the layer-l host of shard i owns of it, in pieces; in shard granularity in shards (0 or 1).
-    No rows where every one of 64 or more groups hosts every shard (microbatch granularity)."""
+    """[r, N]: how many pieces of shard i its layer-l host owns; in shard granularity whether it owns the shard (0 or
+    1). There are no rows where 64 or more groups all host every shard (microbatch granularity)."""
     slots: NDArray[np.int32] | None
     """[r, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
     shards that a group owns are among its top ``depth`` slots."""
@@ -41,7 +42,7 @@ class Assignment:
 
     @property
     def depth(self) -> int:
-        """S: whole shards' worth of the most loaded group, load_max / K rounded up."""
+        """S: the load of the most loaded group in shards, load_max / K rounded up."""
         return -(-self.load_max // self.pieces_per_shard)
 
     def pieces_of(self, group: int) -> tuple[int, ...]:
@@ -49,7 +50,7 @@ class Assignment:
         return self._pieces[group]
 
     def pieces_of_one(self, group: int) -> tuple[int, ...]:
-        """pieces_of without the work for every other group, unless that is done already."""
+        """The same as :meth:`pieces_of`, without making out the pieces of every other group first."""
         if "_pieces" in self.__dict__:
             return self._pieces[group]
         places = np.flatnonzero(self._owners == group)
@@ -62,14 +63,14 @@ class Assignment:
 
     @cached_property
     def alive(self) -> NDArray[np.bool_]:
-        """[N]: whether it was made for this group."""
+        """[N]: whether the group is in ``live``."""
         alive = np.zeros(len(self.owner), dtype=np.bool_)
         alive[list(self.live)] = True
         return alive
 
     @cached_property
     def _pieces(self) -> tuple[tuple[int, ...], ...]:
-        """pieces_of for every group at once: a stable sort by owner keeps the execution order inside a group."""
+        """The pieces of every group at once: a stable sort by owner keeps the execution order inside a group."""
         num_groups, per_shard = self.owner.shape
         owners = self._owners
         order = np.argsort(owners, kind="stable")
@@ -83,7 +84,7 @@ class Patch:
     """Lost pieces of the step in flight, given to groups that can still compute them."""
 
     added: Mapping[int, tuple[int, ...]]
-    """Group -> its further pieces, in execution order; groups that get none are not in it."""
+    """Group -> its additional pieces, in execution order; groups that get none are left out."""
     load_max: int
     """The largest remaining load of a group once the patch is added."""
     reason: str

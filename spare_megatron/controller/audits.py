@@ -1,9 +1,9 @@
-"""Audits: some pieces are computed by a second host of their shard too, and the two gradients are compared.
+"""Audits: a second host of a shard computes some of its pieces too, and the two gradients are compared.
 
-Wrong arithmetic in a forward or backward pass leaves no trace that a checksum of sums could show: the piece itself is
-wrong. A keyed hash of (seed, step, piece) selects a share F of the pieces; everybody can compute it. The least loaded
-live host beside the owner computes a selected piece as well, adds nothing to its accumulators, and votes the checksum
-of the piece's rounded gradient; so does the owner. :func:`judge` compares them before the step is committed.
+Checksums of sums cannot show wrong arithmetic in a forward or backward pass, because the summed gradient itself is
+wrong. A keyed hash of (seed, step, piece) selects a share F of the pieces; every process can compute it. The least
+loaded live host beside the owner computes a selected piece as well, adds nothing to its accumulators, and votes the
+checksum of the piece's rounded gradient; so does the owner. :func:`judge` compares them before the step is committed.
 
 Two different checksums do not say who is wrong, so a third host computes the piece in a new epoch. Every checksum that
 was ever voted for a disputed piece of this step is an opinion, also that of a group that has died since; one group has
@@ -54,11 +54,11 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def draw(
     spec: JobSpec, placement: Placement, assignment: Assignment, able: Iterable[int], step: int
 ) -> dict[int, Segments]:
-    """Who audits what in ``step`` under ``assignment``: group -> its audits, all in its first segment.
+    """Group -> the pieces that it audits in ``step`` under ``assignment``, all in its first segment.
 
-    Each selected piece goes to that host of its shard, among the groups ``able`` and other than the owner, which has
-    the least to compute; a piece without one is not audited. The choices are gone over again until no piece has a host
-    with less to do: hosts differ from shard to shard, and the first round alone leaves some groups with more.
+    Each selected piece goes to the least loaded host of its shard among the groups ``able`` other than the owner; a
+    piece without such a host is not audited. The choice is repeated until no piece has a host whose load it would
+    improve, because hosts differ from shard to shard and one round leaves the loads uneven.
     """
     if not spec.audit_rate:
         return {}
@@ -87,7 +87,7 @@ def draw(
 
 
 def _in_order(spec: JobSpec, pieces: Iterable[int]) -> tuple[int, ...]:
-    """Execution order: ascending global microbatch index j * N + i."""
+    """The pieces in execution order: by ascending global microbatch index j * N + i."""
     per_shard = spec.pieces_per_shard
     return tuple(sorted(pieces, key=lambda p: p % per_shard * spec.num_groups + p // per_shard))
 
@@ -98,7 +98,7 @@ def padded(audits: Segments, segments: int) -> Segments:
 
 
 def unlike_the_plan(state: State, vote: Vote) -> str:
-    """How the pieces that a vote has checksums of differ from those that its plan asks for; empty when they do not."""
+    """How the pieces of a vote's checksums differ from those that its plan asks for; empty when they do not."""
     result = vote.result
     inside = selected(state.job, result.step, result.pieces)
     if tuple(piece for piece, _ in result.checksums) != inside:
@@ -120,7 +120,7 @@ class Verdict:
     """What the votes of a step say about the selected pieces."""
 
     opinions: Opinions = field(default_factory=dict)
-    """Of disputed pieces, all that were voted in this step."""
+    """All checksums that were voted for disputed pieces in this step."""
     wrong: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     """Live group -> (rank position or -1, what is wrong in words)."""
     open: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ class Verdict:
 
 
 def judge(state: State) -> Verdict:
-    """Compare all checksums that the votes give, and those that are known of disputed pieces from earlier epochs."""
+    """Compare the checksums in the votes, and those voted for disputed pieces in earlier epochs of the step."""
     opinions: dict[int, dict[int, int]] = {piece: dict(known) for piece, known in state.disputes.items()}
     wrong: dict[int, tuple[int, str]] = {}
     for group, vote in sorted(state.votes.items()):
@@ -155,7 +155,7 @@ def _differ(known: Mapping[int, int]) -> bool:
 
 
 def majority(checksums: Iterable[int]) -> int | None:
-    """What more than half say, or None."""
+    """The checksum that more than half of them have, or None."""
     counts = Counter(checksums)
     if not counts:
         return None
@@ -179,8 +179,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def place(state: State, piece: int, group: int, others: Sequence[int]) -> tuple[int, list[str]]:
-    """The first rank position whose gradient of the piece (or whose weights) differs from what ``others`` have, and the
-    parameters that do; -1 and none where votes do not say it."""
+    """The first rank position at which the group's gradient of the piece (or its weights) differs from that of
+    ``others``, and the names of the parameters that differ there; (-1, none) where the votes do not show it."""
     mine = _parts(state, piece, group)
     theirs = next((parts for other in others if (parts := _parts(state, piece, other))), {})
     unlike = sorted(key for key in mine.keys() & theirs.keys() if mine[key] != theirs[key])
@@ -198,8 +198,8 @@ def _parts(state: State, piece: int, group: int) -> dict[tuple[int, str], int]:
 
 
 def deciders(state: State, verdict: Verdict) -> dict[int, tuple[int, ...]] | str:
-    """Group -> the open pieces that it is to compute as well: of each the least loaded live host that has said nothing
-    about it yet. A sentence where a piece has none."""
+    """Group -> the open pieces that it is to compute as well. Each goes to its least loaded live host without an
+    opinion on it; where a piece has no such host, a sentence that says so is returned."""
     hosts, per_shard = state.where.hosts(), state.job.pieces_per_shard
     loads = state.plan.loads().tolist()
     asked: dict[int, list[int]] = {}

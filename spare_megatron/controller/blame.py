@@ -1,14 +1,15 @@
-"""Who is at fault when a reduction fails: from links on which nothing arrives to the group that explains them.
+"""Finds who is at fault when a reduction fails: the group that explains the links on which nothing arrived.
 
-Protocol rule 11. A failed attempt is evidence about *links*, not about groups. Where nothing came from a to b for a
-whole time-out, a may not be able to send or b not to receive; what the other links of a and b say decides. A group
-whose network is dead, in one direction or both, breaks every link that it has in the ring, so it is an end of all mute
-links, and with two neighbours the only one. A single mute link has two ends: it is tried again, and when it is mute in
-a second attempt its sender is taken for the guilty one. (With two groups that is all that can be known.)
+This is protocol rule 11. A failed attempt is evidence about *links*, not about groups. Where nothing came from a to b
+for a whole time-out, a may not be able to send or b not to receive; what the other links of a and b say decides. A
+group whose network is dead, in one direction or both, breaks every link that it has in the ring, so it is an end of all
+mute links, and with two neighbours the only one. A single mute link has two ends: the step is tried again, and when the
+link is mute in a second attempt its sender is taken for the guilty one. (With two groups no more can be known.)
 
 A connection that ended without a word is weak evidence: a death, a restart or the end of an epoch looks the same, and
-whoever is behind it is found elsewhere. It fences only the third time, and not before a heartbeat time-out has passed.
-So does a group that fails alone, again and again, while no link is to blame: its own part of the sum is damaged.
+whoever is behind it is found by other means. It fences a group only after the third failed attempt, and not before a
+heartbeat time-out has passed. The same holds for a group that alone fails again and again while no link is to blame:
+its own part of the sum is damaged.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Evidence:
     """What the failed attempts of the step in flight have shown since the members last changed."""
 
     mute: Mapping[Pair, frozenset[int]] = field(default_factory=dict)
-    """Mute link -> epochs in which it was."""
+    """Mute link -> the epochs in which it was mute."""
     ended: Mapping[Pair, frozenset[int]] = field(default_factory=dict)
-    """Link whose connection ended without a word, or was refused -> epochs."""
+    """Link whose connection ended without a word, or was refused -> the epochs in which that happened."""
     refused: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Group -> epochs in which it failed without naming a link."""
+    """Group -> the epochs in which it failed without naming a link."""
 
     def after(self, vote: Vote) -> Evidence:
-        """With what a failed vote says."""
+        """This evidence together with that of a failed vote."""
         if not vote.result.links:
             return replace(self, refused=_noted(self.refused, [vote.group], vote.result.epoch))
         return replace(
@@ -51,14 +52,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Culprit:
-    """The group that explains what failed, and how the evidence says so."""
+    """The group that explains the failures, and why."""
 
     group: int
     why: str
 
 
 def culprit(evidence: Evidence, live: Iterable[int], failures: int, patient: bool) -> Culprit | None:
-    """Who is to be fenced now; None where the step is to be tried again.
+    """The group to fence now; None where the step is to be tried again.
 
     ``failures`` counts the failed attempts; ``patient`` is true once they have gone on for a heartbeat time-out.
     """
@@ -82,8 +83,8 @@ def _explains_all(mute: Mapping[Pair, frozenset[int]]) -> Culprit | None:
 
 
 def _mute_again(mute: Mapping[Pair, frozenset[int]]) -> Culprit | None:
-    """No single group explains the mute links. Of those that were mute in two attempts: the group with most of them,
-    as their sender before as their receiver."""
+    """Where no single group explains all mute links: the group that is an end of most of those that were mute in at
+    least two attempts; among equals the one that sends on more of them."""
     again = {pair: epochs for pair, epochs in mute.items() if len(epochs) > 1}
     if not again:
         return None
@@ -96,7 +97,7 @@ def _mute_again(mute: Mapping[Pair, frozenset[int]]) -> Culprit | None:
 
 
 def _most_blamed(ended: Mapping[Pair, frozenset[int]]) -> Culprit | None:
-    """The group whose connections ended most often, as others saw it."""
+    """The group to which receivers saw the connection end most often."""
     if not ended:
         return None
     times = {
@@ -109,7 +110,7 @@ def _most_blamed(ended: Mapping[Pair, frozenset[int]]) -> Culprit | None:
 
 
 def _alone(refused: Mapping[int, frozenset[int]], members: frozenset[int]) -> Culprit | None:
-    """The only group that fails, without a link that explains it."""
+    """The only group that fails, if it failed often enough without naming a link."""
     failing = {group: epochs for group, epochs in refused.items() if group in members}
     if len(failing) != 1:
         return None
@@ -131,4 +132,5 @@ def _noted(known: Mapping[Key, frozenset[int]], keys: Iterable[Key], epoch: int)
 
 
 def _listed(links: Iterable[Pair]) -> str:
-    return "mute links " + ", ".join(f"{sender} to {receiver}" for sender, receiver in sorted(links))
+    names = [f"{sender} to {receiver}" for sender, receiver in sorted(links)]
+    return f"mute link{'' if len(names) == 1 else 's'} {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""Messages of the controller as plain JSON values and back: what a journal line holds.
+"""Encodes messages of the controller as plain JSON values, and decodes them: the content of journal lines.
 
 A dataclass becomes an object with its class name under ``type`` and the fields that differ from their defaults; a
-tuple becomes a list. All sequences in messages are tuples, so the way back needs no schema. The views of one
-decision repeat the live set once per group, a million pairs at a thousand groups: what is equal in all of them is
+tuple becomes a list. All sequences in messages are tuples, so decoding needs no schema. The views of one decision
+repeat the live set once per group, a million pairs at a thousand groups: fields that are equal in all of them are
 written once (``Views``).
 """
 
@@ -78,7 +78,7 @@ def decode_event(plain: Mapping[str, Any]) -> Event:
 
 
 def encode_actions(actions: Sequence[Action]) -> list[Any]:
-    """The actions of one decision, in order; views that stand side by side share what they have in common."""
+    """The actions of one decision, in order; consecutive views share the fields in which they are equal."""
     plain: list[Any] = []
     run: list[SendView] = []
     for action in (*actions, None):
@@ -117,7 +117,7 @@ def _encode_views(run: Sequence[SendView]) -> list[Any]:
 
 
 def spec_to_json(spec: JobSpec) -> str:
-    """A JobSpec for the wire."""
+    """A JobSpec as text, to be sent to the coordinator."""
     return json.dumps(encode(spec))
 
 
@@ -130,7 +130,7 @@ def spec_from_json(text: str) -> JobSpec:
 
 
 def job_to_json(job: JobDescription) -> str:
-    """A JobDescription for the wire."""
+    """A JobDescription as text, to be sent to the coordinator."""
     return json.dumps(encode(job))
 
 

@@ -1,9 +1,9 @@
-"""Weights that differ between groups: who is wrong, and where (protocol rule 12).
+"""Finds who is wrong, and where, when weights differ between groups (protocol rule 12).
 
-Every vote carries a digest of the weights that its step began with, and the votes of the end one of the last weights.
-A digest cannot say which rank's parameter is damaged, and saying it in each vote would cost many times the digest. So
-the first votes that differ are not counted: a new epoch of the same members asks for the digest of each parameter, and
-the minority is fenced by name.
+Every vote carries a digest of the weights that its step began with, and a vote at the end of the run one of the last
+weights. A digest cannot say which rank's parameter is damaged, and a checksum of each parameter in every vote would
+cost many times as much. So when votes differ and a majority agrees, they are not counted: a new epoch of the same
+members asks for the checksum of each parameter, and then the minority is fenced with the place of the damage named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Fence = Callable[[State, tuple[Loss, ...]], Transition]
 
 
 def check_weights(state: State, fence: Fence) -> Transition | None:
-    """What follows when the votes' weights are not all the same; None when they are. ``fence`` loses groups."""
+    """The transition that follows when the weights in the votes differ; None when they are all the same. ``fence``
+    makes the transition that loses groups."""
     suspects = minority({g: v.result.weights_digest for g, v in state.votes.items()}, state.witnesses)
     step = state.committed[0]
     if suspects is None:
@@ -45,8 +46,8 @@ def check_weights(state: State, fence: Fence) -> Transition | None:
 
 
 def diverged(state: State, suspects: Iterable[int], what: str, right: Iterable[int] = ()) -> tuple[Loss, ...]:
-    """The losses of groups of which ``what`` ('weights after step 3 differ') is said, with the place where votes tell
-    it; ``right`` are groups to compare with."""
+    """The losses of ``suspects``, of which ``what`` says how they are wrong ('weights after step 3 differ'), with the
+    place where the votes show it; ``right`` are the groups to compare with."""
     others = list(right)
     found = []
     for group in sorted(suspects):

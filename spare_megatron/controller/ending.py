@@ -1,11 +1,12 @@
 """The end of a run (protocol rule 14), and when a checkpoint counts (rule 8).
 
-The last step is committed. Every group applies it, votes once more, for the step that will not be, with the digest of
-its last weights; the lowest group saves. The job is over when the votes agree and every group has said Applied.
+When the last step is committed, every group applies it and votes once more: for the step after it, which is never
+trained, with no pieces and the digest of its last weights. The lowest group saves. The job is over when the votes agree
+and every group has said Applied.
 
-A checkpoint of step t holds weights that only the votes of step t + 1 compare. So it counts with the commit of t + 1,
-or with the votes of the end. Where the job is wiped out before that, it counts as it is: the alternative is to give up
-an interval of everybody's work for a comparison that nobody can make any more.
+A checkpoint of step t holds weights that only the votes of step t + 1 compare. So it counts once those votes, or the
+votes at the end, agree. Where the job is wiped out before that, it counts as it is: otherwise all work since the last
+checkpoint would be given up for a comparison that nobody can make any more.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def vote(state: State, event: Vote) -> Transition:
 
 
 def applied(state: State, event: Applied) -> Transition:
-    """A group has nothing left to do in this epoch; a newer one may make it the group that saves."""
+    """A group has done all that the epoch asks of it. (A view of a newer epoch may still ask it to save.)"""
     if event.epoch != state.epoch:
         return ignore(state, f"group {event.group} is done with epoch {event.epoch}, the run ends in {state.epoch}")
     done = replace(state, applied_last=state.applied_last | {event.group})
@@ -67,10 +68,11 @@ def applied(state: State, event: Applied) -> Transition:
 
 
 def lost(before: State, after: State, fences: list[Action], why: str) -> Transition:
-    """The last step is committed: nothing is planned any more, but somebody must hold, and save, the final state.
+    """Groups are lost after the last step was committed. Nothing is planned any more, but somebody must save the final
+    state.
 
-    When the member that saves dies before its checkpoint counts, the next one is asked: a view of a new epoch, in which
-    all vote and say Applied again, tells it that it is the one now.
+    When the group that saves dies before its checkpoint counts, the next one is asked with a view of a new epoch, in
+    which all vote and say Applied again.
     """
     step = after.committed[0]
     after = replace(
@@ -91,7 +93,7 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
 
 
 def ending(state: State) -> tuple[str, str]:
-    """Outcome and reason of a run that has come to its end."""
+    """The outcome and the reason of a run whose last step is committed and applied."""
     step = state.committed[0]
     if state.leave:
         return "left", f"{state.leave}; step {step} is committed, applied and saved"
@@ -99,7 +101,8 @@ def ending(state: State) -> tuple[str, str]:
 
 
 def _settle(state: State, before: Iterable[Action], why: str) -> Transition:
-    """Once every live group has voted, compare; then what was saved counts, and the job is over when all are done."""
+    """Once every live group has voted, compare their weights; where these agree the waiting checkpoint counts, and the
+    job is over when all groups have said Applied."""
     actions = list(before)
     if state.votes.keys() != state.live.keys():
         return decide(state, actions, f"{why}; {len(state.votes)} of {len(state.live)} groups have voted on the end")

@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever happened before: protocol.md's last list but one, as code.
+"""Checks what must hold after every event: the section 'What must always hold' of docs/protocol.md, as code.
 
 ``check`` is called by the tests and by the simulator with the state before and after one event. It raises
 :class:`InvariantError` with the figures; it never repairs anything.
@@ -28,7 +28,7 @@ class InvariantError(AssertionError):
 
 
 def check(before: State, event: Event, after: State, decision: Decision) -> None:
-    """Every invariant that one transition can show.
+    """Check every invariant that one transition can violate.
 
     Raises:
         InvariantError: naming the invariant and the values.
@@ -126,8 +126,8 @@ def _saves(before: State, event: Event, after: State, decision: Decision) -> Non
 
 
 def _accused(before: State, event: Event, after: State) -> set[tuple[int, int]]:
-    """(group, incarnation) of those that a vote's own record removes: votes spoke against them. (A group to blame for
-    its links is never removed by a record that ends the job.)"""
+    """(group, incarnation) of those that votes spoke against: at a wipe-out, the groups that a vote's own record
+    removes. (A group that is fenced for its links is never removed by a record that ends the job.)"""
     if not isinstance(event, Vote) or after.outcome != "wipe-out":
         return set()
     return {(group, incarnation) for group, incarnation in before.live.items() if group not in after.live}
@@ -157,7 +157,7 @@ def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
 
 
 def _plans(state: State) -> None:
-    """Each piece once, by a live host of its shard; steps after this one likewise."""
+    """A live host of its shard computes each piece once, in this step and in the steps after it."""
     _partition(state, [state.segments_of(g) for g in state.live])
     _partition(state, [(state.standing_of(g),) for g in state.live])
     if set(state.plan) != set(state.live):
@@ -216,7 +216,8 @@ def _growth(before: State, after: State) -> None:
 
 
 def _audits(before: State, after: State) -> None:
-    """Audits are done by live hosts of the shards, and inside a step they only grow, as plans do."""
+    """Live hosts of the shards do the audits, and those of the segments that a group was told of do not change inside a
+    step."""
     hosts = _hosts(after) if after.audits else {}
     for group, audits in after.audits.items():
         if group not in after.live or len(audits) > len(after.segments_of(group)):

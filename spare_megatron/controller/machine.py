@@ -1,7 +1,7 @@
-"""The one place that sequences decisions: membership, plan, patch, vote, commit, join, wipe-out, end.
+"""The only place that puts decisions in order: membership, plan, patch, vote, commit, join, wipe-out, end.
 
-``step(state, event)`` is a pure function: no clock, no randomness, no I/O; what a decision needs of the world comes
-with the event, and the journal holds it. The coordinator of a real job and the simulator run this same function.
+``step(state, event)`` is a pure function: no clock, no randomness, no I/O; everything that a decision needs to know
+comes with the event, and the journal holds it. The coordinator of a real job and the simulator run this same function.
 The rules are those of the step protocol (docs/protocol.md); :mod:`spare_megatron.controller.invariants` states what
 must hold after every event.
 """
@@ -118,7 +118,7 @@ def _hello(state: State, event: Hello) -> Transition:
 
 
 def _answered(outcome: Transition, group: int) -> Transition:
-    """A Hello that itself ends the job is told so too, also where its group is in no set yet."""
+    """Where a Hello ends the job, its group is told to stop as well, even if it is neither live nor waiting."""
     state, decision = outcome
     actions = list(decision.actions) if state.stopped else []
     for index, action in enumerate(actions):
@@ -129,7 +129,7 @@ def _answered(outcome: Transition, group: int) -> Transition:
 
 
 def _refusal(state: State, event: Hello) -> str:
-    """Why this Hello is fenced, empty if it is not."""
+    """Why the group of this Hello is fenced; empty if it is not."""
     group, incarnation, spec = event.group, event.incarnation, state.job
     if not 0 <= group < spec.num_groups:
         return f"group {group} is not one of 0..{spec.num_groups - 1}"
@@ -156,8 +156,8 @@ def _arrive(state: State, event: Hello) -> Transition:
 
 
 def _all_here(state: State, event: AllHere) -> Transition:
-    """Many first Hellos. Where none of them can be anything but an arrival, and only the last can begin the job, they
-    are taken together; else one by one."""
+    """Many first Hellos, with the same result as one after the other. Where all of them are plain arrivals, of which
+    only the last can begin the job, they are applied in one go; else one by one."""
     spec = state.job
     arriving = dict(event.groups)
     plain = state.phase == "forming" and not state.gone and len(arriving) == len(event.groups) > 0
@@ -175,7 +175,7 @@ def _all_here(state: State, event: AllHere) -> Transition:
 
 
 def _return(state: State, event: Hello) -> Transition:
-    """A member says Hello again: it gets its view, unless it knows more, or less, than a member can."""
+    """A member says Hello again: it gets its view, unless it knows more, or has applied less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
     known = max(event.last_applied, event.committed[0] if event.committed else 0)
@@ -198,7 +198,7 @@ def _return(state: State, event: Hello) -> Transition:
 
 
 def _queue(state: State, event: Hello) -> Transition:
-    """A new incarnation: the death of the older one, and a place in the queue for admission."""
+    """A new incarnation says Hello: the older one, if it is live, is lost, and the new one waits for admission."""
     group = event.group
     outcome: Transition = ignore(state, "")
     if group in state.live:

@@ -1,4 +1,4 @@
-"""What one rank knows of the job, and how the coordinator's messages change it: the member's half of the protocol.
+"""What one rank knows of the job, and how the coordinator's messages change it: the rank's half of the protocol.
 
 Pure, like the machine. Every rank holds one :class:`Orders` value and replaces it; the training thread reads it as
 a snapshot. The rules are 3 (a view carries the last commit), 5 (a newer epoch abandons the old communicators), 8
@@ -16,33 +16,33 @@ from spare_megatron.controller.messages import View
 
 @dataclass(frozen=True)
 class Orders:
-    """A snapshot of what the coordinator last said. Everything in it belongs together."""
+    """A consistent snapshot of what the coordinator last said."""
 
     view: View
-    """Of the step in flight and the epoch: the last view, with the commits of its epoch that came after it."""
+    """The last view, brought up to date with the commits of its epoch that came after it."""
     version: int = 0
     """Grows by one at each change; 0 before the first view."""
     store: str = ""
-    """host:port of the store in which replica communicators of this epoch meet."""
+    """host:port of the store through which the ranks of a replica communicator of this epoch find each other."""
     store_prefix: str = ""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
-    """Why this group is no member any more: drop everything, write nothing, leave."""
+    """Why this group is no member any more, so that it must write nothing and leave; None while it is one."""
 
     @property
     def over(self) -> bool:
-        """True when nothing more will come."""
+        """True when the group was stopped or fenced; later messages change nothing."""
         return self.stop is not None or self.fenced is not None
 
 
 def first_orders(group: int, incarnation: int) -> Orders:
-    """What a rank knows before the first view: epoch 0, of which nobody is a member."""
+    """The orders of a rank before its first view: epoch 0, which has no members."""
     return Orders(View(group, incarnation, 0, 0, (), (0, 0), 0, (), ()))
 
 
 class Change(Enum):
-    """What a message meant for the rank that got it."""
+    """How a message changed the orders of a rank."""
 
     NONE = "older than what is known, or known"
     SAME = "the present epoch again: send the vote again"
@@ -52,8 +52,9 @@ class Change(Enum):
 
 
 def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "") -> tuple[Orders, Change]:
-    """A View for this group. Nothing changes for one that is not for this place or older in any of fencing, epoch, t*:
-    a commit is final, so a view of a newer epoch that does not know it comes from somebody who does not decide."""
+    """The orders after a View. It changes nothing if it is for another group or incarnation, or if its fencing number,
+    its epoch or its t* is older. A commit is final, so a view of a newer epoch that does not know the last one comes
+    from a coordinator that no longer decides."""
     known = orders.view
     if orders.over or (view.group, view.incarnation) != (known.group, known.incarnation):
         return orders, Change.NONE
@@ -70,8 +71,8 @@ def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "
 def take_commit(
     orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = (), save: int = 0
 ) -> tuple[Orders, Change]:
-    """Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. Repeated or of
-    another epoch: nothing."""
+    """The orders after Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. A
+    repeated commit, or one of another epoch, changes nothing."""
     known = orders.view
     if orders.over or (step, epoch) != (known.step, known.epoch):
         return orders, Change.NONE
@@ -93,7 +94,7 @@ def take_commit(
 def take_end(
     orders: Orders, *, stop: tuple[str, str] | None = None, fenced: str | None = None
 ) -> tuple[Orders, Change]:
-    """Stop or Fenced: the first one counts."""
+    """The orders after Stop or Fenced; only the first of them counts."""
     if orders.over:
         return orders, Change.NONE
     return replace(orders, version=orders.version + 1, stop=stop, fenced=fenced), Change.END

@@ -1,7 +1,8 @@
 """Epoch changes: the job begins, loses groups, admits groups, tries a step again.
 
-Protocol rules 3 (one epoch for all that is known together), 4 (plans only grow inside a step), 13 (admission in the
-commit's own record). Every function takes a state and returns the next one with its decision; nothing else happens.
+Protocol rules 3 (one epoch for all changes that are known together), 4 (plans only grow inside a step), 13 (admission
+in the commit's own record). Every function takes a state and returns the next one with its decision, without side
+effects.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from spare_megatron.controller.transition import (
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 GIVE_UP_HEARTBEATS = 60
-"""Heartbeat time-outs for which a step must have failed before the job gives it up: five minutes by default."""
+"""For how many heartbeat time-outs a step must have failed before the job gives up: five minutes by default."""
 
 
 def begin(state: State, why: str) -> Transition:
-    """The groups that have come are the first members; the first step is planned."""
+    """Make the groups that have come the first members, and plan the first step."""
     spec = state.job
     if spec.first_step >= spec.last_step:
         return stop(state, "finished", f"{why}; step {spec.first_step} is held already, the last is {spec.last_step}")
@@ -68,12 +69,12 @@ def begin_if_ready(state: State, why: str) -> Transition:
     if not state.gone:
         return begin(state, f"{why}; all {spec.num_groups} groups are here")
     if len(state.live) < max(1, spec.min_groups):
-        gone = ", ".join(map(str, sorted(state.gone)))
         return stop(
             state,
             "failed",
-            f"{why}; groups {gone} were lost before the job began and {len(state.live)} are left, "
-            f"fewer than --spare-min-groups {spec.min_groups}",
+            f"{why}; {audits.name_groups(sorted(state.gone))} {'was' if len(state.gone) == 1 else 'were'} lost before "
+            f"the job began, which leaves {len(state.live)} of {spec.num_groups} groups, fewer than "
+            f"--spare-min-groups {spec.min_groups}",
         )
     return begin(state, f"{why}; {len(state.live)} groups are here, {len(state.gone)} are gone")
 
@@ -108,7 +109,8 @@ def lose(state: State, event: Lost) -> Transition:
         return ending.lost(state, after, fences, why)
     shrunk = _shrink(after, state, members, dict(event.progress), fences, why)
     if shrunk[0].stopped and all(loss.cause == "stalled" for loss in losses):
-        # Standing still is no proof of a death: rather than end the job by it, the step is tried again.
+        # Standing still is no proof of a death, so a loss that would end the job is not acted on: the step is tried
+        # again.
         retries = replace(state.retries, failures=state.retries.failures + 1)
         return retry(state, retries, f"{why}; its loss would end the job", event.failing_s)
     return shrunk
@@ -174,7 +176,7 @@ def _shrink(
 def _patched_plan(
     before: State, live: tuple[int, ...], holders: frozenset[int], dead: set[int], progress: Mapping[int, int]
 ) -> tuple[Plan, Patch] | WipeOut:
-    """Plans of the step in flight, grown by the pieces that died (protocol rule 4)."""
+    """The plans of the step in flight with the pieces of the dead groups added (protocol rule 4)."""
     spec = before.job
     missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
     left = before.plan.loads()
@@ -198,8 +200,8 @@ def _patched_plan(
 
 
 def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:
-    """The same members try the step again in a new epoch, later and later (protocol rule 11). It is given up when it
-    has failed often, and for long: many quick failures may be one short disturbance."""
+    """The same members try the step again in a new epoch, with increasing delays (protocol rule 11). The job gives up
+    when the step has failed both often and for long: many quick failures may be one short disturbance."""
     give_up_s = GIVE_UP_HEARTBEATS * state.job.heartbeat_timeout_s
     if retries.failures > state.job.retry_limit and failing_s >= give_up_s:
         reason = (
@@ -214,8 +216,9 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transit
 
 
 def ask(state: State, verdict: audits.Verdict) -> Transition:
-    """Groups disagree over pieces: further hosts compute them in a new epoch of the same members, who reduce again. No
-    such host: nobody can say which weights the step would give."""
+    """Groups disagree over the gradients of pieces: further hosts compute these pieces in a new epoch of the same
+    members, who reduce again. Where there is no such host the job stops, because nobody can say which gradient is
+    right."""
     asked = audits.deciders(state, verdict)
     if isinstance(asked, str):
         return stop(state, "failed", with_checkpoint(state, asked))
@@ -241,7 +244,8 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
 
 
 def send_back_late_joiners(state: State, event: JoinersLate) -> Transition:
-    """Nobody waits for a joiner longer than its grace: those without a piece leave the epoch."""
+    """Joiners whose grace is over leave the epoch, unless they have a piece, so that nobody waits for them any
+    longer."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"the joiners of epoch {event.epoch} are late, which is over")
     late = [group for group in sorted(state.live.keys() - state.holders) if not any(state.segments_of(group))]
@@ -252,7 +256,8 @@ def send_back_late_joiners(state: State, event: JoinersLate) -> Transition:
 
 
 def admit(state: State, why: str) -> Transition:
-    """Groups that wait become members: no piece in the step in flight, a share of the steps after it (rule 13)."""
+    """Groups that wait become members, without a piece in the step in flight and with a share of later steps (rule
+    13)."""
     spec = state.job
     live = {**state.live, **state.waiting}
     members = tuple(sorted(live))

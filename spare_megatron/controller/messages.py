@@ -1,6 +1,6 @@
-"""Everything that goes into the controller (events), comes out of it (actions) and what a group is told (views).
+"""The controller's input (events), its output (actions), and what it tells a group (views).
 
-All are frozen dataclasses of plain values, so that a journal line holds them whole and a replay compares them whole.
+All are frozen dataclasses of plain values, so that a journal line can hold them and a replay can compare them.
 Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 * a *piece* is the number ``i * K + j`` of microbatch ``j`` of shard ``i``; lists of pieces are in execution order;
@@ -22,7 +22,7 @@ Segments = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class JobSpec:
-    """The constants of one life of a job: what the controller must know before its first decision."""
+    """The constants of one life of a job, which the controller must know before its first decision."""
 
     num_groups: int
     pieces_per_shard: int
@@ -39,14 +39,16 @@ class JobSpec:
     fingerprint: str
     """Digest of everything that must be equal on all groups (model, data, flags, versions)."""
     heartbeat_timeout_s: float = 0.0
-    """Least time between the first failed vote of a step and the fencing of a group on the word of its peers."""
+    """How long a step must have failed before weak evidence fences a group (controller.blame); the job gives up after a
+    multiple of it (controller.membership)."""
     retry_limit: int = 8
-    """Failed attempts of one step, without a change of members, after which the job stops."""
+    """Failed attempts of one step, without a change of members, after which the job gives up if they went on for long
+    enough (controller.membership)."""
     audit_rate: float = 0.0
     """Share of the pieces that a second host of their shard computes as well (controller.audits)."""
     audit_seed: int = 0
     save_every: int = 0
-    """Every multiple of so many steps is saved; 0: none is for that reason."""
+    """Steps that are multiples of this are saved; 0: the tuner decides, or only the last step is saved."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -79,8 +81,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class AllHere:
-    """The first Hellos of these groups, one after the other in this order, at the job's fingerprint and first step:
-    stands for the single ones where nothing else happens between them (simulator)."""
+    """Stands for the first Hellos of these groups, in this order and with the job's fingerprint and first step, where
+    nothing else happens between them (simulator)."""
 
     groups: tuple[tuple[int, int], ...]
     """(group, incarnation)."""
@@ -88,7 +90,7 @@ class AllHere:
 
 @dataclass(frozen=True)
 class StartupOver:
-    """The time that a job waits for all its groups at start has passed."""
+    """The time for which a job waits for all its groups at the start is over."""
 
     waited_s: float
 
@@ -100,7 +102,7 @@ WEIGHTS = -1
 @dataclass(frozen=True)
 class ParameterChecksum:
     """The checksum of one parameter's gradient of one piece on one rank, or of the parameter itself (piece
-    ``WEIGHTS``): what names the place of wrong arithmetic or damaged memory."""
+    ``WEIGHTS``): it shows where arithmetic is wrong or memory is damaged."""
 
     piece: int
     position: int
@@ -110,13 +112,14 @@ class ParameterChecksum:
 
 @dataclass(frozen=True)
 class Link:
-    """What a failed reduction tells of the way from one group to another: something that was sent did not arrive."""
+    """What a failed reduction shows of the connection from one group to another: data did not arrive."""
 
     sender: int
     receiver: int
     mute: bool = False
-    """Nothing came this way for the whole data time-out, although the receiver listened. False: the connection ended or
-    was refused without a word, which a death, a restart or the end of an epoch does too."""
+    """True: nothing, or not all that was sent, arrived within the data time-out, although the receiver listened. False:
+    the connection ended or was refused without a word, which also happens after a death, a restart or the end of an
+    epoch."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,10 @@ class ReductionResult:
     result_digest: str = ""
     weights_digest: str = ""
     links: tuple[Link, ...] = ()
-    """Why the reduction failed, as far as is known here: of one's own links, and what the neighbours told."""
+    """The links that explain why the reduction failed, as far as is known here: own links, and those that neighbours
+    reported."""
     detail: str = ""
-    """What went wrong, for the reason of the decision."""
+    """What went wrong, in words; becomes part of the decision's reason."""
     corrupt: bool = False
     """The accumulators are not the sum of the group's own pieces: it cannot take part any more."""
     checksums: tuple[tuple[int, int], ...] = ()
@@ -141,7 +145,7 @@ class ReductionResult:
     audits: tuple[tuple[int, int], ...] = ()
     """(piece, checksum of its gradient) of every piece that the group audited, in order."""
     parts: tuple[ParameterChecksum, ...] = ()
-    """Of the pieces (or ``WEIGHTS``) that the view called disputed."""
+    """The checksums of each parameter for the pieces (or ``WEIGHTS``) that the view called disputed."""
 
     @property
     def at(self) -> tuple[int, int]:
@@ -157,14 +161,14 @@ class Vote:
     incarnation: int
     result: ReductionResult
     failing_s: float = 0.0
-    """Of a failed one: time since this coordinator process heard of the first failed attempt of this step by these
-    members. A duration, because no clock means anything on another host."""
+    """In a failed vote: time since this coordinator process heard of the first failed attempt of this step by these
+    members. It is a duration because clocks of different hosts cannot be compared."""
 
 
 @dataclass(frozen=True)
 class AllVoted:
-    """Every live group voted ok for its plan of (step, epoch): stands for the single votes where nothing else
-    happens between them (simulator)."""
+    """Stands for the ok votes of all live groups for their plans of (step, epoch), where nothing else happens between
+    them (simulator)."""
 
     step: int
     epoch: int
@@ -172,7 +176,8 @@ class AllVoted:
 
 @dataclass(frozen=True)
 class Applied:
-    """A group's every rank holds verified state ``step``; at the run's end, all that ``epoch`` asks of it is done."""
+    """Every rank of a group holds the verified state of ``step``; at the end of the run, the group has done all that
+    ``epoch`` asks of it."""
 
     group: int
     incarnation: int
@@ -187,11 +192,12 @@ class Loss:
     group: int
     incarnation: int
     cause: str
-    """'exited', 'closed', 'silent', 'stalled'; 'late': a joiner; 'blamed', 'diverged', 'corrupt' where votes say it."""
+    """'exited', 'closed', 'silent', 'stalled'; 'late' (a joiner); 'replaced' by a newer incarnation; 'blamed' for
+    failed reductions; 'diverged', 'corrupt' where a vote or Hello shows it."""
     position: int = -1
-    """Rank position that showed it, -1 when the group as a whole did."""
+    """Position of the rank by which the loss was noticed; -1 where it was not a single rank."""
     detail: str = ""
-    """For the reason: exit status, seconds of silence, ..."""
+    """Details for the decision's reason: exit status, seconds of silence, ..."""
 
 
 @dataclass(frozen=True)
@@ -200,24 +206,25 @@ class Lost:
 
     losses: tuple[Loss, ...]
     progress: tuple[tuple[int, int], ...] = ()
-    """(group, pieces of the step in flight done, as last reported) of every live group, the lost ones too."""
+    """(group, number of pieces of the step in flight that it has done, as last reported) of every live group, the lost
+    ones too."""
     failing_s: float = 0.0
-    """As of a failed vote, where a group is only suspected to stand still."""
+    """How long the step has failed (``Vote.failing_s``), where a group is lost for standing still; else 0."""
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """Every rank waits for the others and none is behind: something between them failed and nobody noticed."""
+    """All ranks wait for each other and none is behind: something between them failed and nobody noticed."""
 
     epoch: int
     detail: str
     failing_s: float = 0.0
-    """As of a failed vote."""
+    """How long the step has failed (``Vote.failing_s``)."""
 
 
 @dataclass(frozen=True)
 class JoinersLate:
-    """The holders of t* have waited for the joiners of ``epoch`` for as long as they may."""
+    """The holders of t* have waited for the joiners of ``epoch`` as long as they may."""
 
     epoch: int
     waited_s: float
@@ -242,16 +249,17 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the job uses from here on, or a trial save on the way there. The decision is the tuner's (tuner.at_start),
-    which the machine lies below; the figures that it was made from stand beside it, so that it can be made again."""
+    """The tuner chose settings that the job uses from here on, or orders a save to measure its cost. The machine cannot
+    import the tuner (tuner.at_start), so the event carries the choice, with its figures so that it can be
+    recomputed."""
 
     reason: str
     save_interval: int = 0
-    """Steps between the saves that the machine orders; 0: as it was."""
+    """Steps between the saves that the machine orders; 0: unchanged."""
     save_now: bool = False
     """The next step that is committed is saved."""
     figures: Mapping[str, object] = field(default_factory=dict)
-    """What was measured, and the choice before this one."""
+    """The figures that the choice was computed from, by the names of the tuner's arguments."""
     choice: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -277,7 +285,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class View:
-    """What one group must know of (step in flight, epoch)."""
+    """All that one group must know of the step in flight in an epoch."""
 
     group: int
     incarnation: int
@@ -297,19 +305,20 @@ class View:
     donors: tuple[int, ...] = ()
     """For a joiner: groups that hold state t*; empty for a member that holds it itself."""
     leave: bool = False
-    """The run ends with t*: save, send Applied(t*), leave."""
+    """The run ends with t*: apply it, vote on its weights, save where it is this group's turn, then send
+    Applied(t*)."""
     audits: Segments = ()
-    """Pieces that this group audits in ``step``: entry k is computed in the pipeline of segment k, after its pieces,
-    and added to nothing. Segments beyond the last entry have none."""
+    """Pieces that this group audits in ``step``: those of entry k are computed in the pipeline of segment k, after its
+    pieces, and are not added to the accumulators. Segments beyond the last entry have none."""
     disputed: tuple[int, ...] = ()
-    """Pieces over whose gradient groups disagree, or ``WEIGHTS``: the next vote has their checksums, parameter by
-    parameter."""
+    """Pieces over whose gradients groups disagree, or ``WEIGHTS``: the next vote must have their checksums, parameter
+    by parameter."""
     save: int = 0
-    """What the commit of t* ordered to be saved (:func:`spare_megatron.controller.saves.order`)."""
+    """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
 
     @property
     def live_groups(self) -> tuple[int, ...]:
-        """Ids of the members, sorted: the index in it is the rank in a replica communicator."""
+        """Ids of the members, sorted: a group's index in it is its rank in a replica communicator."""
         return tuple(group for group, _ in self.live)
 
     def audits_of(self, segment: int) -> tuple[int, ...]:
@@ -326,17 +335,17 @@ class SendView:
 
 @dataclass(frozen=True)
 class SendCommit:
-    """To every live group: apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
+    """Tell every live group to apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
 
     groups: tuple[int, ...]
     step: int
     epoch: int
     leave: bool = False
-    """The run ends with this step: save, send Applied, leave."""
+    """The run ends with this step (``View.leave``)."""
     audits: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(group, what it audits in step + 1) of every group that audits anything; each is told its own."""
+    """(group, the pieces that it audits in step + 1) of every group that audits any; each is told only its own."""
     save: int = 0
-    """What is to be saved (:func:`spare_megatron.controller.saves.order`)."""
+    """The save that is ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +357,7 @@ class SendFenced:
 
 @dataclass(frozen=True)
 class SendStop:
-    """To every live group: the job is over."""
+    """Tell every live group that the job is over."""
 
     groups: tuple[int, ...]
     outcome: str
@@ -370,8 +379,8 @@ Action: TypeAlias = SendView | SendCommit | SendFenced | SendStop | AcceptSave
 
 
 class Deferred(Sequence[Action]):
-    """Actions made out when somebody looks at them: a view for each of ten thousand groups is work that a caller
-    who only follows the state (the simulator) does not need."""
+    """Actions that are computed when they are first read: making a view for each of ten thousand groups takes time, and
+    the simulator, which only follows the state, never reads them."""
 
     def __init__(self, make: Callable[[], Iterable[Action]]) -> None:
         self._make = make
@@ -405,7 +414,7 @@ class Deferred(Sequence[Action]):
 
 @dataclass(frozen=True)
 class Decision:
-    """What one event led to: the actions in order, and why, in one sentence with the figures."""
+    """The result of one event: the actions in order, and the reason in one sentence with the figures."""
 
     actions: Sequence[Action] = ()
     """A tuple, or :class:`Deferred`, which equals the tuple that it makes."""

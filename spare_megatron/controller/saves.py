@@ -1,7 +1,6 @@
-"""When a step is saved, and by which group: decided here, by the machine, with the commit of the step.
+"""Decides when a step is saved and by which group; the machine orders it with the commit of the step.
 
-Ranks do what the commit says, and :func:`saver` of the members that committed; the saver itself may leave a save out
-that is not needed any more.
+The group that :func:`saver` names writes what the commit orders, but leaves out a save that is not needed any more.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ def saver(live: Collection[int]) -> int:
 
 
 def order(state: State) -> int:
-    """What the commit of the step in flight orders; 0 for nothing.
+    """The step whose save the commit of the step in flight orders; 0: nothing is saved.
 
-    The step's own number where a save is due: at multiples of a given interval, once the interval that the tuner chose
-    has passed since the last one, and where the tuner wants to see what a save costs. An older number, of the last step
-    that was due, where the group that was to save it is lost: the step in flight is saved in its place, unless a
-    checkpoint of that number or a later one is published already.
+    It is the committed step itself where a save is due: at multiples of a given interval, once the interval that the
+    tuner chose has passed since the last save, and where the tuner measures what a save costs. It is the older step at
+    which a save was last due, where the group that was to save it is lost: then the new saver saves the committed step
+    in its place, unless it finds a checkpoint of the older step or a later one published already.
     """
     step, given = state.step_in_flight, state.job.save_every
     if state.save_now or (given and step % given == 0) or 0 < state.save_interval <= step - state.save_step:

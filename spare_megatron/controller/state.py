@@ -1,4 +1,4 @@
-"""What the controller knows: one immutable value, rebuilt from the journal by replay.
+"""The state of the controller: one immutable value, which a replay of the journal rebuilds.
 
 Mappings are plain dicts that nobody changes after construction (a copy is made for each change). Derived figures
 that are costly at a thousand groups, such as the plan of a standing assignment, are computed once per assignment.
@@ -21,8 +21,8 @@ from spare_megatron.placement import Placement, placement_from_offsets
 
 
 class Plan(Mapping[int, Segments]):
-    """Group -> its segments: its share of an assignment, then what the step's failures added. The share is made out
-    when asked for: after a failure few groups of thousands get another plan."""
+    """Group -> its segments: its share of an assignment, then the segments that failures of the step added. Shares are
+    computed when they are asked for, because a failure changes the plans of few groups out of thousands."""
 
     def __init__(
         self, assignment: Assignment | None, members: tuple[int, ...], added: Mapping[int, Segments] | None = None
@@ -45,7 +45,7 @@ class Plan(Mapping[int, Segments]):
         return frozenset(self.members)
 
     def pieces(self, group: int) -> tuple[int, ...]:
-        """All pieces of one group, made out for it alone: quicker for a few groups than the plan of all."""
+        """All pieces of one group, computed for it alone: faster for a few groups than computing the plan of all."""
         if self.assignment is None:
             raise KeyError(group)
         return (*self.assignment.pieces_of_one(group), *chain.from_iterable(self.added.get(group, ())))
@@ -64,7 +64,7 @@ class Plan(Mapping[int, Segments]):
         return loads
 
     def grown(self, members: tuple[int, ...], more: Mapping[int, tuple[int, ...]]) -> Plan:
-        """The same for these ``members``, with one segment ``more`` for some of them."""
+        """This plan for ``members``, with one more segment for the groups in ``more``."""
         inside = frozenset(members)
         added = {group: segments for group, segments in self.added.items() if group in inside}
         for group, pieces in more.items():
@@ -84,7 +84,7 @@ class Standing:
 
     @cached_property
     def plan(self) -> Plan:
-        """Group -> its pieces as one segment, an empty one for a group without a piece."""
+        """Group -> its pieces as one segment, which is empty for a group without a piece."""
         return Plan(self.assignment, self.live)
 
 
@@ -105,7 +105,7 @@ class State:
     closed    no spec yet
     forming   groups are arriving, nothing is planned
     running   step ``committed[0] + 1`` is in flight
-    ending    the last step of the run is committed; groups save and say Applied
+    ending    the last step of the run is committed; groups vote on its weights, save, say Applied
     stopped   ``outcome`` says how it ended; nothing is decided any more
     ========  =========================================================================================
     """
@@ -121,15 +121,15 @@ class State:
     highest: Mapping[int, int] = field(default_factory=dict)
     """Highest incarnation ever seen of each group, dead ones too."""
     gone: frozenset[int] = frozenset()
-    """Groups that were lost while the job formed and have not come back."""
+    """Groups that were lost while the job formed, or had not come when it began."""
     waiting: Mapping[int, int] = field(default_factory=dict)
-    """Group -> incarnation of those that are admitted with the next commit."""
+    """Group -> incarnation of those that wait to be admitted with the next commit."""
     committed: tuple[int, int] = (0, 0)
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
     witnesses: frozenset[int] = frozenset()
-    """Members of (t*, e*): only their weights say what is right; a joiner has copied its own."""
+    """Members of (t*, e*). Only their weights are counted for a majority: a joiner has copied its own."""
     plan: Plan = field(default_factory=lambda: NO_PLAN)
     """Group -> plan of the step in flight."""
     standing: Standing | None = None
@@ -137,29 +137,30 @@ class State:
     """Ok votes of the step in flight in this epoch."""
     retries: Retries = field(default_factory=Retries)
     audits: Mapping[int, Segments] = field(default_factory=dict)
-    """Group -> what it audits of the step in flight, segment by segment (``View.audits``); groups without are not in
-    it."""
+    """Group -> the pieces of the step in flight that it audits, segment by segment (``View.audits``); groups without
+    audits are left out."""
     disputes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """Piece of the step in flight over which groups disagreed -> group -> checksum that it found, dead groups too."""
+    """Piece of the step in flight over which groups disagreed (or ``WEIGHTS``) -> group, also a dead one -> checksum
+    that it voted."""
     leave: str = ""
-    """Why the run ends before its last step, empty if it does not."""
+    """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
-    """While ending: groups whose every rank holds the last state, saved."""
+    """While the run ends: groups that have said Applied in the present epoch."""
     save_interval: int = 0
-    """Steps between the saves that the machine orders; 0: none."""
+    """Steps between saves that the tuner chose; 0: it has chosen none."""
     save_now: bool = False
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
-    """The last step at which a save was due; the first step of the life before that."""
+    """The last step at which a save was due; before the first one, the step that this life started from."""
     saver: int = -1
-    """The group that was to save last; -1 before the first save."""
+    """The group that the last order to save was for; -1 before the first order."""
     save: int = 0
-    """What the last commit ordered to be saved."""
+    """The save that the last commit ordered (``View.save``)."""
     unproved: Saved | None = None
     """The newest complete checkpoint whose weights no votes have compared yet, also of a group that is lost since,
     unless votes spoke against that group."""
     saved_step: int = -1
-    """Newest checkpoint that counts, -1 before the first."""
+    """Step of the newest checkpoint that counts; -1 before the first."""
     outcome: str = ""
     outcome_reason: str = ""
 
@@ -187,8 +188,8 @@ class State:
 
     @property
     def last_weights(self) -> str | None:
-        """What the groups agreed the weights after the last step are; None where the run did not come to its end, or
-        its arithmetic may differ between groups."""
+        """The digest of the weights after the last step, on which all groups agreed; None where the run did not come to
+        its end, or votes carry no digests because arithmetic may differ between groups."""
         if self.outcome not in ("finished", "left"):
             return None
         return next((vote.result.weights_digest for vote in self.votes.values() if vote.result.weights_digest), None)
@@ -204,11 +205,11 @@ class State:
         return self.standing.assignment.pieces_of(group)
 
     def view_of(self, group: int) -> View:
-        """What the group must know now."""
+        """The present view of one group."""
         return self._view(group, self._members, self._donors)
 
     def views(self) -> Iterator[View]:
-        """What every member must know now, in the order of the groups."""
+        """The present views of all members, in the order of the groups."""
         members, donors = self._members, self._donors
         return (self._view(group, members, donors) for group, _ in members)
 
@@ -245,7 +246,8 @@ def initial_state() -> State:
 
 
 def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
-    """A new life of the job: nothing of the old one counts but epochs and incarnations, which never repeat."""
+    """The state at the start of a new life of the job. Of the old life only the epoch and the highest incarnations are
+    kept, because these numbers never repeat."""
     return State(
         spec=spec,
         placement=placement_from_offsets(spec.num_groups, spec.offsets),

@@ -1,4 +1,4 @@
-"""What every rule of the controller ends with: the next state, what is to be done about it, and why."""
+"""Functions that make the results of the controller's rules: the next state, the actions, and the reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Transition = tuple[State, Decision]
 
 
 def ignore(state: State, reason: str) -> Transition:
-    """Nothing changes."""
+    """The given state, without actions; ``reason`` says why."""
     return state, Decision((), reason, state.epoch)
 
 
 def decide(state: State, actions: Iterable[Action], reason: str) -> Transition:
-    """The state with what is to be done and why."""
+    """The given state, with actions and their reason."""
     made = actions if isinstance(actions, Deferred) else tuple(actions)
     return state, Decision(made, reason, state.epoch)
 
@@ -30,10 +30,10 @@ def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> 
 
 
 def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Transition:
-    """The job is over for every group that is still there, also for those that wait to be admitted.
+    """The job is over for every live group, and for those that wait to be admitted.
 
-    A checkpoint that waited for votes counts as it is, unless the job failed: nobody can make that comparison any more.
-    (Where votes spoke against its weights it waits no longer.)
+    A checkpoint that still waits for votes counts as it is, unless the job failed: nobody can compare its weights any
+    more. (One whose group votes spoke against does not wait any more.)
     """
     state, accepts, counts = counted(state, state.unproved) if outcome != "failed" else (state, [], "")
     reason = f"{reason}; {counts}" if counts else reason
@@ -43,24 +43,24 @@ def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ())
 
 
 def with_checkpoint(state: State, reason: str) -> str:
-    """The reason of a stop after which only a checkpoint is known to be good."""
+    """``reason``, and which checkpoint is the last good one: for a stop after which no group's state can be trusted."""
     good = f"the last good checkpoint is step {state.saved_step}" if state.saved_step >= 0 else "there is no checkpoint"
     return f"{reason}; {good}"
 
 
 Counted = tuple[State, list[Action], str]
-"""The state in which a checkpoint counts, who is told, and the reason; nothing new where there is none."""
+"""(the state in which a checkpoint counts, who is told, the reason); the old state and nothing where none does."""
 
 
 def proved(state: State) -> Counted:
-    """The votes of all members agree on the weights: the checkpoint that waited for it counts if its group is a member.
-    Of a lost one nobody has said whether its weights were right, so it goes on waiting."""
+    """The votes of all members agree on the weights, so the checkpoint that waited for them counts if its group is a
+    member. The votes say nothing of the weights of a lost group: its checkpoint goes on waiting."""
     event = state.unproved
     return counted(state, event if event is not None and state.live.get(event.group) == event.incarnation else None)
 
 
 def counted(state: State, event: Saved | None) -> Counted:
-    """A checkpoint counts."""
+    """Let the checkpoint of ``event`` count."""
     if event is None:
         return state, [], ""
     waiting = state.unproved if state.unproved is not None and state.unproved.step > event.step else None
@@ -70,8 +70,8 @@ def counted(state: State, event: Saved | None) -> Counted:
 
 
 def without(unproved: Saved | None, accused: Collection[tuple[int, int]]) -> Saved | None:
-    """The checkpoint that waits for votes, unless it is by one of ``accused``, (group, incarnation): groups of which
-    votes say that they are wrong."""
+    """The checkpoint that waits for votes; None where its writer is among the (group, incarnation) of ``accused``,
+    which votes found to be wrong."""
     return None if unproved is not None and (unproved.group, unproved.incarnation) in accused else unproved
 
 
@@ -84,8 +84,8 @@ def describe(loss: Loss) -> str:
 def minority(digests: Mapping[int, str], witnesses: Collection[int] = ()) -> frozenset[int] | None:
     """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
 
-    A group that gave no digest takes no part. Where any of ``witnesses`` gave one, only theirs are counted; a single
-    one cannot be told from a group that is wrong.
+    A group without a digest is left out. Where any of ``witnesses`` has a digest, only theirs are counted; a single
+    digest is no majority.
     """
     given = {g: d for g, d in digests.items() if d}
     if len(set(given.values())) <= 1:

@@ -2,7 +2,7 @@
 (audits).
 
 A step is committed when every live group voted ok in the present epoch with exactly the pieces of its plan, and the
-voted sets together are the whole batch. The decision is final.
+voted sets are disjoint and together the whole batch. The decision is final.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def vote(state: State, event: Vote) -> Transition:
 
 
 def all_voted(state: State, event: AllVoted) -> Transition:
-    """The single votes of every live group at once, all ok, all for their plans."""
+    """Take the ok votes of all live groups for their plans at once."""
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if len(state.holders) < len(state.live):
@@ -79,7 +79,7 @@ def all_voted(state: State, event: AllVoted) -> Transition:
 
 
 def applied(state: State, event: Applied) -> Transition:
-    """A joiner holds the state of t*, or a member has finished the run's last step."""
+    """A joiner holds the state of t*, or, at the end of the run, a member has done all that is asked of it."""
     group = event.group
     if state.live.get(group) != event.incarnation:
         return ignore(state, f"group {group} incarnation {event.incarnation} is not in the live set")
@@ -104,7 +104,7 @@ def _vote_of_another_step(state: State, event: Vote) -> Transition:
 
 
 def standstill(state: State, event: Standstill) -> Transition:
-    """Everybody waits for everybody: an attempt that failed, for which nobody voted (rule 11)."""
+    """All groups wait for each other: the attempt has failed although nobody voted so (rule 11)."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"{event.detail}; that was in epoch {event.epoch} of a job that is {state.phase}")
     retries = replace(state.retries, failures=state.retries.failures + 1)
@@ -112,7 +112,7 @@ def standstill(state: State, event: Standstill) -> Transition:
 
 
 def _failed_vote(state: State, event: Vote) -> Transition:
-    """Somebody could not reduce: fence who explains it, else try again (rule 11)."""
+    """A group could not reduce: fence the group that explains it, else try again (rule 11)."""
     result, old = event.result, state.retries
     current = result.epoch == state.epoch
     retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
@@ -129,7 +129,7 @@ def _failed_vote(state: State, event: Vote) -> Transition:
 
 
 def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Transition | None:
-    """Lose the group; None if that would end the job: then it is better tried again."""
+    """Lose the culprit; None if that would end the job, because trying the step again is better then."""
     detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {failures}, the last one: {why}"
     outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
     return None if outcome[0].stopped else outcome
@@ -141,8 +141,8 @@ def _all_ok(state: State) -> Transition:
 
 
 def _with_proof(state: State, follows: Callable[[State], Transition]) -> Transition:
-    """All votes agree on the weights that the step began with: a checkpoint of them counts, whatever follows, if the
-    group that wrote it is one of those that voted."""
+    """All votes agree on the weights that the step began with: let a checkpoint of these weights count if its group is
+    one of those that voted, then go on with ``follows``."""
     state, accepts, counts = proved(state)
     after, decision = follows(state)
     if not accepts:
@@ -152,7 +152,7 @@ def _with_proof(state: State, follows: Callable[[State], Transition]) -> Transit
 
 
 def _same_weights(state: State) -> Transition:
-    """Compare what the audits found and the results, then commit."""
+    """Compare the checksums of audited pieces, then the reduced results, then commit."""
     verdict = audits.judge(state)
     if verdict.wrong:
         return _fence_wrong(state, verdict)
@@ -176,7 +176,7 @@ def _fence(state: State, losses: tuple[Loss, ...]) -> Transition:
 
 
 def _fence_wrong(state: State, verdict: audits.Verdict) -> Transition:
-    """Lose the groups whose arithmetic is wrong; what is known of the disputed pieces stays known for this step."""
+    """Lose the groups whose arithmetic is wrong; the checksums voted for disputed pieces are kept for this step."""
     losses = (
         Loss(group, state.live[group], "corrupt", position, detail)
         for group, (position, detail) in sorted(verdict.wrong.items())
@@ -185,7 +185,8 @@ def _fence_wrong(state: State, verdict: audits.Verdict) -> Transition:
 
 
 def _check_partition(state: State) -> None:
-    """The voted sets are disjoint and together the batch: proved from the votes themselves, not from the plan."""
+    """Assert that the voted sets are disjoint and together the batch, from the votes themselves and not from the
+    plan."""
     seen = bytearray(state.job.num_groups * state.job.pieces_per_shard)
     total = 0
     for ballot in state.votes.values():
@@ -196,12 +197,12 @@ def _check_partition(state: State) -> None:
 
 
 def _commit(state: State) -> Transition:
-    """(t, e) is committed; the plan of t + 1 is the standing assignment, in the same record."""
+    """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record."""
     step = state.step_in_flight
     assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
     save = 0 if ends else saves.order(state)
-    # Holders are members, so as many holders as members are all of them.
+    # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
         state,

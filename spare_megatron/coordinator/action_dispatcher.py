@@ -1,7 +1,7 @@
-"""What the coordinator says: the machine's actions as orders on the groups' streams.
+"""Sends the machine's actions as orders on the groups' streams.
 
-A view needs the store in which the replica communicators meet; the store needs torch, which takes a second to load.
-So the store starts in the background while groups already say Hello, and views wait for it.
+A view names the store through which the ranks of a replica communicator find each other. The store needs torch, which
+takes a second to load, so it starts in the background while groups already say Hello, and views wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Speaker:
     """Sends actions in order; views may have to wait."""
 
     def __init__(self, streams: Streams, fencing: int, state: Callable[[], State], with_store: bool) -> None:
-        """``state`` tells the present state: a view that is old when it could be sent is not sent."""
+        """``state`` returns the present state: a view that waited and is out of date by then is not sent."""
         self._streams, self._fencing, self._state = streams, fencing, state
         self._waits_for_store = with_store
         self._store: Any = None
@@ -45,7 +45,7 @@ class Speaker:
         await asyncio.Event().wait()
 
     def say(self, action: Action) -> None:
-        """One action of the machine."""
+        """Send one action of the machine."""
         if isinstance(action, SendView):
             self._view(action)
         elif isinstance(action, SendCommit):
@@ -62,7 +62,7 @@ class Speaker:
             self._streams.send(action.group, action.incarnation, pb.Order(save_accepted=accepted))
 
     def _commit(self, action: SendCommit) -> None:
-        """One order for all groups that audit nothing, one of its own for each that does."""
+        """Send a commit: the same order to all groups that audit nothing, and its own to each group that does."""
 
         def order(audits: tuple[int, ...]) -> pb.Order:
             commit = pb.Commit(
@@ -74,7 +74,7 @@ class Speaker:
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
 
     def _view(self, send: SendView) -> None:
-        """Now, when the store is there, or after its back-off."""
+        """Send a view now, or once the store is there and its delay is over."""
         view, state = send.view, self._state()
         if self._waits_for_store:
             self._held.append(send)

@@ -1,13 +1,14 @@
-"""A file that grows by whole lines, on a disk that may be full, slow or gone for a while.
+"""Appends whole lines to a file, on a disk that may be full, slow or gone for a while.
 
-An append is in the file whole, or not at all: what a failed or short write left is cut off. A *durable* file can be
-synced as well. After a failed fdatasync nobody knows what of the data is on the disk: the kernel may have thrown the
-pages away and called them clean, and the next fdatasync then succeeds for nothing ("fsyncgate", PostgreSQL 2018). So
-everything since the last sync that succeeded is kept in memory, and is written again, in place, before a later sync
-counts. In place, because the same bytes stand there: whoever dies meanwhile leaves the file as it was.
+An append is in the file as a whole or not at all: what a failed or short write left is cut off. A *durable* file can be
+synced as well. After a failed fdatasync nobody knows which data are on the disk: the kernel may have dropped the pages
+and marked them clean, and the next fdatasync then succeeds without having written them ("fsyncgate", PostgreSQL 2018).
+So everything since the last successful sync is kept in memory, and is written again in place before a later sync
+counts. It is written in place because the same bytes are there: a process that dies meanwhile leaves the file as it
+was.
 
-May assume: one writer. Promises: after an OSError the file counts as it was before the call, and the next call first
-makes it so where that failed.
+May assume: one writer. Promises: after an OSError the content of the file is that before the call; where it could not
+be restored at once, the next call restores it first.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from spare_megatron import failpoints
 from spare_megatron.control.run_directory import sync_directory
 
 SLICE_BYTES = 65536
-"""Read at once when the end of the last whole line is looked for."""
+"""Size of one read when the end of the last whole line is searched."""
 
 
 class AppendedFile:
     """The writing side."""
 
     def __init__(self, path: Path, place: str, durable: bool = False, settled_bytes: int | None = None) -> None:
-        """Open ``path``, or make it. The end of a line that was never finished is cut off by the first append.
+        """Open ``path``, or create it. The first append or sync cuts off an unfinished line at its end.
 
         Args:
-            place: its name in failpoints.
-            settled_bytes: of a durable file, how much at its beginning is known to be on the disk; None: all of it.
+            place: the name of the file in failpoints.
+            settled_bytes: how many bytes at the beginning of a durable file are known to be on the disk; None: all.
         """
         self._path, self._place, self._durable = path, place, durable
         failpoints.hit(f"{place}.open")
@@ -49,7 +50,7 @@ class AppendedFile:
             raise self._named(error) from None
 
     def append(self, data: bytes) -> None:
-        """Add ``data``, whole lines. Raises OSError where it is not in the file."""
+        """Append ``data``, whole lines. Raises OSError where that failed; the data do not count then."""
         try:
             self._mend()
             try:
@@ -64,7 +65,7 @@ class AppendedFile:
             self._unsynced.append(data)
 
     def sync(self) -> None:
-        """Returns once all of it is on the disk. Raises OSError: nobody knows what is, since the last sync."""
+        """Return once all data are on the disk. After an OSError it is unknown which data since the last sync are."""
         try:
             self._mend()
             self._in_doubt = True
@@ -78,7 +79,7 @@ class AppendedFile:
         self._unsynced.clear()
 
     def take_back(self, size: int) -> None:
-        """The last ``size`` bytes, which one append added, do not count after all."""
+        """Undo the last append, which added ``size`` bytes."""
         self._length -= size
         self._synced = min(self._synced, self._length)
         self._unsynced = [b"".join(self._unsynced)[: self._length - self._synced]]
@@ -86,11 +87,11 @@ class AppendedFile:
         self._cut_now()
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close the file; nothing may be written after it."""
         os.close(self._handle)
 
     def _mend(self) -> None:
-        """Write again what may not be on the disk, and cut off what does not count."""
+        """Write the data again that may not be on the disk, and cut off what failed or undone appends left."""
         if not self._in_doubt:
             return
         self._write(b"".join(self._unsynced), self._synced)
@@ -98,7 +99,7 @@ class AppendedFile:
         self._in_doubt = False
 
     def _write(self, data: bytes, offset: int) -> None:
-        """A short write is no error yet: the write of the rest says why, or succeeds."""
+        """Write all of ``data``. A short write is no error: writing the rest either succeeds or raises the cause."""
         done = 0
         while done < len(data):
             written = os.pwrite(self._handle, failpoints.cut(f"{self._place}.write", data[done:]), offset + done)
@@ -112,7 +113,7 @@ class AppendedFile:
         os.ftruncate(self._handle, self._length)
 
     def _cut_now(self) -> bool:
-        """For readers of the file. Where it fails, the next call does it before anything else."""
+        """Cut at once, for readers of the file; True where that succeeded. Else the next call does it first."""
         try:
             self._cut()
         except OSError:
@@ -124,7 +125,7 @@ class AppendedFile:
 
 
 def _whole_lines_bytes(handle: int, size: int) -> int:
-    """How much of a file its whole lines are."""
+    """How many bytes the whole lines of a file take."""
     end = size
     while end > 0:
         start = max(0, end - SLICE_BYTES)

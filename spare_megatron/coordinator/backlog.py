@@ -1,11 +1,11 @@
-"""Work that needs the disk, done in order: while the disk fails the job waits, and then goes on.
+"""Does work that needs the disk, in order: while the disk fails, the work waits.
 
-The coordinator may say nothing that is not written down, and must not die of a disk that is full for a minute either.
-So each piece of its work (an event to decide, an action to carry out) is a function that may raise OSError and has then
-changed nothing. It stays first in line and is tried again; what comes meanwhile lines up behind it. Heartbeats are no
-such work: they are heard meanwhile.
+The coordinator may announce only what is written down, but must survive a disk that is full for a minute. So each item
+of its work (an event to decide, an action to carry out) is a function that may raise OSError and has then changed
+nothing. Such an item stays first in the queue and is tried again, and later items queue behind it. Heartbeats are not
+such work: they are processed meanwhile.
 
-Pure but for the loop's timers. Any other exception is the end: it is the owner's to tell, and nothing more is done.
+Pure but for the event loop's timers. After any other exception nothing more is done; the owner is told of it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Work = Callable[[], None]
 
 
 class DiskFailedError(RuntimeError):
-    """The disk failed for longer than the job can wait: another process is to go on from the journal."""
+    """The disk failed for longer than the job can wait; another process should continue from the journal."""
 
 
 class Backlog:
-    """All work of one coordinator, in one thread."""
+    """The queue of one coordinator's work, used in one thread."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Backlog:
         resumed: Callable[[], None],
         limit_s: Callable[[], float],
     ) -> None:
-        """``failed`` gets what ended the work; ``resumed`` is called when the disk is back and all is done;
-        ``limit_s`` is how long to wait for it."""
+        """``failed`` gets the exception that ended the work; ``resumed`` is called when the disk works again and the
+        queue is empty; ``limit_s`` returns how long to wait for the disk."""
         self._say, self._failed, self._resumed, self._limit_s = say, failed, resumed, limit_s
         self._works: deque[Work] = deque()
         self._working = self._over = False
@@ -45,21 +45,21 @@ class Backlog:
 
     @property
     def waiting(self) -> bool:
-        """The disk fails, and the job waits for it."""
+        """True while the disk fails and the job waits for it."""
         return self._since_s is not None
 
     def do(self, work: Work) -> None:
-        """Do it now, or after all that waits."""
+        """Do ``work`` now, or after all work that is in the queue."""
         self._works.append(work)
         if not self.waiting:
             self._go_on()
 
     def do_next(self, works: Sequence[Work]) -> None:
-        """From inside a work: what belongs to it, before all that waits."""
+        """Called from inside a work: put ``works``, which belong to it, at the head of the queue."""
         self._works.extendleft(reversed(works))
 
     def _go_on(self) -> None:
-        """Everything in line, in order, until the disk fails."""
+        """Do everything in the queue, in order, until the disk fails."""
         if self._working or self._over:
             return
         self._working = True
@@ -85,12 +85,12 @@ class Backlog:
             self._resumed()
 
     def _wait(self, error: OSError) -> None:
-        """Try again, until the limit."""
+        """The disk failed: try again after a pause, or give up at the limit."""
         now_s = time.monotonic()
         what = f"{error.filename or 'a file of the run directory'} cannot be written: {words(error)}"
         if self._since_s is None:
             self._since_s = now_s
-            self._say(f"WARNING: {what}; nothing is decided until it can, for at most {self._limit_s():.0f} s")
+            self._say(f"WARNING: {what}; nothing is decided until it can be, for at most {self._limit_s():.0f} s")
         waited_s = now_s - max(self._since_s, self._moved_s)
         if waited_s > self._limit_s():
             self._over = True

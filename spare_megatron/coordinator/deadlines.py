@@ -1,6 +1,6 @@
-"""What ends a job, or its wait for its groups, because of the time; and what the coordinator's process returns then.
+"""The timers that end a job or its wait for groups, and the exit code of the coordinator for each outcome.
 
-The decision is the machine's, and in the journal like any other: here timers become events.
+A timer only makes an event; the machine decides, and the decision is in the journal like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Deadlines:
         self._state, self._decide = state, decide
 
     def expect_all(self, waited_s: float) -> None:
-        """A job that forms waits for its groups only so long."""
+        """Let a job that forms wait for its groups for ``waited_s`` at most."""
         life = self._state().life
 
         def over() -> None:
@@ -33,7 +33,7 @@ class Deadlines:
             asyncio.get_running_loop().call_later(waited_s, over)
 
     def limit_duration(self, duration_s: float, began_unix_s: float) -> None:
-        """``--exit-duration-in-mins``; 0: as long as it takes."""
+        """Let the job leave ``duration_s`` after ``began_unix_s`` (--exit-duration-in-mins); 0: no limit."""
         life = self._state().life
 
         def over() -> None:
@@ -45,7 +45,7 @@ class Deadlines:
 
 
 def exit_code_of(outcome: str, reason: str) -> ExitCode:
-    """What the coordinator's process returns for a job that ended so."""
+    """The exit code of the coordinator for a job that ended with this outcome and reason."""
     if outcome == "finished":
         return ExitCode.FINISHED
     if outcome == "left":

@@ -1,27 +1,28 @@
-"""Which of several coordinators decides: one holds office at a time, the others watch, the next takes over.
+"""Decides which of several coordinators is in charge: one holds office, the others watch, and the next takes over.
 
-A term of office is claimed as a file (:mod:`spare_megatron.coordinator.terms`), which its holder rewrites many times
-in a lease. A candidate that has seen no change for a lease claims the next one. Taking over from one that lives costs
-a reconnect and nothing else, so silence need not be proof of a death. What must hold instead, whatever was stopped
-for however long at whatever point:
+A term of office is claimed by a file (:mod:`spare_megatron.coordinator.terms`), which its holder rewrites many times
+in a lease. A candidate that has seen no change for a lease claims the next term. Taking over from a holder that lives
+costs only a reconnect, so silence need not be proof of a death. But whichever process was stopped at whatever point,
+and for however long, this must hold:
 
-    No record is acted on by a holder unless it is in the journal that every later holder goes on with.
+    A holder acts on a record only if the record is in the journal with which every later holder goes on.
 
-L is the lease. Assumed: a look that begins L/4 or more after a file was made sees it, and what was synced to a file is
-read by whoever opens it later. No clocks are compared: each process measures durations on its own.
+L is the lease; a *look* reads the files of the terms. Assumed: a look that begins L/4 or more after a file was made
+sees it, and data synced to a file are read by whoever opens it later. No clocks of different processes are compared:
+each measures durations on its own.
 
 1. *A holder is certain for half a lease.* It calls itself certain at time t if a look that began after t - L/2 saw no
    later term. If a later term was claimed at T, that look began before T + L/4; so t < T + 3/4 L.
-2. *The next holder waits three quarters of a lease* after its claim, and then copies the journal. So whenever one is
-   certain, no later one has begun to copy. (Not where the term before ended in order, or there was none.)
-3. *A final record is acted on only if the holder is certain after the record was synced*: then the copy has it. A
-   record that was written, but not followed by certainty, is acted on by nobody but whoever finds it in the copy. That
-   the holder asks before it writes, too, only keeps the journal short.
+2. *The next holder waits three quarters of a lease* after its claim, and then copies the journal. So while a holder is
+   certain, no later one has begun to copy. (It does not wait where there was no term before, or it ended in order.)
+3. *A final record is acted on only if the holder is certain after the record was synced*: then the copy has it. If the
+   holder was not certain any more after it wrote a record, only a later holder that finds it in its copy acts on it.
+   The holder also checks before it writes, but only to keep the journal free of such records.
 4. *A candidate that was stopped between its claim and its copy* finds its term sealed when a later one has copied
-   meanwhile; and one that copies first and is then overtaken has its copy copied.
+   meanwhile. If it copies first, the later one copies its copy.
 
-Neither a keep-alive thread that hangs nor a process that is stopped anywhere matters to this: what counts is when the
-look began, not when it came back. Members follow the highest fencing number (:mod:`spare_megatron.control.leader`).
+This holds even if the keep-alive thread hangs or a process is stopped at any point, because what counts is when a look
+began, not when it returned. Members follow the highest fencing number (:mod:`spare_megatron.control.leader`).
 ``tests/pure/test_office_model.py`` goes through every order of these events.
 """
 
@@ -40,15 +41,15 @@ from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenErr
 
 BEATS_PER_LEASE = 10
 STAGGER = 0.2
-"""Of a lease: how much longer each further candidate waits, so that they do not all claim at once."""
+"""How much longer each further candidate waits, as a share of the lease, so that they do not all claim at once."""
 CERTAIN = 0.5
-"""Of a lease: how long after the begin of a look its holder may rely on it."""
+"""How long after a look began the holder may rely on it, as a share of the lease."""
 SEEN = 0.25
-"""Of a lease: when at the latest a file that was made is seen by the others."""
+"""The time within which a new file becomes visible to the other processes, as a share of the lease."""
 LOOKS = 20
-"""In a lease, by candidates; and as often in a row a holder that is not certain tries to look before it gives up."""
+"""Number of looks of a candidate in a lease; a holder that is not certain gives up after as many failed looks."""
 VACANT_LOOKS = 3
-"""Looks in a row that must find no term of this life before the first one is claimed."""
+"""How many looks in a row must find no term of this life before its first term is claimed."""
 
 
 class OfficeLostError(RuntimeError):
@@ -56,21 +57,21 @@ class OfficeLostError(RuntimeError):
 
 
 class Watch:
-    """Pure: from looks at the newest term to what a candidate is to do."""
+    """Tells a candidate what to do, from its looks at the newest term. Pure."""
 
     def __init__(self, index: int, lease_s: float, life: int, now_s: float) -> None:
-        """``index`` orders the candidates, the first is 0."""
+        """``index`` is the number of the candidate, from 0."""
         self._delay_s, self._lease_s, self._life = index * STAGGER * lease_s, lease_s, life
         self._seen: Term | None = None
         self._since_s = self._looked_s = now_s
         self._vacant_looks = 0
 
     def look(self, newest: Term | None, now_s: float) -> str:
-        """'wait', 'claim' the next term, or 'over': the job is. A look that saw nothing is not told here."""
+        """'wait', 'claim' (the next term) or 'over' (the job is). Not called after a look that failed."""
         if newest != self._seen:
             self._seen, self._since_s = newest, now_s
         if now_s - self._looked_s > self._lease_s * SEEN:
-            self._since_s = now_s  # this process did not look: silence in that time is nobody's
+            self._since_s = now_s  # this process did not look, so it cannot say that the holder was silent
             self._vacant_looks = 0
         self._looked_s = now_s
         vacant = newest is None or newest.life < self._life
@@ -84,26 +85,26 @@ class Watch:
 
 
 class Tenure:
-    """Pure: how long the holder of a term may be certain that there is no later one."""
+    """Tells the holder of a term how long it may be certain that there is no later one. Pure."""
 
     def __init__(self, number: int, lease_s: float, known_s: float) -> None:
-        """``known_s``: a time before the claim, when there could be no later term."""
+        """``known_s`` is a time before the claim, when there could be no later term."""
         self._number, self._lease_s, self.known_s = number, lease_s, known_s
         self.lost = ""
-        """By what, once it is."""
+        """Why the office is lost; empty while it is not."""
 
     def looked(self, began_s: float, newest: int) -> None:
-        """A look that began at ``began_s`` found this number to be the newest."""
+        """A look that began at ``began_s`` found ``newest`` to be the newest term."""
         if newest > self._number:
             self.lose(f"coordinator {newest} has taken over from {self._number}")
         self.known_s = max(self.known_s, began_s)
 
     def lose(self, why: str) -> None:
-        """It is over; the first reason counts."""
+        """The office is lost; the first reason is kept."""
         self.lost = self.lost or why
 
     def certain(self, now_s: float) -> bool:
-        """True while this is the latest term, or the next one still waits."""
+        """True while it is certain that no later holder has begun to copy the journal."""
         return not self.lost and now_s - self.known_s <= CERTAIN * self._lease_s
 
 
@@ -114,7 +115,8 @@ def wait_after_claim_s(term: Term, before: Term | None, lease_s: float) -> float
 
 
 class Office:
-    """Held by one process: says that it lives, and knows when it has been replaced. Thread-safe."""
+    """The office of one process: it shows the others that the holder lives, and knows when it was replaced.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -125,7 +127,8 @@ class Office:
         clock: Callable[[], float] = time.monotonic,
         beat_s: float = 0.0,
     ) -> None:
-        """``known_s``: of ``clock``, before the claim. ``beat_s``: between two signs of life, 0 for ten in a lease."""
+        """``known_s`` is a time by ``clock`` before the claim; ``beat_s`` is the time between two signs of life, 0: a
+        tenth of the lease."""
         self._terms, self._term, self._lease_s, self._clock = terms, term, lease_s, clock
         self._tenure = Tenure(term.number, lease_s, known_s)
         self._beat_s = beat_s or lease_s / BEATS_PER_LEASE
@@ -133,7 +136,7 @@ class Office:
         """Guards ``_term``, its file, and the names in the run directory."""
         self._closed = threading.Event()
         self.run_dir: RunDirectory
-        """Once entered: with this term's own journal and metrics."""
+        """The run directory with this term's own journal and metrics; set by :meth:`enter`."""
         self._thread = threading.Thread(target=self._keep, name="spare-office", daemon=True)
         self._thread.start()
 
@@ -143,9 +146,9 @@ class Office:
         return self._term.number
 
     async def enter(self, before: Term | None) -> None:
-        """Wait until the holder of the term ``before`` makes nothing final any more, then take over what it left.
+        """Wait until the holder of the term ``before`` can make no record final any more, then take over its files.
 
-        A disk that fails is tried again, as long as this term is the latest. Raises OfficeLostError.
+        While the disk fails this is tried again, as long as this term is the latest. Raises OfficeLostError.
         """
         await asyncio.sleep(wait_after_claim_s(self._term, before, self._lease_s))
         said = False
@@ -163,19 +166,19 @@ class Office:
             await asyncio.sleep(self._lease_s / LOOKS)
 
     def publish(self, address: CoordinatorAddress) -> None:
-        """This one serves from now on: coordinator.json names it, until a later one serves. Raises OfficeLostError."""
+        """Let coordinator.json name this coordinator, until a later one serves. Raises OfficeLostError."""
         self.confirm()
         with self._lock:
             self._term = replace(self._term, address=address)
-        with contextlib.suppress(OSError):  # the keep-alive thread does it again
+        with contextlib.suppress(OSError):  # the keep-alive thread tries it again
             self._say_alive()
         self.confirm()
 
     def confirm(self) -> None:
-        """Returns when it is certain that no later holder has begun to copy the journal.
+        """Return when it is certain that no later holder has begun to copy the journal.
 
         Raises:
-            OfficeLostError: a later term has begun, or nothing can be seen of the terms for about a lease.
+            OfficeLostError: a later term has begun, or the terms could not be read for about a lease.
         """
         failure: OSError | None = None
         for _ in range(LOOKS):
@@ -188,11 +191,12 @@ class Office:
             except OSError as error:
                 failure = error
                 time.sleep(self._lease_s / LOOKS)
-        self._tenure.lose(f"coordinator {self.number} gives up its office: it cannot look for later ones ({failure})")
+        why = f"it cannot see whether a later one has begun ({failure})"
+        self._tenure.lose(f"coordinator {self.number} gives up its office: {why}")
         raise OfficeLostError(self._tenure.lost)
 
     def is_lost(self) -> bool:
-        """True when this one decides nothing any more."""
+        """True when this coordinator may decide nothing any more."""
         try:
             self.confirm()
         except OfficeLostError:
@@ -206,7 +210,8 @@ class Office:
             await asyncio.sleep(self._beat_s)
 
     def close(self, over: int | None = None) -> None:
-        """Leave office; ``over``: with the job's exit code, for the other candidates and for who started them."""
+        """Leave office. ``over`` is the job's exit code once it is over, with which the other candidates then leave as
+        well; None: the job goes on."""
         self._closed.set()
         self._thread.join(self._lease_s)
         if over is None or self.is_lost():
@@ -218,7 +223,7 @@ class Office:
                 return
             except OSError as error:
                 if self._clock() > until_s:
-                    say(f"coordinator {self.number} could not leave its last word for the others: {error}")
+                    say(f"coordinator {self.number} could not tell the other candidates that the job is over: {error}")
                     return
             time.sleep(self._beat_s)
 
@@ -230,9 +235,10 @@ class Office:
         self._tenure.looked(began_s, newest.number)
 
     def _keep(self) -> None:
-        """A thread of its own: replaying a long journal takes longer than a lease."""
+        """Look and show signs of life in a thread of its own, because replaying a long journal takes longer than a
+        lease."""
         while not self._closed.wait(self._beat_s) and not self._tenure.lost:
-            with contextlib.suppress(OSError):  # one that fails for a while: others take over if it fails for a lease
+            with contextlib.suppress(OSError):  # where the disk fails for a lease, others take over
                 self._look()
                 if not self._tenure.lost:
                     self._say_alive()
@@ -246,11 +252,11 @@ class Office:
 
 
 async def wait_for_office(run_dir: RunDirectory, index: int, lease_s: float, life: int) -> Office | int:
-    """Watch until this candidate holds office, or until the job is over: its exit code then."""
+    """Watch until this candidate holds office or the job is over; returns the office, or the job's exit code."""
     terms = Terms(run_dir)
     watch = Watch(index, lease_s, life, time.monotonic())
     while True:
-        with contextlib.suppress(OSError):  # neither a look nor a claim: the next one may be
+        with contextlib.suppress(OSError):  # this look or claim failed; the next one may succeed
             newest = terms.newest()
             advice = watch.look(newest, time.monotonic())
             if advice == "over" and newest is not None and newest.over is not None:
@@ -263,6 +269,6 @@ async def wait_for_office(run_dir: RunDirectory, index: int, lease_s: float, lif
                     await office.enter(newest)
                     return office
                 except OfficeLostError as error:
-                    say(f"{error}, before it served")
+                    say(f"{error}; it had not served yet")
                     office.close()
         await asyncio.sleep(lease_s / LOOKS)

@@ -1,12 +1,13 @@
-"""Who is dead, or must be taken for dead: heartbeats, connections and progress counters in, losses out.
+"""Finds groups that are dead or must be taken for dead, from heartbeats, connections and progress counters.
 
-Pure: time comes in as an argument, the coordinator's own clock. Protocol rule 11: an exit is a death at once; a
-closed connection after the grace time, unless the same incarnation is back; silence of any rank after the heartbeat
-time-out; a group that stands still for the progress time-out while others wait for it. Where all wait for each other
-and none is behind, nobody is lost for it: the attempt is a failed one and is made again (:meth:`Detector.standstill`).
+Pure: the time, by the coordinator's own clock, comes in as an argument. The rules are those of protocol rule 11. A
+group is lost when it exits; when its connection stays closed for the grace time without the same incarnation coming
+back; when a rank is silent for the heartbeat time-out; and when it stands still for the progress time-out while others
+wait for it. Where all groups wait for each other and none is behind, none is lost: the attempt has failed and is made
+again (:meth:`Detector.standstill`).
 
-The coordinator may itself be stopped or starved. Time in which nobody looked is nobody's silence: a gap between two
-ticks beyond the usual is added to every deadline.
+The coordinator itself may be stopped or get no CPU time. Nobody is judged for time in which it did not look: when the
+gap between two ticks is longer than usual, the excess is added to every deadline.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ WAITING = frozenset({"reduce", "vote"})
 """Phases in which a rank waits for other groups."""
 _ORDER = {phase: index for index, phase in enumerate(PHASES)}
 TICKS_PER_INTERVAL = 4
-"""Ticks in one heartbeat interval: how finely deadlines are watched."""
+"""Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a heartbeat says of one rank."""
+    """The part of a heartbeat that is about one rank."""
 
     position: int
     step: int
@@ -39,7 +40,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Finding:
-    """A loss, and the moment of the first evidence for it."""
+    """A loss, and the time of the first evidence for it."""
 
     loss: Loss
     since_s: float
@@ -73,7 +74,7 @@ class _Group:
 
 
 class Detector:
-    """Watches one incarnation of each group."""
+    """Watches the present incarnation of each group."""
 
     def __init__(self, timeouts: Timeouts, now_s: float) -> None:
         self._times = timeouts
@@ -84,22 +85,22 @@ class Detector:
 
     @property
     def tick_s(self) -> float:
-        """How often :meth:`tick` wants to be called."""
+        """The interval at which :meth:`tick` should be called."""
         return self._times.heartbeat_interval_s / TICKS_PER_INTERVAL
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """Silence that is a death."""
+        """The time of silence after which a rank counts as dead."""
         return self._times.heartbeat_timeout_s
 
     def adopt(self, timeouts: Timeouts) -> None:
-        """The time-outs of the job, once it is known."""
+        """Use the time-outs of the job, once they are known."""
         self._times = timeouts
 
     # ------------------------------------------------------------------------------------------------ what is heard
 
     def expect(self, group: int, incarnation: int, now_s: float) -> None:
-        """A member by the journal, not heard of yet: it has the heartbeat time-out to say Hello."""
+        """Watch a member that is known from the journal only: it must say Hello within the heartbeat time-out."""
         self._groups[group] = _Group(incarnation, {0: _Rank(now_s, now_s)}, closed_s=None)
 
     def hello(self, group: int, incarnation: int, ranks: int, now_s: float) -> None:
@@ -115,7 +116,7 @@ class Detector:
             rank.heard_s, rank.closed_s = now_s, None
 
     def heartbeat(self, group: int, incarnation: int, beats: Sequence[Beat], now_s: float) -> None:
-        """What the leader heard of its ranks since its last heartbeat."""
+        """A leader's heartbeat came, with the ranks that it heard of since its last one."""
         known = self._present(group, incarnation)
         if known is None:
             return
@@ -137,14 +138,15 @@ class Detector:
             known.ranks[position].closed_s = now_s
 
     def opened(self, group: int, incarnation: int, position: int, now_s: float) -> None:
-        """A rank's connection to its leader is back."""
+        """A rank is connected to its leader again."""
         known = self._present(group, incarnation)
         if known is not None and position in known.ranks:
             known.ranks[position].closed_s = None
             known.ranks[position].heard_s = now_s
 
     def lost(self, group: int, incarnation: int) -> bool:
-        """The group is known to be gone (it exited, say). True the first time, for an incarnation not lost before."""
+        """The group is known to be gone, for example because it exited. False where that was known already, or a newer
+        incarnation has come."""
         known = self._groups.get(group)
         if known is not None and (known.incarnation > incarnation or (known.incarnation == incarnation and known.lost)):
             return False
@@ -154,15 +156,15 @@ class Detector:
     # ----------------------------------------------------------------------------------------------- what is decided
 
     def tick(self, now_s: float, attempt: Attempt | None = None) -> list[Finding]:
-        """Losses that are due now, each once. The members of ``attempt`` are judged for progress too; nobody is while
-        the job does not train."""
+        """Losses that are due now, each returned once. The members of ``attempt`` are judged for progress too; it is
+        None while the job does not train."""
         self._forgive(now_s)
         found = self._due(now_s)
         if found:
-            # What would be found at the next tick has the same cause more often than not: one epoch for both.
+            # Losses that would be found at the next tick mostly have the same cause: they go into the same epoch.
             found = self._due(now_s + self.tick_s)
         if attempt is None:
-            self._members, self._epoch = {}, 0  # nobody's standing still counts from this time
+            self._members, self._epoch = {}, 0  # standing still before or in this time does not count
         elif not found:
             self._follow(attempt, now_s)
             stalled = self._stalled(attempt, now_s)
@@ -174,8 +176,9 @@ class Detector:
         return found
 
     def standstill(self, now_s: float, attempt: Attempt) -> str:
-        """Why the present attempt cannot end although nobody is to blame: all ranks wait for each other, at one place,
-        for the progress time-out. Empty where that is not so. Asked after :meth:`tick`, of the same moment."""
+        """Why the present attempt cannot end although nobody is to blame: all ranks have waited for each other at the
+        same place for the progress time-out. Empty where that is not so. Called after :meth:`tick`, with the same
+        time."""
         self._follow(attempt, now_s)
         places = self._places(attempt)
         if attempt.voted or len(places) < len(attempt.members) or len({one.at for one in places.values()}) != 1:
@@ -195,7 +198,7 @@ class Detector:
         return all(rank.beat is not None and rank.beat.phase in WAITING for rank in ranks)
 
     def spare(self, group: int, now_s: float) -> None:
-        """A loss that was found is not acted on: the group is watched as before, from now on."""
+        """The machine did not act on a loss that was found: watch the group again, from now on."""
         known = self._groups[group]
         known.lost, known.closed_s = False, None
         for rank in known.ranks.values():
@@ -203,7 +206,7 @@ class Detector:
             rank.closed_s = None
 
     def progress(self, members: Iterable[int], step: int) -> tuple[tuple[int, int], ...]:
-        """(group, pieces of ``step`` that all its ranks have done, as last reported)."""
+        """(group, number of pieces of ``step`` that all its ranks have done, as last reported) of all ``members``."""
         return tuple((group, self._pieces(group, step)) for group in sorted(members))
 
     def _present(self, group: int, incarnation: int) -> _Group | None:
@@ -218,7 +221,7 @@ class Detector:
         return min(beat.pieces_done if beat is not None and beat.step == step else 0 for beat in beats)
 
     def _forgive(self, now_s: float) -> None:
-        """Nobody looked for longer than usual: give that time to everybody."""
+        """Where the last tick is longer ago than usual, move all times forward by the excess."""
         missed_s = now_s - self._ticked_s - 2 * self.tick_s
         self._ticked_s = now_s
         if missed_s <= 0:
@@ -234,15 +237,15 @@ class Detector:
                     rank.closed_s = min(now_s, rank.closed_s + missed_s)
 
     def _follow(self, attempt: Attempt, now_s: float) -> None:
-        """Other members, or another attempt of the same ones."""
+        """Notice that the members have changed, or that they make another attempt."""
         if attempt.members != self._members:
             self._begin_progress(attempt.members, now_s)
         if attempt.epoch != self._epoch:
             self._epoch, self._epoch_began_s = attempt.epoch, now_s
 
     def _begin_progress(self, members: Mapping[int, int], now_s: float) -> None:
-        """Members have changed, or are about to: the others leave what they waited in and have new work, and whoever
-        is new has waited long. Nobody's standing still counts from before."""
+        """Members have changed, or are about to: ranks leave what they waited in and get new work, and new members have
+        waited until now. So nobody is judged for standing still before this time."""
         self._members = dict(members)
         for group, incarnation in members.items():
             known = self._present(group, incarnation)
@@ -273,11 +276,12 @@ class Detector:
         return Finding(Loss(group, known.incarnation, "silent", position, detail), heard_s)
 
     def _stalled(self, attempt: Attempt, now_s: float) -> Finding | None:
-        """A group that stands still by itself while others wait: the one that has for longest.
+        """The group that has stood still for longest while others wait for it; None where there is none.
 
-        Only groups whose vote is missing are judged: who has voted has done its part. A group is where its last rank
-        is. In a phase in which ranks wait for other groups, a group is behind only where another one is further: the
-        sum that it waits for is complete there, or its vote did not arrive.
+        Only groups whose vote is missing are judged, because the others have done their part. The place of a group is
+        that of its rank that is furthest behind. In a phase in which ranks wait for other groups, a group is behind
+        only where another one is further: then the sum that it waits for is complete there, or its own vote did not
+        arrive.
         """
         places = self._places(attempt)
         if not places:
@@ -310,7 +314,7 @@ class Detector:
         return Finding(Loss(group, attempt.members[group], "stalled", beat.position, detail), rank.moved_s)
 
     def _places(self, attempt: Attempt) -> dict[int, _Place]:
-        """Where each member that has not voted is: at the rank of it that is furthest behind."""
+        """The place of each member that has not voted: that of its rank that is furthest behind."""
         places = {}
         for group, incarnation in sorted(attempt.members.items()):
             known = self._present(group, incarnation)
@@ -321,12 +325,13 @@ class Detector:
         return places
 
     def _left_behind(self, places: Mapping[int, _Place]) -> dict[int, _Place]:
-        """Of groups that all wait at one place: those that did not even begin to try again when the others did."""
+        """Of groups that all wait at the same place: those that have not begun this epoch's attempt although others
+        have."""
         left = {group: one for group, one in places.items() if one.rank.moved_s <= self._epoch_began_s}
         return left if len(left) < len(places) else {}
 
     def _still_s(self, rank: _Rank, now_s: float) -> float:
-        """How long a rank has stood still in the present epoch: a new one is new work for everybody."""
+        """How long a rank has stood still in the present epoch; a new epoch gives everybody new work."""
         return now_s - max(rank.moved_s, self._epoch_began_s)
 
     def _present_members(self, attempt: Attempt) -> list[_Group]:
@@ -336,7 +341,7 @@ class Detector:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a group is, and the rank that shows it."""
+    """The place of a group, and the rank that is there."""
 
     at: tuple[int, int]
     beat: Beat
@@ -344,11 +349,11 @@ class _Place:
 
 
 def _how_far(one: tuple[Beat, _Rank]) -> tuple[float, ...]:
-    """Orders the ranks of one group; where two are at one place, the one that has stood still longer is behind."""
+    """Sort key for the ranks of one group; of two at the same place, the one that has stood still longer is behind."""
     beat, rank = one
     return (*_at(beat), rank.moved_s, beat.in_phase, beat.position)
 
 
 def _at(beat: Beat) -> tuple[int, int]:
-    """How far a rank is: step, phase."""
+    """The place of a rank: (step, index of its phase)."""
     return beat.step, _ORDER.get(beat.phase, 0)

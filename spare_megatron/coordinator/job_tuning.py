@@ -1,9 +1,9 @@
-"""What a running job decides about itself: save interval, redundancy of its next start, planned restart.
+"""Tunes a running job: save interval, redundancy of its next start, planned restart.
 
-The decisions are the tuner's (:mod:`spare_megatron.tuner.at_start`), pure; here their figures are gathered from what
-the coordinator sees anyway, and a decision becomes an event of the machine with its figures beside it. The
-coordinator asks for the next event after each one, and applies it. In a replay the same object sees the same
-records; figures that only the ranks' messages had are then measured anew.
+The tuner decides (:mod:`spare_megatron.tuner.at_start`, pure); here the figures for it are gathered from what the
+coordinator sees anyway, and a decision becomes an event of the machine that carries its figures. After each event the
+coordinator asks for the next one and applies it. In a replay the same object sees the same records; figures that came
+only with messages of the ranks are then measured anew.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from spare_megatron.tuner.at_start import (
 )
 
 PLANNED = "planned restart"
-"""Start of the reason with which a life ends to be followed by one with all groups."""
+"""How the reason begins with which a life ends when another one with all groups is to follow."""
 WARM_UP_STEPS = 2
 MEASURED_STEPS = 3
 TRIAL_PATIENCE_STEPS = 20
-"""Steps after which a trial save of which nothing was heard is ordered again."""
+"""Steps after which a save that was ordered to measure its cost, and was not reported, is ordered again."""
 
 
 class JobTuning:
-    """Gathers figures; says what is to be decided next."""
+    """Gathers the figures of a job, and makes the events that tune it."""
 
     def __init__(self, started_s: float) -> None:
         """``started_s``: when this coordinator started, seconds since 1970."""
@@ -64,13 +64,13 @@ class JobTuning:
         self._changed = False
 
     def begin(self, wishes: Tuning) -> None:
-        """The job is known."""
+        """The job, and what it leaves to be decided, is known."""
         self._wishes = wishes
 
     # ------------------------------------------------------------------------------------------------- what is seen
 
     def observe(self, time_s: float, before: State, event: Event, after: State) -> None:
-        """One record, live or in a replay."""
+        """Take the figures of one record, live or in a replay."""
         if before.phase == "running":
             self._elapsed_s += max(0.0, time_s - self._last_s)
         self._last_s = time_s
@@ -111,21 +111,22 @@ class JobTuning:
             self._first = Choice(**event.choice)  # type: ignore[arg-type]
 
     def figures(self, step: int, epoch: int, figures: Sequence[tuple[str, float]]) -> None:
-        """The numbers that came with a vote; the greatest over groups counts. Call it before the vote is applied."""
+        """Take the numbers that came with a vote; the greatest over all groups counts. Called before the vote is
+        applied."""
         if (step, epoch) != self._votes_of:
             self._votes_of, self._votes = (step, epoch), {}
         for name, value in figures:
             self._votes[name] = max(value, self._votes.get(name, 0.0))
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """A group's report on a step: ``save_s`` is how long its last save kept it from training."""
+        """Take a group's report on a step; its ``save_s`` is the time for which its last save kept it from training."""
         if "save_s" in report:
             self._save_s = float(report["save_s"])
 
     # ------------------------------------------------------------------------------------------------ what is decided
 
     def next(self, state: State) -> Event | None:
-        """What is to be decided now, if anything; ask again after it is applied."""
+        """The event that is to be applied now, or None. Called again after it was applied."""
         if state.phase != "running" or state.leave:
             return None
         changed, self._changed = self._changed, False
@@ -137,12 +138,16 @@ class JobTuning:
         return self._update(state) if changed and self._wishes.save_interval else None
 
     def _redundancy_is_open(self, state: State) -> bool:
-        """Where every group reads all data, or there is one, it follows."""
+        """Whether redundancy is to be chosen from figures; where every group reads all data, or there is only one, it
+        is known."""
         return self._wishes.redundancy and not self._wishes.shared_data and state.job.num_groups > 1
 
     def _start(self, state: State) -> Tuned | None:
-        """Orders a save to measure only where it chooses the interval; else the first save of the given one is
-        waited for."""
+        """The choice at the start of a life, or the save that is ordered to measure its cost; None while figures are
+        missing.
+
+        A save is ordered only where the interval is to be chosen; else the first save at the given interval is awaited.
+        """
         if len(self._samples) < MEASURED_STEPS:
             return None
         tried = self._trial_at is not None and self._commits - self._trial_at <= TRIAL_PATIENCE_STEPS
@@ -198,13 +203,15 @@ class JobTuning:
 
     @property
     def _may_plan_restarts(self) -> bool:
-        """``--spare-restart-after auto`` plans them with ``--save-interval auto`` only."""
+        """Whether the job may restart itself; with --spare-restart-after auto only where --save-interval is auto
+        too."""
         wishes = self._wishes
         planned = wishes.save_interval if wishes.restart_after is None else wishes.restart_after > 0
         return wishes.can_restart and planned
 
     def _planned_restart(self, state: State) -> StopRequested | None:
-        """Not when groups come back by themselves, nor for the last step of the run."""
+        """The event that begins a planned restart, where enough groups are lost; None else, and when the last step is
+        in flight."""
         wishes, live = self._wishes, len(state.live)
         lost, left = state.job.num_groups - live, state.job.last_step - state.step_in_flight
         if not wishes.can_restart or left < 1 or not lost:
@@ -223,7 +230,8 @@ class JobTuning:
 
 
 def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFiles) -> None:
-    """For people, as a small table (an update's reason says it all); for checkpoints and for the next life's ranks."""
+    """Print a choice as a table (but not an update, whose reason is enough), and write it to the run directory, where
+    checkpoints and the next life's ranks read it."""
     if not event.choice:
         return
     if "num_groups" in event.figures:
@@ -237,8 +245,8 @@ def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFil
 
 
 def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:
-    """The choice made once more from the figures of a record: equal to the record's. ``start`` is the record of the
-    choice at the life's start; None for that record itself."""
+    """The choice computed again from the figures of a record, which must equal the record's. ``start`` is the record of
+    the choice at the start of the life; None where ``event`` is that record itself."""
     if start is None:
         measured = Measured(**event.figures)  # type: ignore[arg-type]
         try:

@@ -1,13 +1,13 @@
-"""The journal: every event of the controller with what it led to, one JSON line each, written before anybody is told.
+"""The journal: every event of the controller with its actions, one JSON line each, written before anybody is told.
 
-``append`` returns when the line is out of this process (a killed coordinator loses nothing); records that change the
-epoch, commit a step or accept a checkpoint are on the disk too (fdatasync), because others act on them for ever after
-and the machine may die. fdatasync, not fsync: a file that only grows needs its data and its length, no access times.
-It costs 0.12 to 0.15 ms on a local disk, once a step.
+``append`` returns when the line is out of this process, so that a killed coordinator loses nothing. Records that change
+the epoch, commit a step, fence a group, stop the job or accept a checkpoint (:func:`is_final`) are on the disk by then
+(fdatasync), because others act on them for good and the host may die. fdatasync is enough, as a file that only grows
+needs its data and its length on the disk and no access times. It costs 0.12 to 0.15 ms on a local disk, once a step.
 
-An append is done whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): whoever gets an OSError may
-try it again, and decides nothing meanwhile. A torn last line, left by a death in the middle of a write, was never
-acted on: it is dropped.
+An append is done as a whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): a caller that gets an
+OSError may try it again, and must decide nothing meanwhile. A torn last line, which a death in the middle of a write
+leaves, is dropped: nobody has acted on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spare_megatron.coordinator.appended_file import AppendedFile
 
 @dataclass(frozen=True)
 class Record:
-    """One line."""
+    """One line of the journal."""
 
     n: int
     """Number of the record, from 1 without a gap."""
@@ -36,15 +36,15 @@ class Record:
     actions: tuple[Action, ...]
     reason: str
     begins_bytes: int = field(default=-1, compare=False)
-    """Where its line begins in the file that it was read from."""
+    """Offset of its line in the file that it was read from."""
 
 
 class JournalError(ValueError):
-    """A journal that cannot be what a coordinator wrote, or that does not replay."""
+    """A journal that no coordinator can have written, or whose replay decides something else."""
 
 
 class Journal:
-    """The writing side. One process at a time: the run directory's lock sees to it."""
+    """Writes a journal. Only one process at a time does: the run directory's lock, or the office, sees to it."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Journal:
         confirm: Callable[[], None] = lambda: None,
         settled_bytes: int | None = None,
     ) -> None:
-        """``confirm`` is called before a record that others act on is written, and again when it is on the disk, which
-        may take long: it raises where this process may not decide any more. ``settled_bytes``: what a replay said."""
+        """``confirm`` is called before a final record is written, and again when it is on the disk, which may take
+        long; it raises where this process may not decide any more. ``settled_bytes`` is that of the replay."""
         self._file = AppendedFile(path, "journal", durable=True, settled_bytes=settled_bytes)
         self._n, self._epoch, self._clock, self._confirm = records, epoch, clock, confirm
 
     def append(self, event: Event, decision: Decision) -> Record:
-        """Write one record; see the module about when it is where. Raises OSError: the record is not in the journal."""
+        """Write one record; a final one is on the disk afterwards. Raises OSError where it is not in the journal."""
         final = is_final(decision, self._epoch)
         if final:
             self._confirm()
@@ -79,12 +79,12 @@ class Journal:
         return record
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Close the file; nothing may be appended after it."""
         self._file.close()
 
 
 def is_final(decision: Decision, epoch: int) -> bool:
-    """Whether others act on it for ever after; ``epoch`` is the one before."""
+    """Whether others act on a decision for good; ``epoch`` is that before it."""
     acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
     return decision.epoch != epoch or any(acted_on)
 
@@ -105,7 +105,7 @@ def read(path: Path) -> Iterator[Record]:
     """The records in order; none for a file that is not there. A torn last line is dropped.
 
     Raises:
-        JournalError: any other line that is no record, or a gap in the numbers.
+        JournalError: another line is no record, or the numbers have a gap.
     """
     if not path.exists():
         return
@@ -139,13 +139,13 @@ def _parse(path: Path, n: int, line: bytes, begins_bytes: int) -> Record:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a journal leads to."""
+    """The result of replaying a journal."""
 
     state: State
     records: int
     settled_bytes: int
-    """How much of the file is certainly on the disk: what stands before the last record that others act on. Whoever
-    wrote the next record knew that the sync of that one had succeeded; of it and of what follows nobody knows."""
+    """How much of the file is certainly on the disk: everything before the last final record. That record was written
+    when the syncs of earlier ones had succeeded; whether its own sync did is not known."""
 
 
 Observer = Callable[[Record, State, Decision, State], None]
@@ -154,11 +154,11 @@ Observer = Callable[[Record, State, Decision, State], None]
 def replay(path: Path, observe: Observer | None = None) -> Replayed:
     """The state after the last record.
 
-    ``observe`` gets each record with the state before, the decision and the state after: whoever keeps records of
-    its own (metrics) rebuilds them in the same pass.
+    ``observe`` gets each record with the state before, the decision and the state after, so that metrics and the like
+    are rebuilt in the same pass.
 
     Raises:
-        JournalError: the journal does not lead to the actions that it says.
+        JournalError: the replay of a record decides something else than the record says.
     """
     state, records, settled_bytes = initial_state(), 0, 0
     for record in read(path):
@@ -177,5 +177,5 @@ def replay(path: Path, observe: Observer | None = None) -> Replayed:
 
 
 def verify(path: Path) -> int:
-    """Replay and compare every action; the number of records. Raises JournalError where they differ."""
+    """Replay a journal and return its number of records. Raises JournalError where a decision differs."""
     return replay(path).records

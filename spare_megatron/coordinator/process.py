@@ -1,4 +1,4 @@
-"""A coordinator process from its start to its exit code: alone on its run directory, or one of several candidates."""
+"""Runs a coordinator process to its exit code: alone on its run directory, or as one of several candidates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Coordinator, Options
 
 TURNS_STOOD_BACK = 10
-"""A candidate whose disk failed lets so many others go first: theirs may be better."""
+"""How many places a candidate whose disk failed steps back, because the disks of others may work."""
 
 
 def serve_alone(options: Options) -> ExitCode:
     """Run the only coordinator of a run directory to its end.
 
     Raises:
-        ConfigError: a user's error: the address, the run directory, another coordinator on it.
-        JournalError: the run directory's journal is not this machine's.
+        ConfigError: a user's error: a bad address or run directory, or another coordinator runs on it.
+        JournalError: the replay of the run directory's journal decides something else than the journal says.
     """
     _check(options)
     lock = options.run_dir.lock("coordinator", "spare-coordinator")
@@ -37,9 +37,10 @@ def serve_alone(options: Options) -> ExitCode:
 
 
 def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
-    """Candidate ``index`` of several: wait for the office, hold it, wait again when it is lost; the job's exit code.
+    """Run candidate ``index`` of several: wait for the office, hold it, and wait again when it is lost. Returns the
+    job's exit code.
 
-    Raises as :func:`serve_alone`; the other candidates then leave as well.
+    Raises the errors of :func:`serve_alone`; the other candidates then leave as well.
     """
     _check(options)
     if options.life < 1 or not lease_s > 0:
@@ -50,7 +51,7 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
     turn = index
     while True:
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # whoever holds office is sent them too, and saves
+            signal.signal(number, signal.SIG_IGN)  # the holder of the office gets them too, and saves
         office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
         if not isinstance(office, Office):
             return ExitCode(office)
@@ -58,20 +59,20 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
         code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
         if code is None:
             turn = index if office.is_lost() else index + TURNS_STOOD_BACK
-            say("this one is a candidate again")
+            say(f"candidate {index} waits for the office again")
             continue
         say(f"the coordinator leaves with exit code {int(code)}")
         return code
 
 
 def _serve_term(options: Options, office: Office) -> ExitCode | None:
-    """Serve until the job is over, whose exit code the others are told; None when the office is lost before, or is left
-    to one that has a better disk."""
+    """Serve until the job is over, and tell the other candidates its exit code. None where the office was lost before,
+    or given up because the disk failed."""
     code: ExitCode | None = ExitCode.FAILED
     try:
         code = _run(options)
     except Exception as error:
-        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # then no other error counts
+        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # no other error counts then
             say(f"{error}")
             code = None
             return None
@@ -91,7 +92,7 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
-        coordinator = patiently(lambda: Coordinator(options))  # nothing else runs in this loop yet
+        coordinator = patiently(lambda: Coordinator(options))  # it may block: nothing else runs in this loop yet
         return await coordinator.run()
 
     try:

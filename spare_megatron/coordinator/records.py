@@ -1,9 +1,10 @@
-"""The coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
+"""Writes the coordinator's records for people: metrics.jsonl, Megatron's iteration line, boards, status and summary.
 
-Nothing here decides anything, so a disk that fails ends nothing: what cannot be written now is kept and written
-later. Lines of metrics.jsonl are written once each, also across restarts of the coordinator: the file itself says what
-is written. A step is printed before it is written there: a coordinator killed in between prints it again when it is
-back, so no iteration line is ever missing. Boards are slow to start (W&B) and run in a thread of their own.
+No decision depends on them, so the job goes on while the disk fails: what cannot be written now is kept and written
+later. Each line of metrics.jsonl is written once, also across restarts of the coordinator, which finds in the file what
+is written. A step is printed before it is written there: a coordinator that was killed in between prints it again after
+its restart, so that no iteration line is missing. Boards (TensorBoard, W&B) are slow to start and run in a thread of
+their own.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from spare_megatron.observe.metrics import MetricsBook, RealPieces
 
 LOSSES_SHOWN = 5
 BOARDS_PAUSE_S = 10.0
-"""After a failure of the boards."""
+"""How long after a failure the boards are opened again at the earliest."""
 END_PATIENCE_S = 30.0
-"""How long the end of a job waits for a disk that does not take its last records."""
+"""How long a job that is over waits for a failing disk to take its last records."""
 
 
 class Records:
@@ -53,16 +54,16 @@ class Records:
         self._lines: IterationLines | None = None
         self._boards: Boards | None = None
         self._boards_again_s = 0.0
-        """When boards that failed are opened again; 0: they do not fail."""
+        """Monotonic time at which boards that failed may be opened again; 0: they have not failed."""
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
         self.life_began_unix_s = time.time()
         self._stop_signal = ""
-        """Reason of the first stop of this life that a signal asked for, also of one that came when the life was
-        ending anyway: it must not be followed by another life at once."""
+        """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
+        other life may follow at once."""
 
     def begin(self, job: JobDescription, state: State) -> None:
-        """The job is known: a new life, or the same one after a restart of the coordinator."""
+        """The job's description is known: at the first Hello of a life, or after a restart of the coordinator."""
         self._job = job
         self.book.loss_name = job.loss_names[0]
         first_step = state.job.first_step
@@ -76,7 +77,7 @@ class Records:
     def observe(
         self, record: Record, before: State, decision: Decision, after: State, detect_s: float, live: bool
     ) -> None:
-        """One transition; ``live``: it has just happened, as opposed to a replay."""
+        """Take the figures of one transition; ``live`` is False in a replay, which prints nothing."""
         self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
         if after.life != before.life:
             self.life_began_unix_s = record.time_unix_s
@@ -91,7 +92,7 @@ class Records:
             say(decision.reason)
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:
-        """A group's report on a step that it applied."""
+        """Take a group's report on a step that it applied."""
         self.book.report(step, report)
         self.write_ready()
 
@@ -113,8 +114,8 @@ class Records:
         self._unwritten = []
 
     def _lines_of(self, life: int) -> list[dict[str, Any]]:
-        """What the file has of one life; nothing where it cannot be read now: an iteration line is then an average of
-        fewer steps."""
+        """The lines of metrics.jsonl of one life; none where the file cannot be read now: then the next iteration line
+        averages fewer steps."""
         try:
             return [line for line in metrics_lines(self._run_dir.metrics) if line.get("life") == life]
         except (OSError, ValueError):
@@ -149,7 +150,7 @@ class Records:
             self.side.write(path.name, lambda: write_json(path, {**status, "time_unix_s": round(time.time(), 3)}))
 
     def finish(self, state: State) -> None:
-        """The job is over: what is still open, and the summary."""
+        """The job is over: write the lines that are left, status and summary, and close the boards."""
         self.write_ready(all_of_them=True)
         self.write_status(state, force=True)
         totals, last = self.book.totals, self._last_line
@@ -215,7 +216,8 @@ class Records:
             self._boards_fail(error)
 
     def _boards_fail(self, error: Exception) -> None:
-        """They are other people's code, with files and connections of their own: said once, and tried again."""
+        """Note that the boards failed, which is said once, and when to try again. They are third-party code with files
+        and connections of its own, so any exception is possible."""
         if not self._boards_again_s:
             say(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
         self._boards_again_s = time.monotonic() + BOARDS_PAUSE_S
@@ -238,6 +240,6 @@ def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def say(text: str) -> None:
-    """One notice on the coordinator's standard output, which spare-launch shows."""
+    """Write one line to the coordinator's standard output, which spare-launch shows."""
     sys.stdout.write(f"spare: {text}\n")
     sys.stdout.flush()

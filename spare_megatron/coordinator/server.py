@@ -1,10 +1,10 @@
-"""The coordinator: the controller's machine behind a gRPC server, with a journal before it and a detector beside it.
+"""The coordinator: a gRPC server that feeds the controller's machine, journals its decisions and sends its actions.
 
-One event loop, one event at a time: an event goes through the machine, its record is in the journal, then its
-actions are sent. While the journal cannot be written, events wait in a backlog and nothing is decided. What reaches it
-as a message becomes an event; what it must conclude itself (silence, a closed connection) the detector finds.
-Restarted on the same run directory it replays the journal, waits for the live groups up to the heartbeat time-out, and
-goes on; no training process notices more than a reconnect.
+It has one event loop and handles one event at a time: the machine decides, the record is written to the journal, then
+the actions are sent. While the journal cannot be written, events wait in a backlog and nothing is decided. Messages
+become events; silence and closed connections are found by the detector. After a restart on the same run directory it
+replays the journal, waits for the live groups for up to the heartbeat time-out, and goes on; training processes only
+reconnect.
 """
 
 from __future__ import annotations
@@ -60,29 +60,30 @@ from spare_megatron.coordinator.suspicion import Suspicion
 
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0
-"""Between two looks whether coordinator.json still names this coordinator."""
+"""Time between two checks that coordinator.json still names this coordinator."""
 DISK_PATIENCE = 0.75
-"""Of the coordinator time-out of the groups: how long the job waits for a disk before another process is to go on."""
+"""How long this coordinator waits for a disk before another process should go on, as a share of the time for which
+groups go on without a coordinator."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of the command line."""
+    """The options of the command line."""
 
     listen: str
     run_dir: RunDirectory
     life: int = 0
-    """Number of the job's life: one above the journal's begins with the first Hello. 0: go on with the journal's life,
-    or begin the next one where that has ended."""
+    """Number of the job's life; one that is higher than the journal's begins with the first Hello. 0: go on with the
+    journal's life, or begin the next one where that has ended."""
     tls_dir: str = ""
     office: Office | None = None
-    """Where several coordinators may serve the run directory: this one's term."""
+    """The office that this coordinator holds, where several candidates share the run directory; else None."""
     with_store: bool = True
-    """False for control planes without communicators (simulated clients): torch is not loaded."""
+    """False where clients are simulated and have no communicators: then torch is not loaded."""
 
 
 class Coordinator:
-    """One coordinator process. Whoever makes it holds the run directory's lock."""
+    """One coordinator process. Its creator holds the run directory's lock, or the office."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
@@ -162,7 +163,7 @@ class Coordinator:
         return [asyncio.create_task(one) for one in work]
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Until the machine has stopped and the groups have left; a failed task is the end too."""
+        """Wait until the machine has stopped and the groups have left; raises the error of a failed task."""
         over = asyncio.create_task(self._over.wait())
         done, _ = await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
@@ -177,7 +178,7 @@ class Coordinator:
             self._records.finish(self._state)
 
     def _resume(self) -> None:
-        """The same life after a restart: members must be heard again within the heartbeat time-out."""
+        """Go on with the journal's life: its groups must be heard again within the heartbeat time-out."""
 
         def expect() -> None:
             now_s = time.monotonic()
@@ -190,7 +191,7 @@ class Coordinator:
         self._resumed = True
         self._backlog.do(self._read_job)
         self._apply(Opened(self._state.job, self._state.life, self._fencing))
-        if self._accepted:  # the one before may have died between the record and the file
+        if self._accepted:  # the coordinator before may have died between the record and the file
             self._backlog.do(partial(self._dir.publish_accepted, self._accepted))
         self._backlog.do(expect)
 
@@ -200,7 +201,7 @@ class Coordinator:
             self._adopt_job(decode(kept))
 
     def _open(self, spec: JobSpec, job: JobDescription) -> None:
-        """The first Hello of a new life."""
+        """Begin a new life, at its first Hello."""
 
         def begin() -> None:
             self._adopt_job(job)
@@ -230,12 +231,12 @@ class Coordinator:
         )
 
     async def _keep_published(self, publish: Callable[[], None]) -> None:
-        """Without an office: the run directory's lock keeps others out, but not a rename that an earlier coordinator's
-        host had still to carry out."""
+        """Publish the address again where coordinator.json lost it. The run directory's lock keeps other coordinators
+        out, but not a rename by an earlier one that its host carries out late."""
         while True:
             await asyncio.sleep(PUBLISHED_INTERVAL_S)
             if not self._backlog.waiting:
-                with contextlib.suppress(OSError):  # a disk that fails for a while
+                with contextlib.suppress(OSError):  # the disk may fail for a while
                     publish()
 
     def _signal(self, name: str) -> None:
@@ -248,11 +249,11 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------- events
 
     def _apply(self, event: Event, detect_s: float = 0.0) -> None:
-        """One event, now or when the disk allows: decide, write it down, then act."""
+        """Handle one event, now or when the disk allows: decide, write the record, then act."""
         self._backlog.do(partial(self._decide, event, detect_s))
 
     def _decide(self, event: Event, detect_s: float = 0.0) -> None:
-        """The state goes on only with a record that is in the journal; OSError: nothing has changed."""
+        """Decide one event. The state changes only once the record is in the journal; an OSError changes nothing."""
         before = self._state
         after, decision = step(before, event)
         record = self._journal.append(event, decision)
@@ -269,7 +270,7 @@ class Coordinator:
             self._detector.lost(action.group, action.incarnation)
 
     def _follow(self, record: Record, before: State) -> None:
-        """What an event leads to, once its actions are sent."""
+        """Do what an event leads to once its actions are sent, and decide the tuning event that may follow it."""
         if self._state.stopped and not before.stopped:
             self._end()
         if isinstance(record.event, Tuned):
@@ -280,7 +281,7 @@ class Coordinator:
             self._backlog.do_next([partial(self._decide, following)])
 
     def _fail(self, error: Exception) -> None:
-        """A bug, another coordinator, or a disk that does not come back: this process decides nothing any more."""
+        """Decide nothing any more after a bug, a lost office, or a disk that does not come back."""
         self._error = error
         self._over.set()
 
@@ -298,7 +299,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------- groups
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
-        """One leader's stream, from arrival to end."""
+        """Serve one leader's stream, from its arrival to its end."""
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
@@ -324,7 +325,7 @@ class Coordinator:
                 self._detector.closed(stream.group, stream.incarnation, time.monotonic())
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
-        """Why a group runs another job than the first one, empty if it does not: a user's error."""
+        """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
         if self._unopened or hello.fingerprint == self._fingerprint:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
@@ -369,7 +370,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------- losses
 
     async def _report_exit(self, request: pb.Exited, _: grpc.aio.ServicerContext) -> pb.Done:
-        """The launcher saw a rank end: a fact, unless it left in order at the end of the job."""
+        """The launcher saw a process end: its group is lost, unless it left in order at the end of the job."""
         group, incarnation = request.group, request.incarnation
         ended = self._state.phase == "ending" and group in self._state.applied_last
         orderly = request.status == 0 and (self._state.stopped or ended)
@@ -387,7 +388,7 @@ class Coordinator:
         return pb.Done()
 
     async def _watch(self) -> None:
-        """Ask the detector, again and again."""
+        """Ask the detector for losses at every tick."""
         while True:
             await asyncio.sleep(self._detector.tick_s)
             if not self._state.stopped and not self._unopened:
@@ -402,4 +403,4 @@ class Coordinator:
 
 
 def _nobody_else() -> None:
-    """The run directory's lock lets no other coordinator in."""
+    """Confirms nothing: without candidates, the run directory's lock keeps other coordinators out."""

@@ -1,7 +1,7 @@
-"""The coordinator's open streams: one for each group incarnation, orders queued and written in turn.
+"""The coordinator's open streams: one for each group incarnation; orders are queued and written in order.
 
-A stream outlives neither its connection nor its fencing. What is sent to a group without a stream is dropped: its
-next Hello asks for all of it.
+A stream ends with its connection, or when its group is fenced. Orders to a group without a stream are dropped: the
+answer to its next Hello contains everything that it must know.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Streams:
         self._empty.clear()
 
     def remove(self, stream: Stream) -> bool:
-        """A connection closed; true if it was the present one of its incarnation."""
+        """A connection closed. True if it was the present one of its incarnation."""
         key = (stream.group, stream.incarnation)
         if self._streams.get(key) is not stream:
             return False
@@ -67,17 +67,17 @@ class Streams:
         return True
 
     def send(self, group: int, incarnation: int, order: pb.Order) -> None:
-        """To one incarnation, if it is connected."""
+        """Send an order to one incarnation of a group, if it is connected."""
         stream = self._streams.get((group, incarnation))
         if stream is not None:
             stream.send(order)
 
     def send_all(self, groups: Iterable[int], order: pb.Order) -> None:
-        """To every connected incarnation of some groups."""
+        """Send the same order to every connected incarnation of ``groups``."""
         self.send_each(dict.fromkeys(groups, order))
 
     def send_each(self, orders: Mapping[int, pb.Order]) -> None:
-        """To every connected incarnation of some groups, each its own."""
+        """Send each group's order to all its connected incarnations."""
         for (group, _), stream in self._streams.items():
             if group in orders:
                 stream.send(orders[group])
@@ -94,7 +94,7 @@ class Streams:
             stream.end()
 
     async def wait_empty(self, timeout_s: float) -> None:
-        """Until nobody is connected any more, or the time is over."""
+        """Wait until nobody is connected any more; after ``timeout_s`` close what is left."""
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except asyncio.TimeoutError:

@@ -1,8 +1,8 @@
-"""From what the detector finds to the events that the machine decides by: losses, standstills, joiners that are late.
+"""Makes events of what the detector finds: losses, standstills, joiners that are late.
 
-Findings that become known together make one event. Durations in events are measured here, on this process's own clock.
-While the machine decides nothing (the job is not open, or its disk fails) findings wait, and nobody is judged for
-waiting: they wait for this process.
+Findings that become known together make one event. Durations in events are measured here, by this process's own clock.
+While the machine decides nothing (the job is not open, or the disk fails) findings are kept, and groups are not judged
+for standing still, because they wait for this process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from spare_megatron.controller.messages import Event, JoinersLate, Loss, Lost, S
 from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
 
 TOGETHER_S = 0.003
-"""Losses that become known within this time make one epoch: the ranks of one host die within milliseconds."""
+"""Losses that become known within this time make one epoch, because the ranks of one host die within
+milliseconds."""
 
 
 class Decide(Protocol):
-    """Where events go."""
+    """The function that gets the events."""
 
     def __call__(self, event: Event, detect_s: float = 0.0) -> None:
-        """``detect_s``: time since the first evidence."""
+        """Decide ``event``; ``detect_s`` is the time since the first evidence for it."""
 
 
 class Suspicion:
-    """Belongs to one event loop."""
+    """Collects the detector's findings and hands them on as events. Used in one event loop."""
 
     def __init__(
         self,
@@ -39,23 +40,23 @@ class Suspicion:
         then: Callable[[Callable[[], None]], None],
         waits: Callable[[], bool],
     ) -> None:
-        """``then`` calls a function when what was given to ``decide`` before is decided; ``waits`` is true while
-        nothing is."""
+        """``then`` calls a function once all events given to ``decide`` before are decided; ``waits`` returns True
+        while nothing is decided."""
         self._detector, self._state, self._decide, self._then, self._waits = detector, state, decide, then, waits
         self._findings: list[Finding] = []
         self._failing: tuple[tuple[int, Mapping[int, int]], float] | None = None
-        """Which step of which members fails, and since when."""
+        """The step that fails and its members, and since when; None while none has failed."""
         self._joiners: tuple[int, float] | None = None
-        """The epoch whose holders wait for joiners, and since when."""
+        """The epoch whose holders wait for joiners, and since when; None while they do not."""
 
     def lose(self, finding: Finding) -> None:
-        """Collect what becomes known together, then make it one event."""
+        """Collect a finding; all that become known together make one event."""
         if not self._findings:
             asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
         self._findings.append(finding)
 
     def flush(self) -> None:
-        """Tell the machine what was collected. A group that is lost while nothing is decided is lost after it."""
+        """Make one event of what was collected. While nothing is decided, findings are kept until the next call."""
         if self._waits() or not self._findings:
             return
         findings, self._findings = self._findings, []
@@ -76,7 +77,7 @@ class Suspicion:
         return round(now_s - self._failing[1], 3)
 
     def look(self) -> None:
-        """Who is due, now."""
+        """Ask the detector what has happened by now."""
         state, now_s = self._state(), time.monotonic()
         running = state.phase == "running" and not self._waits()
         attempt = Attempt(state.epoch, state.live, state.votes.keys()) if running else None
@@ -88,7 +89,7 @@ class Suspicion:
         self._look_at_joiners(running)
 
     def _look_at_joiners(self, running: bool) -> None:
-        """The holders of the last state wait for those who join: but only for a heartbeat time-out."""
+        """Make an event when the holders of the last state have waited for joiners for the heartbeat time-out."""
         state, now_s = self._state(), time.monotonic()
         joiners = state.live.keys() - state.holders
         if not running or not joiners or not self._detector.all_wait(state.holders):
@@ -102,7 +103,7 @@ class Suspicion:
             self._decide(JoinersLate(state.epoch, round(waited_s, 3)))
 
     def _spare(self, losses: Sequence[Loss]) -> None:
-        """Whom the machine kept in spite of a finding is watched again."""
+        """Watch the groups again that the machine has kept in spite of a finding."""
         for loss in losses:
             if self._state().live.get(loss.group) == loss.incarnation:
                 self._detector.spare(loss.group, time.monotonic())

@@ -1,20 +1,21 @@
-"""The terms of office in a run directory, as files: which coordinator is the latest, and what is its own.
+"""The terms of office in a run directory, as files: which term is the newest, and which files belong to it.
 
 * ``terms/N.json`` begins term N; N is the fencing number. It is made by a hard link, which fails where the name is
-  taken, on network file systems too: one claim succeeds. Its holder rewrites it, nobody else does.
-* ``terms/N/`` has the files that its holder alone appends to, journal and metrics, each a copy of what the term before
-  it left. The folder appears as a whole, or never: whoever takes over from a term without one puts a file in its place
-  (it *seals* the term), and a candidate that was stopped before it opened its term finds that it cannot any more.
+  taken, also on network file systems, so that only one claim succeeds. Only its holder rewrites it.
+* ``terms/N/`` has the journal and the metrics to which only its holder appends; at first they are copies of those of
+  the term before. The folder appears as a whole or never: a process that takes over from a term without a folder puts a
+  file in its place (it *seals* the term), so that a candidate that was stopped before it opened this term cannot do it
+  any more.
 * ``coordinator.json``, ``journal.jsonl`` and ``metrics.jsonl`` in the run directory show the newest term that serves:
-  the address that its file holds, and hard links to its own files. No coordinator reads the last two.
+  its address, and hard links to its files. A coordinator reads the last two only where the one before it had no term.
 
-A name in the run directory can be given to an older term, by one that was stopped after it had looked for later terms
-and before its rename: that cannot be prevented, only repaired, and so it is. Whoever has renamed looks again, and shows
-the newer term if there is one by then; the present holder looks at the names ten times in a lease. So they are right as
-soon as the last of these renames is done and either its author or the holder has gone on.
+A process that was stopped after it had looked for later terms, and before it renamed, can let a name in the run
+directory show an older term. That cannot be prevented, but it is repaired: after a rename a process looks again, and
+shows the newer term if there is one by then; and the present holder checks the names ten times in a lease. So the names
+are right once the last such rename is done and either its process or the holder has run on.
 
 A look that cannot see what must be there (a listing that fails or is behind, a file that is gone between listing and
-reading, half a file) raises :class:`UnseenError`: it is no look, and says nothing of who holds office.
+reading, half a file) raises :class:`UnseenError`: it says nothing about who holds office.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ from spare_megatron.control.run_directory import CoordinatorAddress, RunDirector
 
 
 class UnseenError(OSError):
-    """The terms could not be seen just now."""
+    """The terms could not be read this time."""
 
 
 class SealedError(Exception):
-    """A later term has begun before this one was opened."""
+    """A later term has taken over before this one was opened."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """What the file of one term says."""
+    """The content of the file of one term."""
 
     number: int
     life: int
-    """Of the job: a term of an earlier life ended with it, however it ended."""
+    """The life of the job in which the term began; with that life the term is over."""
     beat: int = 0
-    """Grows while the holder lives."""
+    """A counter that grows while the holder lives."""
     over: int | None = None
     """The job's exit code, once this life is over."""
     address: CoordinatorAddress | None = None
-    """Where the holder serves, once it does."""
+    """Where the holder serves; None before it does."""
 
 
 class Terms:
@@ -62,10 +63,10 @@ class Terms:
         self._run_dir, self._folder = run_dir, run_dir.path / "terms"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._highest = 0
-        """Term numbers never fall: a listing that ends below this one is behind."""
+        """The highest term number seen so far. A listing without it is out of date, as term files are never removed."""
 
     def newest(self) -> Term | None:
-        """The present term; None before the first. Raises UnseenError."""
+        """The newest term; None before the first. Raises UnseenError."""
         return next(self._downwards(), None)
 
     def claim(self, before: Term | None, life: int) -> Term | None:
@@ -86,12 +87,12 @@ class Terms:
         return term
 
     def write(self, term: Term) -> None:
-        """What its holder says of its own term."""
+        """Rewrite the file of a term, which only its holder may do."""
         write_json(self._path(term.number), asdict(term))
 
     def open(self, number: int) -> RunDirectory:
-        """Take over what the terms before ``number`` have left: the run directory, with this term's own journal and
-        metrics. Raises SealedError when a later term has done so first."""
+        """Take over the files that the terms before ``number`` left. Returns the run directory with this term's own
+        journal and metrics. Raises SealedError where a later term has done so first."""
         own = self._own(number)
         if not own.is_dir():
             source = self._left_before(number)
@@ -103,8 +104,8 @@ class Terms:
         return mine
 
     def show(self) -> None:
-        """Let the names in the run directory be those of the newest term that serves. Any process, any time; looks
-        again after what it has renamed."""
+        """Let the names in the run directory show the newest term that serves, and look again after each rename. Any
+        process may call it at any time."""
         shown = 0
         while (serving := next((term for term in self._downwards() if term.address is not None), None)) is not None:
             if serving.number == shown:
@@ -146,8 +147,8 @@ class Terms:
             raise UnseenError(f"cannot read {path}: {error}") from error
 
     def _left_before(self, number: int) -> Path:
-        """The folder of the last term before ``number`` that was opened; terms that were not are sealed. The run
-        directory itself where a coordinator of its own, without a term, came last, or nobody."""
+        """The folder of the last term before ``number`` that was opened; terms after it that were not are sealed. The
+        run directory itself where the coordinator before had no term, or there was none."""
         for earlier in range(number - 1, 0, -1):
             if not self._path(earlier).exists():
                 break
@@ -159,13 +160,13 @@ class Terms:
         return self._run_dir.path
 
     def _fill(self, own: Path, source: Path) -> None:
-        """Make the folder ``own`` with durable copies of what is in ``source``."""
+        """Make the folder ``own`` with durable copies of the files in ``source``."""
         scratch = scratch_of(own)
         scratch.mkdir()
         try:
             for name in self._appended:
                 if source == self._run_dir.path and not (source / name).exists():
-                    (scratch / name).touch()  # nobody was before this one
+                    (scratch / name).touch()  # no coordinator ran before this one
                 else:
                     shutil.copyfile(source / name, scratch / name)
                 with (scratch / name).open("rb") as file:
@@ -178,7 +179,7 @@ class Terms:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _remove_before(self, source: Path) -> None:
-        """The folders of the terms before the one that was copied: nobody copies them any more."""
+        """Remove the folders of terms older than the one that was copied, as nobody copies them any more."""
         older = [p for p in self._folder.iterdir() if p.name.isdigit() and source.name.isdigit()]
         for path in older:
             if int(path.name) < int(source.name) and path.is_dir():

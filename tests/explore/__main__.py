@@ -1,4 +1,4 @@
-"""Explore a job of some shape whole, or play a counterexample: ``python -m tests.explore --help``."""
+"""Explores all states of a small job, or plays a counterexample: ``python -m tests.explore --help``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.explore.shapes import FULL, PLAIN
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: nothing was found."""
+    """Run the command; returns 0 where no counterexample was found, else 1."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     named = {**PLAIN, **FULL}
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     kinds = frozenset(filter(None, chosen.faults.split(",")))
     if kinds - set(FAULTS):
-        parser.error(f"--faults {chosen.faults}: there are {', '.join(FAULTS)}")
+        parser.error(f"--faults {chosen.faults}: use some of {', '.join(FAULTS)}")
     if chosen.shape and chosen.shape not in named:
         parser.error(f"--shape {chosen.shape!r} is not one of those that --list shows")
     shape = named[chosen.shape] if chosen.shape else _shape(chosen, kinds)
@@ -58,21 +58,21 @@ def _shape(chosen: argparse.Namespace, kinds: frozenset[str]) -> Shape:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m tests.explore", description=__doc__)
-    parser.add_argument("--groups", type=int, default=2, metavar="N")
+    parser.add_argument("--groups", type=int, default=2, metavar="N", help="number of groups (default 2)")
     parser.add_argument("--redundancy", type=int, default=0, metavar="R", help="hosts of each shard (default: all)")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--pieces", type=int, default=1, help="of each shard")
-    parser.add_argument("--faults", default="kill", metavar="KIND,...", help=", ".join(FAULTS))
-    parser.add_argument("--count", type=int, default=2, help="faults in all, of any of these kinds (default 2)")
-    parser.add_argument("--save-every", type=int, default=0, metavar="STEPS", help="0: only the last step is saved")
-    parser.add_argument("--audit-rate", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=2, help="steps of the job (default 2)")
+    parser.add_argument("--pieces", type=int, default=1, help="pieces of each shard (default 1)")
+    parser.add_argument("--faults", default="kill", metavar="KIND,...", help=f"some of {', '.join(FAULTS)}")
+    parser.add_argument("--count", type=int, default=2, help="faults in all, of the kinds of --faults (default 2)")
+    parser.add_argument("--save-every", type=int, default=0, metavar="STEPS", help="0: save only the last step")
+    parser.add_argument("--audit-rate", type=float, default=0.0, help="share of audited pieces (default 0)")
     parser.add_argument("--formed", action="store_true", help="start with all groups in their first step")
-    parser.add_argument("--late-finals", action="store_true", help="a replaced coordinator says one final record")
-    parser.add_argument("--every-move", action="store_true", help="without the partial-order reduction")
-    parser.add_argument("--limit", type=int, help="give up, with an error, beyond so many states")
-    parser.add_argument("--play", metavar="'MOVE; MOVE; ...'", help="tell what happens instead of exploring")
-    parser.add_argument("--shape", help="one of those that the tests explore, by name")
-    parser.add_argument("--list", action="store_true", help="show them")
+    parser.add_argument("--late-finals", action="store_true", help="a ghost sends the actions of one final record")
+    parser.add_argument("--every-move", action="store_true", help="explore without the partial-order reduction")
+    parser.add_argument("--limit", type=int, help="give up, with an error, beyond this number of states")
+    parser.add_argument("--play", metavar="'MOVE; MOVE; ...'", help="print what these moves do, and explore nothing")
+    parser.add_argument("--shape", help="name of a shape that the tests explore (--list)")
+    parser.add_argument("--list", action="store_true", help="list the shapes that the tests explore")
     return parser
 
 

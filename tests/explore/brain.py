@@ -1,9 +1,9 @@
-"""The deciding half of a coordinator: the real machine behind the real journal, as a graph of states.
+"""The states of a coordinator's machine as a graph: the real machine with the real encoding of the journal.
 
-A :class:`Brain` is one state of :func:`spare_megatron.controller.machine.step`. Two machine states are one brain when
-they differ in nothing but sentences for people, which decide nothing. Each (brain, event) is decided once: the
-invariants are checked, the record goes through the journal's encoding and back, and what comes back must decide the
-same. By induction so does the replay of every journal that leads here.
+A :class:`Brain` is one state of :func:`spare_megatron.controller.machine.step`. Machine states that differ only in
+sentences for people, on which no decision depends, are the same brain. Each (brain, event) is decided once: the
+invariants are checked, the record is encoded as in the journal and decoded, and the decoded event must lead to the same
+decision. So, by induction, the replay of every journal that leads to a brain makes the same decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spare_megatron.coordinator import journal
 from tests.explore.keep import Keeper, Kept
 
 SENTENCES = frozenset({"outcome_reason", "spec", "placement"})
-"""Fields of a state that decide nothing, or are the same in all states of a job."""
+"""Fields of a state on which no decision depends, or which are the same in all states of a job."""
 
 
 @dataclass(eq=False)
@@ -35,24 +35,24 @@ class Brain:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one event led to."""
+    """The result of one event in one state."""
 
     after: Brain
     reason: str
-    """In a sentence. It may be that of another journal: brains do not tell sentences apart."""
+    """The decision's reason. It may be of another journal that led to the same brain."""
     words: tuple[Word, ...]
     final: bool
-    """The record must be known to count before anybody hears of it (journal)."""
+    """The record needs a confirmation before its actions are sent (``journal.is_final``)."""
     fenced: tuple[tuple[int, int, str], ...]
-    """(group, incarnation, why) of groups that the machine says are wrong."""
+    """(group, incarnation, why) of groups that are fenced as 'diverged' or 'corrupt'."""
     accepted: tuple[m.AcceptSave, ...]
     against: frozenset[tuple[int, str]]
-    """(step, digest) of weights that the votes just counted are against."""
+    """(step, digest) of weights against which the votes that were just counted speak."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One action for one group (``incarnation`` -1: whichever is connected)."""
+    """One action for one group (``incarnation`` -1: for whichever is connected)."""
 
     group: int
     incarnation: int
@@ -60,7 +60,7 @@ class Word:
 
 
 class Brains:
-    """Makes brains, and decides."""
+    """Makes brains, and lets the machine decide."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keep = keeper.keep
@@ -81,7 +81,7 @@ class Brains:
         return found
 
     def step(self, brain: Brain, event: Kept[m.Event]) -> Step:
-        """Decide, once for each brain and event."""
+        """The result of ``event``; each brain and event is decided only once."""
         found = brain.decided.get(event)
         if found is None:
             found = brain.decided[event] = self._step(brain.state, event.value)
@@ -111,7 +111,7 @@ class Brains:
         )
 
     def _journal(self, state: State, event: m.Event, decision: m.Decision, after: Brain) -> None:
-        """The record as it is read back decides the same."""
+        """Assert that the record, encoded and decoded, leads to the same decision."""
         line = json.dumps([codec.encode_event(event), codec.encode_actions(decision.actions)])
         plain_event, plain_actions = json.loads(line)
         read = codec.decode_event(plain_event)
@@ -137,7 +137,7 @@ class Brains:
 
 
 def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
-    """Weights that a majority is against, once all votes are there."""
+    """(step, digest) of weights against which a majority votes; none before all votes are there."""
     if not isinstance(event, m.Vote) or not event.result.ok or event.result.epoch != state.epoch:
         return frozenset()
     votes = {**state.votes, event.group: event}
@@ -157,7 +157,7 @@ def _frozen_state(state: State) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """A hashable value that is equal for states in which the machine does the same."""
+    """A hashable value that is equal for values between which the machine makes no difference."""
     kind = type(value)
     if kind in PLAIN:
         return value  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What each thing that may happen does to the world. :mod:`tests.explore.model` says when it may."""
+"""The effect of each move on the world. :mod:`tests.explore.model` says when a move is possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.explore.world import World
 
 
 class Effects:
-    """From one world of a shape to the next. ``n`` is an index of ``World.processes``."""
+    """Makes the next world of a shape from a world. ``n`` is an index of ``World.processes``."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.spec = shape, shape.spec
@@ -21,14 +21,14 @@ class Effects:
         self.brains = Brains(self.keeper)
         self.rules = Processes(self.spec, self.keeper)
         self.heard: list[m.Event] | None = None
-        """Every event of the coordinator that counts, in order, where somebody wants to know."""
+        """All events of the present coordinator, in order, where somebody wants to know; else None."""
         self.reasons: list[str] = []
-        """The coordinator's newest reasons."""
+        """The reasons of the coordinator's decisions since the list was last emptied."""
         self._limits = tuple(kind for kind, _ in shape.each)
         self._batch = list(range(shape.groups * shape.pieces))
 
     def begin(self) -> World:
-        """All groups say Hello to the first coordinator."""
+        """The world in which the Hellos of all groups are on the way to the first coordinator."""
         opened = m.Opened(self.spec, 1, 1)
         closed = World(
             brain=self.brains.of(initial_state()),
@@ -41,7 +41,7 @@ class Effects:
     # ------------------------------------------------------------------------------------------------ coordinators
 
     def feed(self, w: World, event: m.Event) -> World:
-        """One event of the coordinator that counts."""
+        """The present coordinator (the one that was not replaced) gets an event."""
         if self.heard is not None:
             self.heard.append(event)
         done = self.brains.step(w.brain, self.keeper.keep(event))
@@ -50,11 +50,11 @@ class Effects:
         return self._speak(w._replace(brain=done.after), done.words, done.after.state.fencing)
 
     def lose(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> World:
-        """The coordinator takes (group, incarnation) for dead."""
+        """The present coordinator takes the (group, incarnation) of ``gone`` for dead."""
         return self.feed(w, self._lost(w, gone, cause))
 
     def lose_by_ghost(self, w: World, n: int) -> World:
-        """A ghost takes a process for dead that is connected to it."""
+        """A ghost takes a process that is connected to it for dead."""
         p = w.processes[n]
         number = w.ghost_of(p)
         assert number is not None
@@ -62,13 +62,13 @@ class Effects:
 
     @staticmethod
     def _lost(w: World, gone: tuple[tuple[int, int], ...], cause: str) -> m.Lost:
-        """It is known how far the live groups are."""
+        """The event that loses these groups, with the progress of the live ones."""
         done = {p.group: len(p.ran) for p in w.processes if p.applied + 1 == w.brain.state.step_in_flight}
         progress = tuple((group, done.get(group, 0)) for group in sorted(w.brain.state.live))
         return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
 
     def reopen(self, w: World, ghost: bool) -> World:
-        """Another coordinator begins with the journal as it is; the one before it goes on (``ghost``) or has died."""
+        """Another coordinator replays the journal and begins; the one before it goes on (``ghost``) or has died."""
         state = w.brain.state
         if ghost:
             w = w._replace(ghosts=(*w.ghosts, w.brain))
@@ -87,15 +87,18 @@ class Effects:
         return w if number is None else self._feed_ghost(w, number, event)
 
     def is_idle_talk(self, w: World, p: Process) -> bool:
-        """Nothing would come of what this process says next: a ghost hears it and makes at most a note of it."""
+        """True where the next message of this process has no effect on others: it goes to nobody, or to a ghost
+        that sends nothing."""
         if p.where == w.brain.state.fencing or self.shape.late_finals:
             return False
         number = w.ghost_of(p)
         return number is None or _is_silent(w.ghosts[number], self.brains.step(w.ghosts[number], p.up[0]))
 
     def _feed_ghost(self, w: World, number: int, event: Kept[m.Event]) -> World:
-        """What a ghost must confirm it never says: it ends there, and whoever is connected to it moves on, as anybody
-        may at any time. What it makes a note of has no effect but on such a record."""
+        """A ghost gets an event. A record that needs a confirmation changes nothing in the model: the ghost would end
+        without sending its actions, and processes that are connected to it may connect elsewhere at any time anyway.
+        (With ``Shape.late_finals`` its actions are sent, and then the ghost ends.) Nor does a record that sends nothing
+        and leaves later views as they are."""
         ghost = w.ghosts[number]
         done = self.brains.step(ghost, event)
         if not self.shape.late_finals and _is_silent(ghost, done):
@@ -105,8 +108,8 @@ class Effects:
         return after._replace(ghosts=(*w.ghosts[:number], *kept, *w.ghosts[number + 1 :]))
 
     def _speak(self, w: World, words: tuple[Word, ...], fencing: int) -> World:
-        """Put a coordinator's words on its connections. A connection begins when its Hello is heard, and a fence closes
-        it."""
+        """Put a coordinator's actions on its connections: on those whose Hello it has heard and that no fence has
+        closed."""
         if not words:
             return w
         processes = list(w.processes)
@@ -130,7 +133,7 @@ class Effects:
         return self.put(w, n, p)
 
     def compute(self, w: World, n: int, wrong: str = "") -> World:
-        """A process runs its segments and contributes them to the sum of its epoch."""
+        """A process runs its segments and contributes to the sum of its epoch."""
         p = w.processes[n]
         done = self.rules.compute(p, wrong)
         key, part = (done.known.step, done.known.epoch), (p.group, p.incarnation, done.ran, done.audited)
@@ -148,7 +151,7 @@ class Effects:
         return self.keeper.keep(Result(orders.step, orders.epoch, parts))
 
     def reduce(self, w: World, n: int, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> World:
-        """A process has the sum, or fails to get it, and votes."""
+        """A process gets the sum, or fails to, and votes."""
         return self.put(w, n, self.rules.reduced(w.processes[n], result, links))
 
     def apply(self, w: World, n: int) -> World:
@@ -160,7 +163,7 @@ class Effects:
         return self.put(w._replace(results=tuple({*w.results, p.held})), n, done)
 
     def join(self, w: World, n: int, donor: Process) -> World:
-        """A joiner takes the state of ``donor`` (itself: it has it already) and says so."""
+        """A joiner takes the state of ``donor``, or has it already where it is the donor itself, and says Applied."""
         p = w.processes[n]
         done = self.rules.joined(p, None if donor is p else donor)
         return self.put(self.blame(w, p) if donor.damage else w, n, done)
@@ -173,28 +176,28 @@ class Effects:
         return w._replace(processes=tuple(processes))
 
     def put(self, w: World, n: int, p: Process) -> World:
-        """With a process that has changed."""
+        """The world with process ``n`` replaced by ``p``."""
         return w._replace(processes=(*w.processes[:n], self.keeper.share(p), *w.processes[n + 1 :])).tidied()
 
     def without(self, w: World, n: int) -> World:
-        """A process is gone, and what was on the way to it and from it."""
+        """The world without process ``n`` and the messages on the way to it and from it."""
         return w._replace(processes=w.processes[:n] + w.processes[n + 1 :]).tidied()
 
     # --------------------------------------------------------------------------------------------------------- faults
 
     def may(self, w: World, kind: str) -> bool:
-        """Whether there is such a fault left."""
+        """Whether a fault of this kind is left."""
         if not w.left or kind not in self.shape.kinds:
             return False
         return kind not in self._limits or w.each[self._limits.index(kind)] > 0
 
     def pay(self, w: World, kind: str) -> World:
-        """With one fault less."""
+        """The world with one fault of this kind less."""
         each = tuple(left - (kind == limited) for limited, left in zip(self._limits, w.each, strict=True))
         return w._replace(left=w.left - 1, each=each)
 
     def blame(self, w: World, p: Process) -> World:
-        """Something is wrong with this process from here on."""
+        """The world that remembers that this process was damaged or computed wrongly."""
         return w._replace(guilty=w.guilty | {(p.group, p.incarnation)})
 
     def damage(self, w: World, n: int) -> World:
@@ -203,12 +206,12 @@ class Effects:
         return self.blame(self.put(w, n, p._replace(damage=f" damaged in {p.name}")), p)
 
     def repeat(self, w: World, n: int) -> World:
-        """The last vote is said again."""
+        """A process sends its last vote again."""
         p = w.processes[n]
         assert p.ballot is not None
         return self.put(w, n, p._replace(up=(*p.up, p.ballot)))
 
 
 def _is_silent(brain: Brain, done: Step) -> bool:
-    """Of a ghost: it says nothing, and later views do not change."""
+    """Whether a ghost sends nothing after this decision, and its later views are unchanged by it."""
     return done.final or (not done.words and done.after.state.holders == brain.state.holders)

@@ -1,4 +1,4 @@
-"""What an observer of the whole job checks when the coordinator has decided, or a group applies a step."""
+"""Checks, as an observer of the whole job, each decision of the coordinator and each step that a group applies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.explore.world import NOTHING, World
 
 
 def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
-    """The coordinator has decided: the world with what the observer remembers of it.
+    """Check a decision of the coordinator; returns the world with what the observer remembers of it.
 
     Raises:
-        Violation: what must not be.
+        Violation: the decision is wrong.
     """
     if shape.kinds & {"damage", "err"}:
         w = _witnessed(w, done)
@@ -29,7 +29,8 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
 
 
 def _witnessed(w: World, done: Step) -> World:
-    """What votes show of damage and wrong arithmetic is true; what counts is good, if anybody could tell."""
+    """Check that only damaged groups are fenced for damage, and that checkpoints that count have the right weights
+    where votes could tell."""
     for group, incarnation, why in done.fenced:
         if (group, incarnation) not in w.guilty:
             raise Violation(f"innocent group {group} is fenced: {why}")
@@ -51,7 +52,7 @@ def _offered(w: World, event: m.Event, done: Step) -> World:
 
 
 def _ended(w: World, done: Step) -> None:
-    """The job fails only for a cause, ends with its last step saved, and throws no good checkpoint away."""
+    """Check that the job fails only for a cause, ends with its last step saved, and throws no good checkpoint away."""
     before, after = w.brain.state, done.after.state
     if after.outcome == "failed" and not (w.guilty or before.phase == "forming"):
         raise Violation(f"the job fails without a cause: {done.reason}")
@@ -63,10 +64,10 @@ def _ended(w: World, done: Step) -> None:
 
 
 def left(w: World, p: Process) -> None:
-    """A process leaves because of what it was told: only the coordinator that counts throws a member out.
+    """Check a process that leaves because of a message: only the present coordinator may fence a member.
 
     Raises:
-        Violation: what must not be.
+        Violation: a coordinator that was replaced fences one.
     """
     fenced = isinstance(p.down[0].value, m.SendFenced)
     if fenced and p.where != w.brain.state.fencing and w.is_member(p):
@@ -74,11 +75,11 @@ def left(w: World, p: Process) -> None:
 
 
 def applied(w: World, p: Process, result: Result, batch: list[int]) -> None:
-    """A group applies what the others apply, and that is the batch, each piece once; a piece that was audited as both
-    its owner and its auditor computed it, which is right (two groups never agree on something wrong).
+    """Check what a group applies: the same as the others, with each piece of the batch once, and with the right
+    gradient of each audited piece, on which owner and auditor agree (two groups never compute the same wrong gradient).
 
     Raises:
-        Violation: what must not be.
+        Violation: one of these does not hold.
     """
     for known in w.results:
         if known.value.step == result.step and known.value != result:

@@ -1,4 +1,4 @@
-"""One object for each value, compared by identity: states of millions of worlds share it and hash it in no time."""
+"""Makes one object for each value, compared by identity, so that millions of worlds share it and hash it fast."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Keeper:
         return cast(Kept[H], found)
 
     def share(self, value: H) -> H:
-        """An equal value that is there already, if there is one: the copies need no memory of their own."""
+        """The first value that was given and is equal to this one, so that copies need no memory of their own."""
         return cast(H, self._shared.setdefault(value, value))

@@ -1,26 +1,29 @@
-"""A whole job, and everything that may happen to it next.
+"""A model of a whole job, and of everything that may happen to it next.
 
 The coordinator is the real machine (:mod:`tests.explore.brain`), the groups follow the real member rules
-(:mod:`tests.explore.process`), and :mod:`tests.explore.judge` watches. Connections keep order and lose what is on the
-way when they break. Each entry of :meth:`Model.moves` is one thing that may happen next; a fault costs one of the
-faults that are left. Who explores all moves of all worlds sees every interleaving; who draws them walks at random.
+(:mod:`tests.explore.process`), and :mod:`tests.explore.judge` checks them. Connections keep messages in order and lose
+those on the way when they break. Each entry of :meth:`Model.moves` is one thing that may happen next; a fault uses up
+one of the faults that are left. Exploring all moves of all worlds gives every interleaving; drawing them gives a random
+walk.
 
-Coordinators. A restart is the replay of the journal, with all connections broken. A takeover is the same, but the old
-coordinator goes on as a *ghost*: it hears and answers groups that have not moved yet, its records go to a file that
-nobody reads, and it ends, unheard, with the first record that needs a confirmation (docs/protocol.md, rule 8). What it
-had said before is still on the way. So the journal may hold a final record that nobody, or not everybody, heard of.
+A coordinator's restart is the replay of the journal, with all connections broken. A takeover is the same, but the old
+coordinator goes on as a *ghost*: it hears and answers groups that are connected to it, its records go to a file that
+nobody reads, and at the first record that needs a confirmation it ends without sending anything (docs/protocol.md,
+rule 8). Messages that it sent before are still on the way. So the journal may hold a final record of which nobody, or
+not everybody, has heard.
 
 What must hold, beside controller.invariants after each event:
 
-* a member's last commit never goes back, and it holds what it is told to apply;
-* all groups apply the same sum for a step, and its pieces are the batch, each once, audited ones right;
-* only groups that were damaged or computed wrongly are ever fenced for it; a job fails only where there was one;
+* a member's last commit never goes back, and a member that is told to apply a result holds it;
+* all groups apply the same sum for a step; it has each piece of the batch once, and audited pieces are right;
+* only groups that were damaged or computed wrongly are fenced for that; a job fails only where there was such a group;
 * a checkpoint that counts has the right weights, unless nobody was left to compare with and no vote spoke against it;
 * a job that finishes has saved its last step, and one that is wiped out has kept a checkpoint that nothing speaks
   against;
-* a coordinator that was replaced throws out no member.
+* a coordinator that was replaced fences no member.
 
-Messages to a process that is gone, and from it, are dropped: what was to arrive could have arrived before its end.
+Messages to and from a process that is gone are dropped. Nothing is missed by that: they could have arrived before its
+end.
 """
 
 from __future__ import annotations
@@ -39,14 +42,15 @@ Move = tuple[str, bool, Callable[[], World]]
 
 
 class Model:
-    """All worlds of one shape."""
+    """The worlds of one shape, and the moves between them."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.do = shape, Effects(shape)
         self._all = frozenset(range(shape.groups))
 
     def start(self) -> World:
-        """All groups say Hello; or have said it, and have heard the first view (``Shape.formed``)."""
+        """The first world: all groups are about to say Hello, or have heard the first view already
+        (``Shape.formed``)."""
         world = self.do.begin()
         if self.shape.formed:
             for n in range(self.shape.groups):
@@ -72,20 +76,22 @@ class Model:
             yield from self._elsewhere(w)
 
     def fewer_moves(self, w: World) -> Iterator[Move]:
-        """Enough of them: a partial-order reduction of :meth:`moves`. In each case the moves of one process come before
-        anything else that may happen, because that changes neither what they do nor whether they may.
+        """A partial-order reduction of :meth:`moves`, which reaches the same states of the machine. In each of these
+        cases the moves of one process come before all others, because the order changes neither their effect nor
+        whether they are possible.
 
         1. A process that can compute, reduce, or vote on the end does so, or fails to. It only adds to a sum and to the
-           end of its own queue. Whoever does it later, or not at all because a newer epoch comes first, sends no vote
-           of the old epoch; but the machine ignores such a vote (tests.explore.brain checks it), so it is as well in
-           the queue.
-        2. What a ghost makes at most a note of is said to it: nothing depends on when.
-        3. A process that is not connected to the present coordinator, and has nothing on the way, connects to it, or
-           does first what it has to do: until its Hello is heard nobody notices. (A joiner may yet get a state.)
+           end of its own queue. A process that did it later, or not at all because a newer epoch came first, would send
+           no vote of the old epoch; but the machine ignores such a vote (tests.explore.brain checks it), so the vote
+           may as well be in the queue.
+        2. A process says a message to a ghost that sends nothing in answer: nothing depends on when.
+        3. A process that is not connected to the present coordinator, and has no messages on the way, connects to it,
+           or first does what it has to do: until its Hello is heard nobody notices. (A joiner is excepted, because it
+           may still get a state.)
         4. Where no connection can break any more, a process hears and does what it can: the others only add to the ends
            of its queues, and to sums.
 
-        tests.explore.test_explore compares both where all moves can be explored: they reach the same decisions.
+        tests.explore.test_explore checks this for shapes of which all moves can be explored.
         """
         stopped = w.brain.state.phase == "stopped"
         first = self._first(w, stopped)
@@ -98,7 +104,7 @@ class Model:
             yield from self._own_faults(w, n, p)
 
     def _first(self, w: World, stopped: bool) -> tuple[int, Process, list[Move]] | None:
-        """The process that is first, and its moves."""
+        """The process whose moves come first, and these moves; None where all moves are needed."""
         for n, p in enumerate(w.processes):
             own = [] if stopped else list(self._eager(w, n, p))
             if own:
@@ -116,7 +122,7 @@ class Model:
         return None
 
     def _whole(self, w: World) -> bool:
-        """No connection is broken, or can break."""
+        """Whether no connection is broken or can break."""
         breaks = any(self.do.may(w, kind) for kind in ("cut", "restart", "takeover"))
         return not (w.ghosts or breaks) and all(p.where == w.brain.state.fencing for p in w.processes)
 
@@ -131,7 +137,8 @@ class Model:
             yield f"say {p.name}", False, lambda: self.do.say(w, n)
 
     def _connections(self, w: World, n: int, p: Process) -> Iterator[Move]:
-        """To the present coordinator; to a ghost only of one that has broken, and that has heard of no later one."""
+        """A process connects to the present coordinator; or to a ghost, if its connection is broken and it has heard of
+        no later coordinator."""
         newest = w.brain.state.fencing
         if p.where != newest:
             yield f"connect {p.name}", False, lambda: self.do.put(w, n, self.do.rules.connect(p, newest))
@@ -142,7 +149,7 @@ class Model:
                 yield f"connect {p.name} to {number}", False, partial(self.do.put, w, n, there)
 
     def _patient(self, w: World, n: int, p: Process) -> Iterator[Move]:
-        """What a process does by itself, at any time."""
+        """What a process may do by itself at any time."""
         if p.orders is None:
             return
         if p.saving is not None:
@@ -156,7 +163,8 @@ class Model:
 
     @staticmethod
     def _donor(w: World, p: Process) -> Process | None:
-        """Who can give a joiner the state of t*: itself, where it has taken it already."""
+        """The process that can give a joiner the state of t*: the joiner itself where it has taken it already; None:
+        none."""
         step = p.known.committed[0]
         if p.applied == step and p.holds:
             return p
@@ -180,7 +188,8 @@ class Model:
                 yield f"end {p.name}", False, lambda: do.put(w, n, done)
 
     def _detections(self, w: World) -> Iterator[Move]:
-        """Processes that are gone are lost, one by one or together; one that never came too, while the job forms."""
+        """The coordinator notices processes that are gone, one by one or together; while the job forms, also groups
+        that never came."""
         state, here = w.brain.state, {(p.group, p.incarnation) for p in w.processes}
         gone = sorted({*state.live.items(), *state.waiting.items()} - here)
         if state.phase == "forming":
@@ -194,12 +203,12 @@ class Model:
     # ---------------------------------------------------------------------------------------------------------- faults
 
     def _fault(self, w: World, kind: str, label: str, make: Callable[[World], World]) -> Iterator[Move]:
-        """One fault, if there is one of its kind left; ``make`` is given the world in which it is paid for."""
+        """One fault, if one of its kind is left; ``make`` gets the world in which it is used up."""
         if self.do.may(w, kind):
             yield f"{kind}{label}", True, lambda: make(self.do.pay(w, kind))
 
     def _own_faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
-        """Faults whose chance a move of the same process may take away."""
+        """Faults that are not possible any more after some move of the same process."""
         if not w.left:
             return
         if p.where and p.ballot is not None:
@@ -210,8 +219,8 @@ class Model:
             yield from self._failures(w, n, p)
 
     def _failures(self, w: World, n: int, p: Process) -> Iterator[Move]:
-        """A reduction fails: nothing comes from the neighbour before it in the ring, or that connection ends, or the
-        sum is not what the groups put in."""
+        """A reduction fails: nothing comes from the previous neighbour in the ring, or its connection ends, or the sum
+        is damaged."""
         live = p.known.live_groups
         before = live[live.index(p.group) - 1]
         yield from self._fault(w, "fail", f" {p.name}", lambda v: self.do.reduce(v, n, None))
@@ -235,7 +244,7 @@ class Model:
                 yield from self._fault(w, "stall", name, lambda v: self.do.lose(v, one, "stalled"))
 
     def _elsewhere(self, w: World) -> Iterator[Move]:
-        """Coordinators, clocks, users, and groups that come back."""
+        """Faults that are not of one process: of coordinators, timers and users, and groups that come back."""
         if not w.left:
             return
         do, state = self.do, w.brain.state

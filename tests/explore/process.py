@@ -1,12 +1,12 @@
-"""One process of a group as the explorer sees it: an immutable value and pure functions from one to the next.
+"""A model of one process of a group: an immutable value, and pure functions that make the next one.
 
-What it knows follows :mod:`spare_megatron.controller.member`, what it says for its ranks
-:class:`spare_megatron.control.group_aggregation.Ballots`; both are the real ones. Modelled are the training thread
-(trainer.loop, trainer.step: compute what the plan says, reduce, apply on commit, save, vote on the end) and the
-leader's greeting. A group has one rank: how ranks of a group agree is not this model's subject.
+Its orders change by the real :mod:`spare_megatron.controller.member`, and its votes are made by the real
+:class:`spare_megatron.control.group_aggregation.Ballots`. The training thread (trainer.loop, trainer.step: compute what
+the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting are modelled. A group has one
+rank, because this model is not about how the ranks of a group agree.
 
-A process runs all segments that it knows of and then contributes them to the sum in one step: what it hears between
-two segments only adds segments, and the order of both leads to the same value.
+A process runs all segments that it knows of and contributes to the sum in one move: messages that it hears between two
+segments only add segments, and either order leads to the same value.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from spare_megatron.controller.member import Change, Orders, first_orders
 from tests.explore.keep import Keeper, Kept
 
 Found = tuple[int, int]
-"""(piece, checksum of its gradient): the piece's number, or something below 0 where the arithmetic was wrong."""
+"""(piece, checksum of its gradient). The checksum is the piece's number, or below 0 where the arithmetic was wrong."""
 Part = tuple[int, int, tuple[Found, ...], tuple[Found, ...]]
-"""(group, incarnation, what it found of its pieces, of those that it audited): one member's share of a sum."""
+"""One member's share of a sum: (group, incarnation, checksums of its pieces, checksums of those that it audited)."""
 
 
 class Result(NamedTuple):
-    """A reduced gradient: what went into it."""
+    """A reduced gradient, represented by the shares that went into it."""
 
     step: int
     epoch: int
@@ -36,43 +36,43 @@ class Result(NamedTuple):
 
 
 class Violation(AssertionError):  # noqa: N818
-    """Something happened that must never happen."""
+    """Something that must never happen has happened."""
 
 
 class Process(NamedTuple):
-    """One incarnation of a group, with its connection."""
+    """One incarnation of a group, with its connection to a coordinator."""
 
     group: int
     incarnation: int
     where: int = 0
-    """Fencing number of the coordinator that it is connected to, 0: none."""
+    """Fencing number of the coordinator that it is connected to; 0: none."""
     down: tuple[Kept[m.Action], ...] = ()
-    """On the way from that coordinator."""
+    """Messages on the way from that coordinator."""
     up: tuple[Kept[m.Event], ...] = ()
-    """On the way to it."""
+    """Messages on the way to it."""
     orders: Kept[m.View] | None = None
-    """None before the first one."""
+    """The last view with later commits applied; None before the first view."""
     applied: int = 0
     weights: str = "0"
-    """Digest of its weights after its last apply: the step where they are right."""
+    """Digest of its weights after its last apply: the number of the step, and what damage adds to it."""
     damage: str = ""
-    """What a bit that flipped since adds to the digest, from the next apply on."""
+    """What a flipped bit adds to the digest, from the next apply on; empty: none has flipped."""
     ran: tuple[Found, ...] = ()
     audited: tuple[Found, ...] = ()
     segments: int = 0
-    """How many have run of the step in flight."""
+    """Number of segments of the step in flight that have run."""
     gave: int = 0
     """Epoch of the newest sum of the step in flight that it contributed to."""
     held: Kept[Result] | None = None
-    """What its last reduction gave, if that was one."""
+    """The result of its last reduction; None where that failed."""
     ballot: Kept[m.Vote] | None = None
-    """The leader's last vote, to be said again while it is of the present epoch."""
+    """The leader's last vote, which is sent again when asked for while its epoch is the present one."""
     ended: int = 0
-    """Epoch of the newest vote on the end."""
+    """Epoch of its newest vote at the end of the run."""
     holds: tuple[int, int] | None = None
-    """(step, epoch) of the newest Applied."""
+    """(step, epoch) of its newest Applied."""
     asked: tuple[Kept[m.Saved], ...] = ()
-    """Checkpoints that it asked about and has no answer for."""
+    """Checkpoints that it asked about without an answer so far."""
     saving: tuple[int, str] | None = None
     """(step, digest of the weights) of a checkpoint that is being written."""
     saved_end: bool = False
@@ -85,13 +85,13 @@ class Process(NamedTuple):
 
     @property
     def known(self) -> m.View:
-        """Its orders, once there are any."""
+        """Its orders, which must exist."""
         assert self.orders is not None, "no orders yet"
         return self.orders.value
 
 
 class Processes:
-    """The rules by which processes change. ``None`` from a method says that this cannot happen now."""
+    """The rules by which processes change."""
 
     def __init__(self, spec: m.JobSpec, keeper: Keeper) -> None:
         self._spec, self._keep = spec, keeper.keep
@@ -99,7 +99,7 @@ class Processes:
     # ------------------------------------------------------------------------------------------------ connections
 
     def connect(self, p: Process, fencing: int) -> Process:
-        """A new connection: what was on the way on the old one is lost; the greeting is on the way."""
+        """A new connection, with the greeting on the way; messages on the way on the old one are lost."""
         orders = p.orders.value if p.orders else None
         hello = m.Hello(
             p.group,
@@ -117,13 +117,13 @@ class Processes:
 
     @staticmethod
     def cut(p: Process) -> Process:
-        """The connection breaks; what was on the way is lost."""
+        """The connection breaks; messages on the way are lost."""
         return p._replace(where=0, down=(), up=())
 
     # ---------------------------------------------------------------------------------------------- what it is told
 
     def hear(self, p: Process) -> Process | None:
-        """The next message; None where it is the end of this process."""
+        """The process hears its next message; None where it then leaves."""
         note, p = p.down[0], p._replace(down=p.down[1:])
         action = note.value
         if isinstance(action, m.AcceptSave):
@@ -157,7 +157,7 @@ class Processes:
     # ------------------------------------------------------------------------------------------------- what it does
 
     def has_voted(self, p: Process) -> bool:
-        """Whether its last vote is of the present (step, epoch)."""
+        """Whether its last vote is for the present (step, epoch)."""
         vote = p.ballot.value if p.ballot else None
         return vote is not None and vote.result.at == (p.known.step, p.known.epoch)
 
@@ -169,8 +169,8 @@ class Processes:
         return not orders.leave and not orders.donors and p.applied + 1 == orders.step and p.gave < orders.epoch
 
     def compute(self, p: Process, wrong: str = "") -> Process:
-        """Run what has not run, and contribute. ``wrong``: the first 'piece' of it or the first 'audit' is computed
-        wrongly, or 'all' of it."""
+        """Run the segments that have not run, and contribute them to the sum. ``wrong`` says what is computed wrongly:
+        the first 'piece', the first 'audit' or 'all'."""
         orders = p.known
         new = [(number, orders.segments[number]) for number in range(p.segments, len(orders.segments))]
         pieces = [piece for _, segment in new for piece in segment]
@@ -194,7 +194,7 @@ class Processes:
         return (*there, "all") if len(there) > 1 else there
 
     def reduces(self, p: Process) -> bool:
-        """Whether it is in the reduction of the present epoch."""
+        """Whether it takes part in the reduction of the present epoch and has not voted."""
         if p.orders is None:
             return False
         orders = p.orders.value
@@ -202,7 +202,7 @@ class Processes:
         return here and not self.has_voted(p)
 
     def reduced(self, p: Process, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> Process:
-        """The reduction ended, with a result or without one; the vote is on the way."""
+        """The reduction ended, with a result or without one; its vote is on the way."""
         orders, ran = p.known, dict(p.ran)
         inside = audits.selected(self._spec, orders.step, ran)
         said = m.ReductionResult(
@@ -219,11 +219,11 @@ class Processes:
 
     @staticmethod
     def applies(p: Process) -> bool:
-        """Whether something is committed that it has not applied. (A joiner takes the state instead.)"""
+        """Whether a step is committed that it has not applied. (A joiner takes the state instead.)"""
         return p.orders is not None and not p.known.donors and p.known.committed[0] > p.applied
 
     def apply(self, p: Process) -> Process:
-        """Apply what is committed: it voted for that, so it holds it."""
+        """Apply the committed step, whose result it must hold, because it voted for it."""
         orders = p.known
         held = p.held.value if p.held else None
         if orders.committed[0] != p.applied + 1 or held is None or (held.step, held.epoch) != orders.committed:
@@ -242,8 +242,8 @@ class Processes:
         return p if orders.leave else self._save(p, [group for group, *_ in held.parts])
 
     def ends(self, p: Process) -> Process | None:
-        """The last step is applied: vote on its weights, once in each epoch, and begin to save them where that is to be
-        done here; None where nothing of it is left to do."""
+        """After the last step: vote on its weights, once in each epoch; None where that is not possible now or is
+        done."""
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.applied != orders.committed[0] or p.ended == orders.epoch:
             return None
@@ -251,7 +251,7 @@ class Processes:
         return self._vote(p._replace(ended=orders.epoch), said)
 
     def settles(self, p: Process) -> Process | None:
-        """After the vote on the end: save where this group is the one, then say Applied; None where it waits for
+        """After the vote at the end: save if this group is the saver, then say Applied; None where it waits for
         something, or has done both."""
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.ended != orders.epoch or p.saving or p.asked:
@@ -264,7 +264,8 @@ class Processes:
         return p._replace(holds=(p.applied, orders.epoch), up=self._up(p, done))
 
     def saved(self, p: Process) -> Process:
-        """The checkpoint is complete; may it count? The directory's name says what is in it."""
+        """The checkpoint is complete: ask whether it counts. The directory's name is the digest of the weights in
+        it."""
         assert p.saving is not None
         step, weights = p.saving
         ask = self._keep(m.Saved(p.group, p.incarnation, step, weights))
@@ -272,7 +273,7 @@ class Processes:
         return p._replace(saving=None, asked=(*p.asked, ask), up=up)
 
     def joined(self, p: Process, donor: Process | None) -> Process:
-        """It has the state of t*, of ``donor`` or since before, and says so."""
+        """It has the state of t*, from ``donor`` or (None) already before, and says Applied."""
         orders = p.known
         if donor is not None:
             p = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, asked=p.asked, saving=p.saving)
@@ -285,7 +286,7 @@ class Processes:
 
     @staticmethod
     def _save(p: Process, live: list[int]) -> Process:
-        """Begin to save where the commit says so and this group is the one, if it is free to."""
+        """Begin to save where the commit orders it, this group is the saver, and no other save is in flight."""
         free = p.saving is None and not p.asked
         mine = p.known.save and saves.saver(live) == p.group
         return p._replace(saving=(p.applied, p.weights)) if free and mine else p
@@ -298,12 +299,12 @@ class Processes:
         return p._replace(ballot=vote, up=(*p.up, vote) if p.where else p.up)
 
     def _up(self, p: Process, event: m.Event) -> tuple[Kept[m.Event], ...]:
-        """What is sent without a connection is lost."""
+        """The messages on the way with ``event`` added, which is lost where there is no connection."""
         return (*p.up, self._keep(event)) if p.where else p.up
 
     @staticmethod
     def _ballots(p: Process) -> Ballots:
-        """The leader's own, with the last vote in it."""
+        """The leader's ballots, with its last vote in them."""
         ballots = Ballots(p.group, p.incarnation, 1)
         ballots.last = (p.ballot.value, ()) if p.ballot else None
         return ballots

@@ -1,8 +1,8 @@
-"""Every world that a model can reach: safety on the way, then liveness over the finished graph.
+"""Explores every world that a model can reach: checks safety on the way, then liveness over the complete graph.
 
-Breadth first, so that what leads to a world is a shortest list of moves. Liveness: from every world that was reached,
-moves that are no faults lead to a world in which the job is over. The graph is finite, so a job in which nothing more
-fails, and in which what can happen again and again does happen at last (strong fairness), ends.
+The search is breadth first, so that a counterexample is a shortest list of moves. Liveness means that from every world
+that was reached, moves that are no faults lead to a world in which the job is over. The graph is finite, so a job in
+which nothing more fails ends, provided that a move that is possible again and again is made at last (strong fairness).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.explore.world import World
 
 
 class CounterexampleError(AssertionError):
-    """Moves from the start that lead to something that must not be."""
+    """Some moves from the start lead to a violation; the message lists them."""
 
     def __init__(self, what: str, moves: list[str], told: list[str]) -> None:
         lines = "\n".join(f"{n:4d}  {line}" for n, line in enumerate(told, 1))
@@ -31,7 +31,7 @@ class CounterexampleError(AssertionError):
 
 @dataclass
 class Found:
-    """What an exploration came to."""
+    """The figures of an exploration."""
 
     states: int = 0
     transitions: int = 0
@@ -60,8 +60,8 @@ class Explorer:
         progress: Callable[[str], None] | None = None,
         every_move: bool = False,
     ) -> None:
-        """``limit``: more states than this are an error, so that nothing is left out unnoticed. ``every_move``: without
-        the reduction."""
+        """More than ``limit`` states are an error, so that nothing is left out unnoticed. ``every_move`` explores
+        without the partial-order reduction."""
         self._moves = model.moves if every_move else model.fewer_moves
         self._model, self._limit, self._progress = model, limit, progress
         self._numbers: dict[World, int] = {}
@@ -69,13 +69,14 @@ class Explorer:
         self._labels = array("H", [0])
         self._texts: dict[str, int] = {}
         self._from, self._to = array("i"), array("i")
-        """Edges that are no faults."""
+        """The edges of the graph that are no faults."""
 
     def explore(self) -> Found:
-        """All of it.
+        """Explore all worlds.
 
         Raises:
-            CounterexampleError: a violation, or a world from which the job does not end.
+            CounterexampleError: there is a violation, or a world from which the job does not end.
+            RuntimeError: there are more states than ``limit``.
         """
         began_s, found = time.process_time(), Found()
         start = self._model.start()
@@ -129,7 +130,7 @@ class Explorer:
         return path[::-1]
 
     def _check_ends(self, over: list[int]) -> None:
-        """From everywhere the job ends: backwards from the ends, everything is reached."""
+        """Check that the job ends from everywhere: a search backwards from the ends reaches every world."""
         total = len(self._numbers)
         sources = np.concatenate([np.frombuffer(self._to, dtype=np.int32), np.full(len(over), total, dtype=np.int32)])
         targets = np.concatenate([np.frombuffer(self._from, dtype=np.int32), np.array(over, dtype=np.int32)])
@@ -154,12 +155,12 @@ def play(model: Model, moves: Iterable[str]) -> World:
 def _move(model: Model, world: World, wanted: str) -> World:
     there = {label: make for label, _, make in model.moves(world)}
     if wanted not in there:
-        raise ValueError(f"{wanted!r} cannot happen here, but {', '.join(there)}")
+        raise ValueError(f"{wanted!r} cannot happen here; possible are {', '.join(there)}")
     return there[wanted]()
 
 
 def tell(model: Model, moves: Iterable[str]) -> list[str]:
-    """Each move with what the coordinator decided, and with what the groups have become."""
+    """One line for each move: what the coordinator decided, and how the groups changed."""
     told, world = [], model.start()
     for wanted in moves:
         before, model.do.reasons = world, []
@@ -174,7 +175,7 @@ def tell(model: Model, moves: Iterable[str]) -> list[str]:
 
 
 def _changes(before: World, after: World) -> Iterator[str]:
-    """What a reader must know of the groups after one move."""
+    """How groups changed in one move, as far as a reader must know it."""
     old = {p[:2]: p for p in before.processes}
     for p in after.processes:
         known = old.get(p[:2])

@@ -1,4 +1,4 @@
-"""How large a job is that is explored, and what may happen to it."""
+"""The size of an explored job, and the faults that may happen to it."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),
     *("damage", "err", "stop", "hurry"),
 )
-"""kill: a process ends; suspect: a live group is lost by the detector's word; stall, standstill: one stands still, or
-all do; cut: a connection breaks; repeat: a vote is said twice; restart, takeover: of the coordinator; return: a new
-incarnation of a group; late: the joiners' time is over; fail: a reduction fails; damage: a bit of the weights flips;
-err: something is computed wrongly; stop: somebody asks the job to leave; hurry: the time to come at start is over."""
+"""kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
+stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
+restarts; takeover: another coordinator takes over; return: a new incarnation of a group says Hello; late: the joiners'
+time is over; fail: a reduction fails; damage: a bit of the weights flips; err: something is computed wrongly; stop:
+somebody asks the job to leave; hurry: the time to wait for groups at the start is over."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a job, and what may happen to it."""
+    """The size of a job, and the faults that may happen to it."""
 
     groups: int = 2
     redundancy: int = 2
     steps: int = 2
     pieces: int = 1
-    """Per shard."""
+    """Number of pieces of each shard."""
     faults: int = 2
-    """In all."""
+    """Number of faults in all."""
     kinds: frozenset[str] = frozenset({"kill"})
     each: tuple[tuple[str, int], ...] = ()
-    """(kind, at most so many of it) where that is fewer than ``faults``."""
+    """(kind, largest number of its faults) of kinds with a limit below ``faults``."""
     save_every: int = 0
     audit_rate: float = 0.0
     granularity: str = "microbatch"
     formed: bool = False
     """Start with all groups in their first step."""
     late_finals: bool = False
-    """A ghost says one final record after it was replaced, which the second confirmation is there to prevent. The job
-    may fail then; it must not hang, and no step may be applied twice or differently."""
+    """A ghost sends the actions of one final record after it was replaced, which the second confirmation is there to
+    prevent. The job may fail then, but it must not hang, and no step may be applied twice or differently."""
 
     @property
     def spec(self) -> JobSpec:

@@ -1,7 +1,7 @@
 """Every interleaving of the smallest shapes (tests.explore.model says what is modelled and checked).
 
-``complete`` means: no state is left unvisited. Where a search finds something it prints the shortest list of moves that
-leads to it; ``python -m tests.explore --shape NAME --play 'MOVES'`` tells what happens in each.
+Every state is visited. A search that finds a violation prints the shortest list of moves that leads to it;
+``python -m tests.explore --shape NAME --play 'MOVES'`` prints what happens in each move.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The explorer finds bugs that are put into the machine, the member, the leader's ballots and the journal's encoding.
 
-The first five are holes that the code once had, as the explorer found them then.
+The first five are bugs that the explorer once found in the code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETURN = Shape(faults=2, kinds=frozenset({"kill", "return"}), save_every=1)
 
 
 def finds(shape: Shape, what: str) -> None:
-    """The explorer finds this, and says by which moves."""
+    """Assert that the explorer finds a violation whose message matches ``what``, and prints the moves."""
     with pytest.raises(CounterexampleError, match=what) as found:
         Explorer(Model(shape)).explore()
     assert found.value.moves
@@ -36,7 +36,7 @@ def finds(shape: Shape, what: str) -> None:
 
 
 def after_step(patch: Patch, change: Callable[[State, m.Event, State, m.Decision], Transition]) -> None:
-    """Let the machine decide something else."""
+    """Replace the machine by one whose results ``change`` has changed."""
     decide = machine.step
 
     def step(state: State, event: m.Event) -> Transition:
@@ -77,7 +77,8 @@ def test_a_good_checkpoint_that_is_thrown_away_with_its_group(monkeypatch: Patch
 
 
 def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Patch) -> None:
-    """Whoever hears a commit that the journal does not know says Hello before it applies it, and waits for ever."""
+    """A group that hears a commit which the journal does not have says Hello before it applies it, and waits for
+    ever."""
     real = machine.step
     monkeypatch.setattr(
         machine, "step", lambda state, e: real(state, replace(e, committed=None) if isinstance(e, m.Hello) else e)

@@ -1,4 +1,4 @@
-"""Random walks through the worlds of a model that is too large to explore, and the journal that one leaves."""
+"""Random walks through a model that is too large to explore, and the journal of such a walk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOVES_MAX = 20_000
 
 
 def walk(model: Model, numbers: Iterable[int]) -> tuple[World, list[str]]:
-    """Each number chooses the next move, in one of ten cases a fault. The last world, and the moves."""
+    """Each number chooses the next move, which is a fault in one of ten cases. Returns the last world and the moves."""
     model.do.heard = []
     world, moves = model.start(), list[str]()
     for number in numbers:
@@ -29,7 +29,7 @@ def walk(model: Model, numbers: Iterable[int]) -> tuple[World, list[str]]:
 
 
 def run_out(model: Model, world: World, moves: list[str], seed: int = 0) -> World:
-    """Nothing more fails: what can happen happens, in a fair (seeded) order, until the job is over and all know."""
+    """Go on without faults, with moves in a fair (seeded) order, until the job is over and all processes know it."""
     order = random.Random(seed)
     for _ in range(MOVES_MAX):
         there = [move for move in model.moves(world) if not move[1]]
@@ -41,9 +41,9 @@ def run_out(model: Model, world: World, moves: list[str], seed: int = 0) -> Worl
 
 
 def journalled(model: Model, world: World, path: Path) -> None:
-    """Write the journal of a walk that the model has heard from its beginning on, as the coordinator writes it. Its
-    replay leads to the same state by the same actions."""
-    assert model.do.heard is not None, "nobody listened"
+    """Write the journal of a walk as the coordinator writes it, and check that its replay leads to the same state by
+    the same actions. The model must have recorded the walk's events from the beginning."""
+    assert model.do.heard is not None, "the events of the walk were not recorded"
     state = initial_state()
     journal = Journal(path, 0, 0, clock=lambda: 0.0)
     for event in model.do.heard:

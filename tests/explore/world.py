@@ -13,26 +13,26 @@ NOTHING = (-1, "")
 
 
 class World(NamedTuple):
-    """Everything that matters of one moment."""
+    """All that matters of a job at one moment."""
 
     brain: Brain
-    """Of the coordinator that counts."""
+    """The state of the present coordinator, which was not replaced."""
     processes: tuple[Process, ...]
-    """Those that run, sorted."""
+    """The processes that run, sorted."""
     left: int
-    """Faults."""
+    """Number of faults that are left."""
     each: tuple[int, ...]
-    """Faults that are left of the kinds with a limit of their own."""
+    """Number of faults that are left of each kind with a limit of its own."""
     ghosts: tuple[Brain, ...] = ()
-    """Of coordinators that were replaced and go on."""
+    """The states of coordinators that were replaced and go on."""
     shares: tuple[tuple[tuple[int, int], tuple[Part, ...]], ...] = ()
-    """(step, epoch) of a reduction -> what groups contributed to it; of those that somebody may still complete."""
+    """((step, epoch) of a reduction, the shares that groups contributed), for reductions that may still complete."""
     results: tuple[Kept[Result], ...] = ()
-    """What was applied for the steps that some process has not applied yet."""
+    """The results that were applied, of the steps that some process has not applied yet."""
     guilty: frozenset[tuple[int, int]] = frozenset()
-    """(group, incarnation) that was damaged or computed something wrongly."""
+    """The (group, incarnation) of processes that were damaged or computed something wrongly."""
     blind: bool = False
-    """There was damage, and for a while only one group to ask."""
+    """After damage there was for a while only one group, so that no comparison could show the damage."""
     against: frozenset[tuple[int, str]] = frozenset()
     """(step, digest) of weights that votes spoke against."""
     offered: tuple[int, str] = NOTHING
@@ -40,24 +40,25 @@ class World(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """The job has ended, and everybody knows."""
+        """Whether the job has ended and all processes have left."""
         return self.brain.state.phase == "stopped" and not self.processes
 
     def is_member(self, p: Process) -> bool:
-        """Live, or waiting for admission."""
+        """Whether the process is live or waits for admission."""
         state = self.brain.state
         return p.incarnation in (state.live.get(p.group), state.waiting.get(p.group))
 
     def counts(self, p: Process) -> bool:
-        """Whoever started this process has no reason to start another one for its group."""
+        """Whether the process is, or may become, a member, so that its launcher starts no other one for its group."""
         return self.is_member(p) or p.incarnation > self.brain.state.highest.get(p.group, -1)
 
     def ghost_of(self, p: Process) -> int | None:
-        """Index of the ghost that it is connected to."""
+        """Index of the ghost that the process is connected to; None: it is connected to none."""
         return next((k for k, ghost in enumerate(self.ghosts) if ghost.state.fencing == p.where), None)
 
     def tidied(self) -> World:
-        """Without sums and results that nobody can use any more, and without ghosts that nobody can reach."""
+        """This world without sums and results that nobody can use any more, and without ghosts that nobody can
+        reach."""
         w = self
         if w.ghosts:
             places = [(p.where, p.orders.value.fencing if p.orders else 0) for p in w.processes]
@@ -74,7 +75,8 @@ class World(NamedTuple):
 
 
 def _reached(number: int, places: list[tuple[int, int]]) -> bool:
-    """Somebody is connected to this coordinator, or may connect to it: (where it is, the highest number it knows)."""
+    """Whether a process is connected to coordinator ``number``, or may connect to it. ``places`` has, for each process,
+    (the coordinator that it is connected to, the highest fencing number that it knows)."""
     return any(where == number or (where == 0 and known <= number) for where, known in places)
 
 

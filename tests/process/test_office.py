@@ -153,7 +153,7 @@ def test_a_stopped_holder_is_replaced_and_decides_nothing_when_it_goes_on(job: C
     job.until(lambda: job.holder() != first)
     job.until_more_steps()
     job.signal(first, signal.SIGCONT)
-    job.until(lambda: "this one is a candidate again" in job.output(f"candidate{first}"))
+    job.until(lambda: "waits for the office again" in job.output(f"candidate{first}"))
     job.until_more_steps()
     job.end_in_order()
 

@@ -1,22 +1,22 @@
-"""Golden scenarios: a text of commands and, after each, what the controller decided.
+"""Golden scenarios: texts of commands, each followed by what the controller decided.
 
-A scenario file has one command a line; what the machine answers stands below it, indented. ``run`` plays the commands
-and returns the file as it should be; ``python -m tests.pure.scenario`` rewrites all files (read the diff before you
-commit it). Every transition is checked against the invariants on the way.
+A scenario file has one command per line; the machine's decisions are below it, indented. ``run`` plays the commands and
+returns the file as it should be; ``python -m tests.pure.scenario`` rewrites all files (read the diff before you commit
+it). Every transition is checked against the invariants.
 
 Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
-         [audit=0.5] [seed=7]
+         [audit=0.5] [seed=7] [save=steps]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
     hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job]
     vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [mute=from>to,from>to] [failing=seconds]
          [result=d] [weights=d] [wrong=piece,piece] [at-rank=position]
-                                    checksums are the pieces' numbers, of the wrong ones below 0
-    vote all                        every live group, ok, with its plan
+                                    a checksum is the piece's number, or below 0 for a wrong piece
+    vote all                        every live group votes ok with the pieces of its plan
     allvoted
-    applied G[,G...] [step=t]
+    applied G[,G...] [step=t] [epoch=e]
     lost G[,G...] [inc=0] [cause=exited] [progress=g:n,g:n] [failing=seconds]
     saved G [step=t]
     standstill [epoch=e] [failing=seconds]
@@ -42,14 +42,14 @@ FOLDER = Path(__file__).parent / "scenarios"
 
 
 class Player:
-    """Plays one scenario; keeps the machine's state between commands."""
+    """Plays one scenario, and keeps the machine's state between commands."""
 
     def __init__(self) -> None:
         self.state: State = initial_state()
         self.spec: m.JobSpec | None = None
 
     def play(self, line: str) -> list[str]:
-        """Apply one command; the lines that describe the decisions."""
+        """Apply one command; returns the lines that describe the decisions."""
         words = line.split()
         options = dict(w.split("=", 1) for w in words if "=" in w)
         plain = [w for w in words[1:] if "=" not in w]
@@ -131,7 +131,8 @@ class Player:
         return m.Vote(group, incarnation, result, float(options.get("failing", 0.0)))
 
     def _checked(self, group: int, step: int, pieces: tuple[int, ...], options: dict[str, str]) -> dict[str, object]:
-        """What a vote says of the selected pieces: its own and those that it audited."""
+        """The checksums in a vote: of the group's selected pieces, of those that it audited, and of disputed ones by
+        parameter."""
         wrong = [int(p) for p in options.get("wrong", "").split(",") if p]
         found = {p: -1 - p - 1000 * group if p in wrong else p for p in range(self.state.job.num_groups * 100)}
         told = [p for part in self.state.audits.get(group, ()) for p in part]
@@ -206,7 +207,7 @@ def _save(order: int) -> str:
 
 
 def _links(group: int, options: dict[str, str]) -> tuple[m.Link, ...]:
-    """What a failed vote says: connections of groups that ended, and mute links."""
+    """The links in a failed vote: connections that ended, and mute links."""
     ended = [m.Link(int(g), group) for g in options.get("ended", "").split(",") if g]
     pairs = [pair.split(">") for pair in options.get("mute", "").split(",") if pair]
     return (*ended, *(m.Link(int(sender), int(receiver), True) for sender, receiver in pairs))
@@ -219,7 +220,7 @@ def _segment(pieces: tuple[int, ...], audited: tuple[int, ...]) -> str:
 
 
 def run(text: str) -> str:
-    """The scenario with the answers below each command; comments and blank lines stay."""
+    """The scenario with the decisions below each command; comments and blank lines stay."""
     player = Player()
     out: list[str] = []
     for line in text.splitlines():

@@ -114,7 +114,7 @@ class OpenReduction:
         """Wait for the sums; everything is final now.
 
         ``tensors`` have the shapes of those with which the attempt began; buckets that were sent are not read again.
-        Returns as soon as the sums are there or the epoch is over, and within VIEW_GRACE_S after a failure.
+        Returns as soon as the sums are there or the epoch is over, and about VIEW_GRACE_S after a failure.
         """
         started_s = time.monotonic()
         self._early = self._received

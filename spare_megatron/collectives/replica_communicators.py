@@ -161,7 +161,7 @@ class ReplicaCommunicators:
         """Sum ``request`` over the groups of ``epoch``. For the training thread.
 
         Waits for the epoch to be adopted and for its communicator to form. Returns as soon as the sums are
-        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and within VIEW_GRACE_S after a
+        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and about VIEW_GRACE_S after a
         failure. After an outcome that is not ok, nothing can be reduced in this epoch any more.
         """
         return self._open(epoch, request, stale).finish(request.tensors, request.scalars)

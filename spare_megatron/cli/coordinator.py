@@ -1,4 +1,4 @@
-"""``spare-coordinator`` runs the process that decides for a job. spare-launch and spare-slurm start it themselves; under
+"""``spare-coordinator`` runs the process that decides for a job. spare-launch and spare-slurm start it; under
 torchrun or a bare srun the user does."""
 
 from __future__ import annotations

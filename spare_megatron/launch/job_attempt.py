@@ -92,10 +92,10 @@ class Life:
         self._first_failure: tuple[int, int] | None = None
 
     async def run(self, stop_reason: str) -> ExitCode:
-        """Run the life until the coordinator has ended it; returns how. ``stop_reason``: why it is to end at once, if
-        it is.
+        """Run the life until the coordinator has ended it; returns how it ended.
 
-        Raises ConfigError where any process found a user's error."""
+        ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
+        error."""
         try:
             hard = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()

@@ -1,4 +1,5 @@
-"""``--profile`` runs steps of some ranks under torch's profiler or marks them for nsys; ``--record-memory-history``.
+"""``--profile`` profiles steps of some ranks with torch or marks them for nsys; ``--record-memory-history`` writes
+snapshots of CUDA memory.
 
 As in Megatron, the steps are those from ``--profile-step-start`` to the one before ``--profile-step-end``. A rank that
 is lost takes its profile with it; the job does not wait for it. nsys records a rank only when the rank is started under

@@ -1,7 +1,7 @@
-"""Train a GPT. A script of Megatron's form: copy it and edit it as you would edit Megatron-LM's.
+"""Trains a GPT model. The script has the form of Megatron-LM's: copy it and edit it as you would edit that one.
 
     spare-launch --num-groups 4 pretrain_gpt.py FLAGS...
-    python pretrain_gpt.py --spare-check FLAGS...          checks the flags and starts nothing
+    python pretrain_gpt.py --spare-check FLAGS...          only checks the flags
 
 torch and megatron-core are imported inside the functions, so that a wrong flag is refused at once.
 """
@@ -76,7 +76,7 @@ def get_batch(data_iterator: Any, vp_stage: int | None = None) -> tuple[Any, ...
 
 
 def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict]:
-    """The summed loss, the number of tokens that it is of, and both for the log."""
+    """The loss summed over the tokens, their number, and both for the log."""
     import torch
 
     mask = loss_mask.view(-1).float()
@@ -86,7 +86,8 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> tuple[tor
 
 
 def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-    """One microbatch through this stage, and what turns the last stage's output into a loss."""
+    """Run one microbatch through this stage; returns its output, and the function that makes a loss of the last stage's
+    output."""
     from spare_megatron.training.utils import unwrap_model
 
     timers = get_timers()

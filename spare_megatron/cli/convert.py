@@ -1,4 +1,4 @@
-"""``tools/checkpoint/convert.py`` converts checkpoints between formats, with the command line of Megatron's tool."""
+"""tools/checkpoint/convert.py converts checkpoints between formats, with the command line of Megatron's tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``spare-coordinator``: the one process of a job that decides. Started by spare-launch, or by a Slurm script."""
+"""spare-coordinator runs the process that decides for a job. spare-launch and spare-slurm start it; under
+torchrun or a bare srun the user does."""
 
 from __future__ import annotations
 
@@ -17,30 +18,52 @@ from spare_megatron.coordinator.process import serve_alone, serve_in_turn
 from spare_megatron.coordinator.server import Options
 
 LEASE_S = 5.0
+"""Default time of silence after which another candidate takes over."""
 EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command's flags."""
     made = argparse.ArgumentParser("spare-coordinator", description=__doc__, epilog=EXAMPLE)
-    made.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address to serve on; port 0: any")
+    made.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="address to listen at; port 0: any free one; default: 127.0.0.1:0",
+    )
     made.add_argument("--run-dir", required=True, metavar="DIR", help="directory of the job's records")
     made.add_argument(
-        "--life", type=int, default=0, metavar="N", help="a life above the journal's begins with the first group"
+        "--life",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the job's life; default: the journal's, or the next one where that is over",
     )
     made.add_argument(
-        "--candidate", type=int, metavar="I", help="one of several, 0 the first: one decides, the next takes over"
+        "--candidate",
+        type=int,
+        metavar="I",
+        help="number of this process among several, from 0: one of them decides, another takes over when it ends",
     )
     made.add_argument(
-        "--lease-s", type=float, default=LEASE_S, metavar="S", help="silence after which a candidate takes over"
+        "--lease-s",
+        type=float,
+        default=LEASE_S,
+        metavar="S",
+        help=f"seconds of silence after which a candidate takes over; default: {LEASE_S:g}",
     )
-    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument(
+        "--tls-dir",
+        default="",
+        metavar="DIR",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+    )
     made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns an exit code of spare_megatron.config.exits."""
     args = parser().parse_args(argv)
     options = Options(
         listen=args.listen,
@@ -53,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: Options, candidate: int | None, lease_s: float) -> int:
-    """One coordinator process; a user's error is one sentence on standard error."""
+    """Run one coordinator process; returns its exit code. A user's error is written to standard error as one
+    sentence."""
     outlive_the_disk()
     try:
         failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")

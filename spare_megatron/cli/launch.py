@@ -1,7 +1,7 @@
-"""``spare-launch``: starts a job's coordinator and all its ranks on this machine, and keeps it going.
+"""spare-launch starts a job's coordinator and all its ranks on this machine, and starts the job again when needed.
 
-Output: the coordinator's lines (Megatron's iteration line, what was lost and masked), a progress line below them on a
-terminal. Every rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
+It shows the coordinator's lines (Megatron's iteration line, what was lost and masked) and, on a terminal, a progress
+line below them. Each rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
 """
 
 from __future__ import annotations
@@ -35,34 +35,56 @@ left on SIGTERM or SIGUSR1; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The launcher's own flags; everything from the script on is the script's."""
+    """The parser of the launcher's own flags; everything behind the script is for the script."""
     made = argparse.ArgumentParser(
         "spare-launch", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--num-groups", type=int, required=True, metavar="N", help="model replicas of the job")
     made.add_argument(
-        "--group-size", type=int, metavar="M", help="ranks of a group; from the script's parallelism flags if not given"
+        "--num-groups", type=int, required=True, metavar="N", help="number of groups, each a model replica"
     )
-    made.add_argument("--run-dir", metavar="DIR", help="records of the job; default: runs/DATE-TIME")
-    made.add_argument("--inject", action="append", default=[], metavar="SPEC", help=f"inject a fault: {FORM}")
-    made.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the coordinator")
-    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument(
+        "--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags"
+    )
+    made.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="directory of the job's records; default: the script's --spare-run-dir, or runs/DATE-TIME",
+    )
+    made.add_argument(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help=f"inject a fault; may be given more than once: {FORM}",
+    )
+    made.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="address at which the coordinator listens; port 0: any free one; default: 127.0.0.1:0",
+    )
+    made.add_argument(
+        "--tls-dir",
+        default="",
+        metavar="DIR",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+    )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
-    made.add_argument("script", help="what a rank runs")
-    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="its flags")
+    made.add_argument("script", help="the Python script that every rank runs")
+    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
     return made
 
 
 def script_command(script: str, module: bool, flags: Sequence[str]) -> tuple[str, ...]:
-    """What a rank runs; raises ConfigError where there is no such script."""
+    """The command line of a rank; raises ConfigError where there is no such script."""
     if not module and not Path(script).is_file():
         raise ConfigError(f"the script {script} does not exist; give its path, or a module with -m")
     return (sys.executable, *(("-m", script) if module else (script,)), *flags)
 
 
 def launch_of(args: argparse.Namespace) -> Launch:
-    """What to start; raises ConfigError where the flags do not fit."""
+    """The launch that the flags describe; raises ConfigError where they do not fit together."""
     if args.num_groups < 1:
         raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
     told = launcher_flags(args.flags, os.environ, saved_args)
@@ -86,7 +108,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns an exit code of spare_megatron.config.exits."""
     args = parser().parse_args(argv)
     outlive_the_disk()
     try:

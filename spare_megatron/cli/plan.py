@@ -1,4 +1,4 @@
-"""``spare-plan`` computes redundancy, planned restart and save interval for a cluster, before the job starts."""
+"""spare-plan computes redundancy, planned restart and save interval for a cluster, before the job starts."""
 
 from __future__ import annotations
 

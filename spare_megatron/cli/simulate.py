@@ -1,4 +1,4 @@
-"""``spare-simulate`` runs a policy on a modelled cluster, with the controller of real jobs.
+"""spare-simulate runs a policy on a modelled cluster, with the controller of real jobs.
 
 Defaults are those of the published simulation (arXiv 2603.00357): 10,000 steps, a failure every 5 minutes, 64 s to
 compute a shard.

@@ -1,6 +1,6 @@
-"""``spare-slurm``: the one command of a Slurm batch script. Starts coordinators and ranks as steps of the job.
+"""spare-slurm, the one command of a Slurm batch script, starts a job's coordinators and ranks as steps.
 
-Output: the coordinator's lines (Megatron's iteration line, what was lost and masked). Every rank's own output is in
+It shows the coordinator's lines (Megatron's iteration line, what was lost and masked). Each rank's own output is in
 RUN_DIR/logs/group-G/rank-M.log. On SIGTERM or SIGUSR1 the job saves, leaves and is queued again.
 """
 
@@ -33,6 +33,7 @@ from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
 from spare_megatron.launch.slurm_life import SlurmLaunch
 
 CANDIDATES = 3
+"""Default number of coordinator processes, of which one decides."""
 EXAMPLE = """example, in a batch script:
   exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
 
@@ -41,34 +42,60 @@ left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another allocation:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's own flags; everything from the script on is the script's."""
+    """The parser of the command's own flags; everything behind the script is for the script."""
     made = argparse.ArgumentParser(
         "spare-slurm", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--run-dir", metavar="DIR", help="on a file system that all nodes share; default: runs/JOB")
     made.add_argument(
-        "--group-size", type=int, metavar="M", help="ranks of a group; from the script's parallelism flags if not given"
+        "--run-dir",
+        metavar="DIR",
+        help="directory of the job's records, shared by all nodes; default: the script's --spare-run-dir, or runs/JOB",
     )
     made.add_argument(
-        "--candidates", type=int, default=CANDIDATES, metavar="K", help=f"coordinator processes; default {CANDIDATES}"
+        "--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags"
     )
     made.add_argument(
-        "--lease-s", type=float, default=LEASE_S, metavar="S", help="silence after which a coordinator is replaced"
+        "--candidates",
+        type=int,
+        default=CANDIDATES,
+        metavar="K",
+        help=f"number of coordinator processes; default: {CANDIDATES}",
     )
-    made.add_argument("--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="address of a coordinator")
-    made.add_argument("--srun", default="", metavar="OPTIONS", help="further options of srun for the ranks, quoted")
-    made.add_argument("--no-requeue", action="store_true", help="leave with 4 only; somebody else queues the job again")
-    made.add_argument("--tls-dir", default="", metavar="DIR", help="ca.pem, cert.pem and key.pem for mutual TLS")
+    made.add_argument(
+        "--lease-s",
+        type=float,
+        default=LEASE_S,
+        metavar="S",
+        help=f"seconds of silence after which a coordinator is replaced; default: {LEASE_S:g}",
+    )
+    made.add_argument(
+        "--listen",
+        default="0.0.0.0:0",
+        metavar="HOST:PORT",
+        help="address at which a coordinator listens; port 0: any free one; default: 0.0.0.0:0",
+    )
+    made.add_argument(
+        "--srun", default="", metavar="OPTIONS", help="further options for the srun of the ranks, as one quoted word"
+    )
+    made.add_argument(
+        "--no-requeue", action="store_true", help="leave with exit code 4 instead of queueing the job again"
+    )
+    made.add_argument(
+        "--tls-dir",
+        default="",
+        metavar="DIR",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+    )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     made.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
-    made.add_argument("script", help="what a rank runs")
-    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="its flags")
+    made.add_argument("script", help="the Python script that every rank runs")
+    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
     return made
 
 
 def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
-    """What to start; raises ConfigError where the flags do not fit. ``words`` is the command line, which the step of
-    the coordinators is given as well."""
+    """The launch that the flags describe; raises ConfigError where they do not fit together. ``words`` is the command
+    line, which the coordinators are given too."""
     allocation = allocation_of(os.environ)
     told = launcher_flags(args.flags, os.environ, saved_args)
     size = told.group_size if args.group_size is None else args.group_size
@@ -95,7 +122,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
 
 
 def start(launch: SlurmLaunch) -> int:
-    """In the batch script: the whole job."""
+    """Run the whole job, in the batch script; returns its exit code."""
     launch.allocation.groups_of(launch.group_size)
     display = Display(launch.run_dir)
     fate = launch.allocation.shared_fate(launch.group_size)
@@ -116,7 +143,7 @@ def start(launch: SlurmLaunch) -> int:
 
 
 def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
-    """In the step of the coordinators: one candidate."""
+    """Run one coordinator process, in the step of the coordinators; returns its exit code."""
     log, errors = launch.run_dir.coordinator_log, launch.run_dir.coordinator_errors
     log.parent.mkdir(parents=True, exist_ok=True)
     for path, stream in ((log, sys.stdout), (errors, sys.stderr)):
@@ -130,7 +157,7 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as in spare_megatron.config.exits."""
+    """Run the command; returns an exit code of spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
     outlive_the_disk()

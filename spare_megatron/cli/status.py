@@ -1,4 +1,4 @@
-"""``spare-status RUN_DIR`` prints what a job is doing, from its run directory; it works for ended jobs too."""
+"""spare-status RUN_DIR prints what a job is doing, from its run directory; it works for ended jobs too."""
 
 from __future__ import annotations
 

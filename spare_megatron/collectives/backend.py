@@ -1,4 +1,4 @@
-"""What a replica communicator needs of a communication library, and how its members meet.
+"""The interface between a replica communicator and what moves its bytes, and how the members of an epoch meet.
 
 A backend object serves one epoch and is used up with it. Everything in it that can block is called from the
 one thread that owns it (:mod:`spare_megatron.collectives.communicator`), except ``cut`` and ``unblock``, whose task
@@ -20,7 +20,7 @@ from spare_megatron.controller.messages import Link
 
 
 class BackendError(Exception):
-    """Something of this epoch's communicator failed; ``links``, in ranks of it, say what did not arrive."""
+    """This epoch's communicator failed; ``links``, between its ranks, say where something did not arrive."""
 
     def __init__(self, message: str, links: tuple[Link, ...] = ()) -> None:
         super().__init__(message)
@@ -34,53 +34,54 @@ class Seat:
     store_host: str
     store_port: int
     prefix: str
-    """Of all keys of this communicator; differs for each job, fencing number, epoch and rank position."""
+    """Begins all store keys of this communicator; differs for each job, fencing number, epoch and rank position."""
     rank: int
     size: int
     epoch: int
 
 
 class Backend(Protocol):
-    """One epoch's communicator."""
+    """What connects the members of one epoch and sums over them."""
 
     linger_s: float
-    """After an error :attr:`evidence` may grow for so long, as the other members say what they know: no earlier is it
-    released, unless nobody asks any more. 0: it does not grow."""
+    """How long after an error :attr:`evidence` may grow, because other members say what they know. The backend is not
+    released before that, unless its epoch is given up. 0: it does not grow."""
 
     @property
     def evidence(self) -> frozenset[Link]:
-        """What is known by now of links between members, in ranks. Any thread, any time, also after :meth:`release`."""
+        """What is known by now of links between members, in ranks. From any thread, also after :meth:`release`."""
 
     @property
     def over(self) -> str:
-        """Why nothing can be summed any more, as far as it is known by now; empty while it can. As ``evidence``."""
+        """Why nothing can be summed any more, as far as is known by now; empty while it can. From any thread, also
+        after :meth:`release`."""
 
     def form(self) -> None:
-        """Meet the other members and connect. Raises what went wrong, or because of :meth:`cut`."""
+        """Meet the other members and connect. Raises where that fails, or when :meth:`cut` is called."""
 
     def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        """Sum ``wire`` in place over the members; nothing touches it any more after :meth:`release`, whatever happened.
+        """Sum ``wire`` in place over the members. Even after an error nothing touches it once :meth:`release` returns.
 
-        ``patient`` waits for members that still compute; otherwise all members are known to be there, and silence is an
-        error after the time-out.
+        With ``patient`` it waits for members that still compute. Otherwise all members are known to take part, and
+        silence is an error after the time-out.
         """
 
     def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
-        told why. Any thread, any time, more than once; well under a millisecond, never blocks."""
+        told why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
 
     def unblock(self) -> None:
-        """The part of giving up that may take a while; called once, after :meth:`cut`, from a thread of its own."""
+        """Do the part of giving up that may take a while; called once, after :meth:`cut`, from a thread of its own."""
 
     def release(self) -> None:
-        """Free everything. Called once, by the owner, last."""
+        """Free everything. The owner calls it once, as its last call."""
 
 
 class Meeting:
-    """All members of one communicator arrive; the last one to arrive lets everybody go.
+    """The barrier at which all members of one communicator meet: the last one to arrive releases all.
 
-    Costs each member six store operations and the last one N more. Nobody polls: each member waits for a key of its
-    own, which is also how :meth:`leave` ends the wait.
+    It costs each member six store operations, and the last one N more. Nobody polls: each member waits for a key of its
+    own, and :meth:`leave` sets that key to end the wait.
     """
 
     GO, LEFT = b"go", b"left"
@@ -88,7 +89,7 @@ class Meeting:
     def __init__(
         self, seat: Seat, clients: StoreClients, timeout_s: float, suspects: frozenset[int] = frozenset()
     ) -> None:
-        """``suspects``: ranks that are waited for half as long."""
+        """``suspects``: ranks for which the others wait only half of ``timeout_s``."""
         self._seat = seat
         self._suspects = suspects
         self._clients = clients
@@ -98,9 +99,9 @@ class Meeting:
         self.store: dist.Store = dist.PrefixStore(seat.prefix, self._client)
 
     def arrive(self, place: str) -> str:
-        """Block until all members are here. BackendError after the time-out, or when :meth:`leave` was called.
+        """Block until all members are here. Raises BackendError after the time-out, or when :meth:`leave` was called.
 
-        ``place`` is told to the left neighbour; returns that of the right one.
+        ``place`` is this member's address for its left neighbour; returns that of the right one.
         """
         seat, store = self._seat, self.store
         store.set(f"at/{seat.rank}", place)
@@ -132,7 +133,8 @@ class Meeting:
         return tuple(rank for rank in range(self._seat.size) if not self.store.check([f"at/{rank}"]))
 
     def leave(self) -> None:
-        """End :meth:`arrive` from another thread, now or when it comes (its client is locked: this takes another)."""
+        """End :meth:`arrive` from another thread, even if it is called later. Its store client is locked, so this uses
+        another one."""
         seat = self._seat
         if not self._parted:
             with contextlib.suppress(ConnectionError, dist.DistError):
@@ -141,8 +143,8 @@ class Meeting:
                 self._clients.give(seat.store_host, seat.store_port, client)
 
     def part(self) -> None:
-        """All members have met and connected: remove this one's keys (an epoch change of a large job would leave
-        millions behind), and let somebody else use the connection."""
+        """After all members have met and connected: remove this member's keys, of which a large job would leave
+        millions behind, and return the store client."""
         self._parted = True
         own = [f"at/{self._seat.rank}", f"go/{self._seat.rank}"]
         with contextlib.suppress(dist.DistError):
@@ -151,7 +153,7 @@ class Meeting:
         self._clients.give(self._seat.store_host, self._seat.store_port, self._client)
 
     def end(self) -> None:
-        """The owner is done with it, however far it came. Peers may still read this member's keys."""
+        """Return the store client, however far the meeting came. The keys stay, for peers may still read them."""
         if not self._parted:
             self._parted = True
             self._clients.give(self._seat.store_host, self._seat.store_port, self._client)

@@ -15,16 +15,17 @@ That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.1
   30 minutes if it is not set, read once in a process. It is set here, to the time-out of this backend.
 * Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
   be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
-* Where an initialisation waits for a peer that is dead, nothing says which. So before NCCL is called, the members sum
+* Where an initialisation waits for a peer that is dead, nothing tells which peer it is. So before NCCL is called, the
+members sum
   a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is
   found there, and named.
 
 What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
 keeps the owner inside torch for the time-out and a second. It keeps its thread and its connections; the communicator
-of the next epoch has its own, and forms meanwhile. A GPU that is gone may keep ``ncclCommAbort``, and with it that
-thread and the buffers of the sum in flight, for ever. And torch's watchdog, a thread of torch's own, asks each
+of the next epoch has its own, and forms meanwhile. On a GPU that is gone, ``ncclCommAbort`` may block for ever, and
+with it that thread and the buffers of the sum in flight. And torch's watchdog, a thread of torch's own, asks each
 communicator for errors, under the mutex above; with the environment below it acts on nothing. None of this has run on a
-GPU: the tests have a group that records who calls what.
+GPU: the tests use a stand-in for the process group that records which thread calls what.
 
 torch's watchdog must not act on its own, so :data:`ENVIRONMENT` holds while the group is constructed, which
 is when torch reads it (torchrun sets other values for its workers).
@@ -63,12 +64,12 @@ ENVIRONMENT = {
 }
 POLL_S = 0.0002
 PATIENCE = timedelta(days=1)
-"""For torch's own time-outs: silence is measured here."""
+"""The value of torch's own time-outs, so that they never end anything: this module measures silence itself."""
 _environment_lock = threading.Lock()
 
 
 class NcclBackend:
-    """See :class:`~spare_megatron.collectives.backend.Backend`."""
+    """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
     linger_s = RingBackend.linger_s
 
@@ -78,17 +79,18 @@ class NcclBackend:
         self._timeout_s = timeout_s
         self._device = device
         self._reach = RingBackend(replace(seat, prefix=f"{seat.prefix}/reach"), clients, timeout_s)
-        """Finds members that are gone or have given up: before NCCL is called, and while it sums."""
+        """A ring over TCP that finds members that are gone or have given up, before NCCL is called and while it
+        sums."""
         self._client: dist.TCPStore | None = None
         self._group: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._issued: torch.cuda.Event | None = None
-        """The end of the sum that was issued last; None while it is not known where on the device that is."""
+        """Recorded behind the sum that was issued last; None while a sum is being issued."""
         _bound_waits(timeout_s)
 
     @property
     def evidence(self) -> frozenset[Link]:
-        """Only what TCP shows: NCCL says that something went wrong, not where."""
+        """What the TCP ring knows: NCCL says that something went wrong, but not where."""
         return self._reach.evidence
 
     @property
@@ -113,7 +115,7 @@ class NcclBackend:
         self.sum(torch.ones(1, device=self._device), patient=False)
 
     def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        """``wire`` was settled by its writer (:meth:`~spare_megatron.collectives.buckets.Buffers.settle`)."""
+        """Sum ``wire``, which its writer has settled (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             options = dist.AllreduceOptions()
@@ -147,12 +149,12 @@ class NcclBackend:
             self._client = None
 
     def _go_on(self) -> None:
-        """Before and after each call of NCCL: BackendError when this member or another has given up."""
+        """Raise BackendError when this member or another has given up; called before and after each call of NCCL."""
         if self.over:
             raise BackendError(self.over)
 
     def _drain(self) -> None:
-        """Until nothing touches the buffer of the last sum: an abort ends its kernel, and this sees it end."""
+        """Wait until nothing touches the buffer of the last sum any more: an abort ends its kernel, but not at once."""
         with contextlib.suppress(RuntimeError):  # the device has failed: nothing runs on it any more
             if self._issued is None:
                 torch.cuda.synchronize(self._device)
@@ -161,13 +163,15 @@ class NcclBackend:
 
 
 def _bound_waits(timeout_s: float) -> None:
-    """For the rest of the process, as torch and NCCL read these once: what a user has set stays."""
+    """Bound the waits inside torch and NCCL, for the rest of the process, because they read these variables once; a
+    value that a user has set stays."""
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, math.ceil(timeout_s))))
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
+    """Set the variables of :data:`ENVIRONMENT` for the time of the context."""
     with _environment_lock:
         before = {name: os.environ.get(name) for name in ENVIRONMENT}
         os.environ.update(ENVIRONMENT)

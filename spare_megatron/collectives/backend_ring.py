@@ -1,14 +1,14 @@
 """A replica communicator on plain TCP sockets: ring all-reduces that another thread can end at any moment.
 
-Why not gloo, which does the same inside a group. gloo's operations cannot be ended from outside: its
+gloo, which does the same inside a group, is not used, because its operations cannot be ended from outside: its
 ``abort()`` does nothing. Shutting its connections down from under it ends nearly all of them within a
 millisecond, but 1 in 10 to 50 stays in a wait that only its own time-out ends, its event loop then spins on
 messages whose buffers are gone, and late events or the end of the process abort the process. A rank that is
 to survive other ranks cannot depend on that. Here every wait is one ``poll`` that also listens for
 :meth:`RingBackend.cut`; nothing outlives its owner thread.
 
-The owner moves the bytes of the sums and has no time-outs: who is silent, and why, is for
-:mod:`spare_megatron.collectives.ring_links` to find out, which listens beside it and ends its waits.
+The owner thread moves the bytes of the sums and has no time-outs: the thread of
+:mod:`spare_megatron.collectives.ring_links` listens to the neighbours, finds out who is silent, and ends its waits.
 
 May assume: members reach each other by TCP at the address they have on the way to the store, or on the
 interface that GLOO_SOCKET_IFNAME names (the variable by which users of torch choose it). Promises: what
@@ -35,10 +35,10 @@ LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
 
 
 class RingBackend:
-    """See :class:`~spare_megatron.collectives.backend.Backend`."""
+    """The :class:`~spare_megatron.collectives.backend.Backend` on TCP sockets."""
 
     linger_s = 0.5
-    """Longer than the outcome of a failed reduction waits, in which what others know still comes in."""
+    """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
 
     def __init__(
         self, seat: Seat, clients: StoreClients, timeout_s: float, suspects: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class RingBackend:
         meeting.part()
 
     def place(self, listener: socket.socket) -> str:
-        """Where the left neighbour is to call: host and port."""
+        """The host and port at which the left neighbour connects to ``listener``."""
         host, port = listener.getsockname()[:2]
         return f"{host} {port}"
 
@@ -156,7 +156,8 @@ class RingBackend:
             raise self._lost(RIGHT, "closed by the other side")
 
     def _lost(self, side: int, what: object) -> BackendError:
-        """A data connection ended. Most often the neighbour says why, on its control connection."""
+        """The error for a data connection that ended. Most often the neighbour has said why, on its control
+        connection."""
         why = self._links.over
         self._links.lose(side)
         rank = (self.seat.rank + (1 if side == RIGHT else -1)) % self.seat.size
@@ -176,7 +177,7 @@ def _interface_address(name: str) -> str:
             if address.family == family:
                 return str(address.address)
     raise BackendError(
-        f"GLOO_SOCKET_IFNAME names {name}, an interface without an address; have {sorted(psutil.net_if_addrs())}"
+        f"GLOO_SOCKET_IFNAME names {name}, which has no address; the interfaces are {sorted(psutil.net_if_addrs())}"
     )
 
 

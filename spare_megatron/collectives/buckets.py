@@ -1,13 +1,13 @@
-"""Cutting flat tensors into buckets, and the buffers a reduction writes into.
+"""Cuts flat tensors into buckets, and keeps the buffers that a reduction writes into.
 
 A reduction sends a small header (the layout's digest and the scalars) and then the tensors bucket by bucket.
 Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a
 *result*. Where wire and result have the same dtype and device they are one memory, so fp32 on CPU costs one
 copy and one buffer.
 
-Promise: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
-collective may write into its buffers until its connections are dead, so buffers belong to a communicator
-until it is quiet.
+Promises: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
+operation may write into its buffers until its connections are dead, so buffers belong to a communicator
+until that has nothing in flight.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import torch
 from spare_megatron.collectives.reduction import GradientReduction
 
 BUCKET_BYTES = 16 << 20
-"""Above some MiB the ring's start and end do not show any more; a bucket is what a failure can interrupt."""
+"""Above some MiB the time to fill and drain the ring does not show any more, and larger buckets gain nothing."""
 OVERLAPPED_BUCKETS = 8
-"""Into so many at least an overlapped reduction is cut, while that leaves them LEAST_BYTES: what is one bucket is
-whole only when everything is computed."""
+"""An overlapped reduction is cut into at least so many buckets, unless they would be smaller than LEAST_BYTES: a single
+bucket could not leave before everything is computed."""
 LEAST_BYTES = 16 << 10
 ALIGNMENT = 64
 """Buckets start at multiples of this many elements."""
 HEADER_STEP = 128
-"""Header sizes are multiples of this: groups that disagree on a few scalars still exchange headers of one
-size, so that the digest can tell at once."""
+"""Header sizes are multiples of this many values: groups that disagree on a few scalars still exchange headers of the
+same size, so that the digests can show the difference."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Everything two groups must agree on before they add their buckets."""
+    """What groups must agree on before they add their buckets."""
 
     method: str
     shapes: tuple[tuple[int, torch.dtype, torch.dtype, torch.dtype], ...]
@@ -62,7 +62,7 @@ class BucketLayout:
         method: GradientReduction,
         bucket_bytes: int,
     ) -> BucketLayout:
-        """The layout of a request. AssertionError for a tensor that is not flat and contiguous."""
+        """The layout of a request. Raises AssertionError for a tensor that is not flat and contiguous."""
         for number, tensor in enumerate(tensors):
             assert tensor.dim() == 1, f"tensor {number} to reduce has shape {tuple(tensor.shape)}, not one dimension"
             assert tensor.is_contiguous(), f"tensor {number} to reduce is not contiguous"
@@ -74,8 +74,8 @@ class BucketLayout:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """At least two whenever there are two elements, so that there is always a moment after one bucket was
-        sent and before the last one ends."""
+        """The buckets in the order in which they travel. They are at least two where there are two elements, so that
+        there is always a moment after one bucket was sent and before the last one ends."""
         buckets = self._cut(self.bucket_bytes)
         if len(buckets) == 1 and buckets[0].stop > 1:
             only = buckets[0]
@@ -85,7 +85,7 @@ class BucketLayout:
 
     @cached_property
     def digest(self) -> int:
-        """Equal where two layouts are."""
+        """A hash of the layout, which groups compare."""
         return _digest(repr(self))
 
     def _cut(self, bucket_bytes: int) -> tuple[Bucket, ...]:
@@ -105,8 +105,7 @@ def _digest(text: str) -> int:
 
 
 class Header:
-    """A digest and scalars, summed like a bucket: members that agree on what the digest is of have n times the digest
-    in their sum."""
+    """A digest and scalars, summed like a bucket: where all n members send the same digest, the sum is n times it."""
 
     def __init__(self, digest: int, names: tuple[str, ...], device: torch.device) -> None:
         pin = device.type == "cpu" and torch.cuda.is_available()
@@ -116,14 +115,14 @@ class Header:
 
     @classmethod
     def of(cls, scalars: Mapping[str, float], like: torch.Tensor) -> Header:
-        """One of its own for ``scalars``, where ``like`` is."""
+        """A header for ``scalars`` whose digest is of their names, on the device of ``like``."""
         names = tuple(sorted(scalars))
         header = cls(_digest(repr(names)), names, like.device)
         header.write(scalars)
         return header
 
     def write(self, scalars: Mapping[str, float]) -> None:
-        """Digest and this group's scalars."""
+        """Write the digest and this group's scalars into :attr:`values`."""
         values = [float(self._sent), *(float(scalars[name]) for name in self._names)]
         self.values.zero_()
         self.values[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
@@ -137,30 +136,31 @@ class Header:
 
 
 def overlapped_bytes(tensors: Sequence[torch.Tensor], bucket_bytes: int) -> int:
-    """Size of the buckets of an overlapped reduction; the same on every member, whose tensors have the same sizes."""
+    """The bucket size of an overlapped reduction; the same on every member, because their tensors have the same
+    sizes."""
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return min(bucket_bytes, max(LEAST_BYTES, total // OVERLAPPED_BUCKETS))
 
 
 class User(Protocol):
-    """Who may still write into a buffer."""
+    """Something whose operations may still write into a buffer: a communicator."""
 
     @property
     def busy(self) -> bool:
-        """Some operation that was started may still touch its buffer."""
+        """Whether some operation that was started may still touch its buffer."""
 
 
 class Buffers:
-    """The memory of one reduction."""
+    """The header, wire buffers and results of one reduction."""
 
     def __init__(
         self, layout: BucketLayout, wire_device: torch.device, result_device: torch.device, staged: bool
     ) -> None:
-        """``staged``: wires and results are never one memory (what a device on its own makes so otherwise)."""
+        """``staged``: wires and results never share memory, even where their devices and dtypes are equal."""
         self.layout = layout
         self.user: User | None = None
         self.tail: Header | None = None
-        """What travels last, where scalars do: kept as long as these buffers."""
+        """The header that travels last, with the scalars, in an overlapped reduction; kept as long as these buffers."""
         pin = wire_device.type == "cpu" and torch.cuda.is_available()
         self.header = Header(layout.digest, layout.scalars, wire_device)
         self._wires = [
@@ -172,16 +172,17 @@ class Buffers:
         )
 
     def wire(self, bucket: Bucket) -> torch.Tensor:
-        """What travels for ``bucket``."""
+        """The wire buffer of ``bucket``."""
         return self._wires[bucket.tensor][bucket.start : bucket.stop]
 
     def result(self, bucket: Bucket) -> torch.Tensor:
-        """Where the sum of ``bucket`` is decoded to."""
+        """The part of the results into which the sum of ``bucket`` is decoded."""
         return self.results[bucket.tensor][bucket.start : bucket.stop]
 
     def settled(self) -> Callable[[], None] | None:
-        """What waits until everything written so far is there for other threads; None where it is (a device runs
-        behind its host, and the thread that writes must not wait for it)."""
+        """A function that waits until everything written so far is complete, for the thread that sends it; None where
+        no wait is needed. CUDA kernels run behind the thread that starts them, and that thread must not wait for
+        them."""
         if not any(wire.is_cuda for wire in (*self._wires, *self.results)):
             return None
         written = torch.cuda.Event()
@@ -190,7 +191,7 @@ class Buffers:
 
 
 class BufferPool:
-    """Hands out buffers of one layout at a time. Used by one thread, the one that reduces."""
+    """Hands out one set of buffers at a time. Used only by the thread that reduces."""
 
     def __init__(self, wire_device: torch.device, result_device: torch.device, staged: bool) -> None:
         self._places = (wire_device, result_device, staged)
@@ -201,7 +202,8 @@ class BufferPool:
         return all(kept.layout != layout for kept in self._sets) or self._idle(layout) is not None
 
     def take(self, layout: BucketLayout, user: User) -> Buffers:
-        """Buffers that nobody but ``user`` writes to. The results of the last reduction are given up."""
+        """A set of buffers that nobody but ``user`` writes to. The results of the last reduction are no longer
+        valid."""
         chosen = self._idle(layout) or Buffers(layout, *self._places)
         chosen.user = user
         busy = [kept for kept in self._sets if kept is not chosen and kept.user is not None and kept.user.busy]

@@ -1,8 +1,8 @@
-"""One epoch of one rank position: a thread that owns a backend, so that nobody else can ever be blocked by it.
+"""The replica communicator of one epoch: a thread owns its backend, so that no other thread is blocked by it.
 
 The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting
 a flag and cutting the backend's connections. Only the owner thread calls what can block. It ends when the
-communicator was given up or broke; after that, nothing touches a buffer any more.
+communicator was given up or has failed; after that, nothing touches a buffer any more.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from spare_megatron.controller.messages import Link
 
 
 class Communicator:
-    """States: forming -> ready -> given up or broken -> dead. All fields are guarded by ``changed``."""
+    """One epoch's communicator. It is forming, then ready, then given up or failed, then dead. ``changed`` guards all
+    fields."""
 
     def __init__(
         self, epoch: int, groups: tuple[int, ...], backend: Backend | None, changed: threading.Condition
     ) -> None:
-        """``backend`` None: the only member; what it submits is its own sum."""
+        """``backend`` is None for the only member of an epoch: what it submits is its own sum."""
         self.epoch = epoch
         self.groups = groups
         self.ready = backend is None
         self.given_up = False
         self.error = ""
         self.submitted = self.done = 0
-        """Operations, over the communicator's life."""
+        """Numbers of operations over the communicator's life."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
         self.formation_s = 0.0
         self._born_s = time.monotonic()
         self._backend = backend
         self._unmet: tuple[Link, ...] = ()
-        """In ranks: what the error itself says."""
+        """The links that the error itself names, in ranks."""
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None]] = deque()
         self._threads: list[threading.Thread] = []
@@ -49,12 +50,12 @@ class Communicator:
 
     @property
     def busy(self) -> bool:
-        """Some operation may still write into its buffer."""
+        """Whether some operation may still write into its buffer."""
         return not self.dead and self.done != self.submitted
 
     @property
     def cause(self) -> str:
-        """Why nothing can be summed any more: of an error, what is known about it by now."""
+        """Why nothing can be summed any more, as far as is known by now."""
         known = self._backend.over if self._backend is not None else ""
         return known or self.error
 
@@ -71,12 +72,19 @@ class Communicator:
 
     @property
     def gone(self) -> bool:
-        """No thread, connection or buffer of it is left."""
+        """Whether no thread, connection or buffer of it is left."""
         return self.dead and not any(thread.is_alive() for thread in self._threads)
 
     def submit(self, wire: torch.Tensor, patient: bool = False, settled: Callable[[], None] | None = None) -> int:
-        """Sum ``wire`` in place over the members, after everything submitted before. The operation is complete when
-        ``done`` reaches the number returned. ``settled`` waits until ``wire`` is written."""
+        """Queue the sum of ``wire`` over the members, in place, behind everything submitted before.
+
+        Args:
+            patient: wait for members that still compute.
+            settled: called before the sum; returns when ``wire`` is written.
+
+        Returns:
+            The operation's number: it is complete when ``done`` reaches it.
+        """
         with self._changed:
             self.submitted += 1
             if self._backend is None:
@@ -87,8 +95,8 @@ class Communicator:
             return self.submitted
 
     def spoil(self, reason: str) -> None:
-        """This rank broke off in the middle: it is out of step with the other members for the rest of the epoch, and
-        they need not wait for it. Any thread; never blocks."""
+        """Fail this epoch's communicator, because this rank stopped in the middle of a reduction: the other members
+        must not wait for it. From any thread; never blocks."""
         with self._changed:
             self.error = self.error or reason
             backend = self._backend
@@ -96,7 +104,7 @@ class Communicator:
             backend.cut(reason)
 
     def give_up(self) -> None:
-        """From now on nobody waits for it. Any thread; never blocks."""
+        """End the communicator with its epoch: whoever waits for it wakes. From any thread; never blocks."""
         with self._changed:
             self.given_up = True
             self._changed.notify_all()
@@ -107,8 +115,7 @@ class Communicator:
         self._start(self._help, backend, f"replicas-e{self.epoch}-end")
 
     def join(self, until_s: float) -> None:
-        """Wait for its threads after :meth:`give_up`, to the end of their last destructors, but no longer than until
-        ``until_s`` (monotonic)."""
+        """Wait for its threads to end after :meth:`give_up`, but no longer than until ``until_s`` (monotonic)."""
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -118,8 +125,10 @@ class Communicator:
         self._threads.append(thread)
 
     def _own(self, backend: Backend) -> None:
-        """After an error nothing can be reduced in this epoch any more: the connections end at once, for the peers
-        too. What the peers know about the cause still comes in."""
+        """Run the owner thread: form, then sum what is submitted, until an error or :meth:`give_up`.
+
+        An error ends the connections at once, for the peers too; what the peers know about the cause still arrives for
+        ``linger_s``."""
         try:
             backend.form()
             self._note_ready()

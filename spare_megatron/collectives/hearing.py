@@ -1,6 +1,6 @@
-"""What one member of a ring hears of its two neighbours, and what that says about the links between them.
+"""Judges the links between ring neighbours by what one member receives from its two neighbours, and when.
 
-Pure: time is an argument, and nothing here sends or waits. :mod:`spare_megatron.collectives.ring_links` has the
+Pure: time is an argument, and nothing here sends or waits; :mod:`spare_megatron.collectives.ring_links` has the
 sockets.
 
 Each pair of neighbours has a data connection, from left to right, and a control connection, on which both say about
@@ -8,8 +8,8 @@ forty times in a time-out how many bytes they have sent to the other and whether
 leads from a sender to a receiver, and only the receiver can tell that it is broken:
 
 - it is *mute* when nothing at all came for the time-out, or when the sender says that it has sent more bytes than came,
-  this member waits for them, and none came for the time-out. A slow link brings something in that time, and who
-  computes says so: neither is mute.
+  this member waits for them, and none came for the time-out. A slow link brings some bytes in that time, and a member
+  that computes sends beats: neither is mute.
 - it *ended* when a connection ended and no farewell came before or soon after.
 
 What a member knows goes round the ring in its farewell (the *bye*), with the reason of whoever gave up first, so that
@@ -26,61 +26,65 @@ from spare_megatron.controller.messages import Link
 
 LEFT, RIGHT = 0, 1
 BEATS = 40
-"""What a member says of itself in one time-out, to each neighbour."""
+"""How many beats a member sends to each neighbour in one time-out."""
 TOGETHER = 0.75
-"""When a link is mute for its time-out, one that has been silent for so much of its own went mute with it. They differ
-by little more than the time between two beats, and a member that was starved for less is not taken for mute."""
+"""When one link is found mute, another that has been silent for this part of its own time-out counts as mute too: links
+that go mute together differ by little more than the time between two beats. A member that was starved for less than
+this is not taken for mute."""
 SUSPECT = 0.5
-"""A link that was mute in the epoch before has this part of the time-out, until it has held for two of them."""
+"""A link that was mute in the epoch before has only this part of the time-out, for the first two time-outs of the
+epoch."""
 HOLD_ON = 4.0
-"""A member with everything at hand whose neighbours wait too leaves it to others to find the cause, but not longer."""
+"""How many time-outs a member whose neighbours wait too leaves it to others to find out why the ring stands still."""
 ENDED_GRACE_S = 0.1
-"""The farewell and the end of a data connection travel apart: this long after an end none comes any more. Less than
-what an outcome waits for the view that explains a loss
+"""How long after the end of a data connection a farewell may still come, for it travels on another connection. Less
+than the time that a failed reduction waits for the view that explains it
 (:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
 
 
 @dataclass
 class Traffic:
-    """What a member's sums are at. The thread that sums writes it, others read: each field is one word."""
+    """How far a member's sums are. The thread that sums writes it and others read it, without a lock: each field is
+    consistent alone."""
 
     sent: int = 0
     """Bytes handed to the right neighbour's connection in this epoch."""
     received: int = 0
     """Bytes that came from the left neighbour."""
     wants: bool = False
-    """A sum is stopped for want of bytes from the left."""
+    """A sum waits for bytes from the left neighbour."""
     offers: bool = False
-    """A sum has bytes that the right neighbour's connection does not take."""
+    """A sum has bytes that the connection to the right neighbour does not accept now."""
     patient: bool = True
     """The present sum waits for members that still compute."""
 
 
 @dataclass(frozen=True)
 class LinkBeat:
-    """What a member says of itself to one neighbour."""
+    """The message that a member sends to a neighbour about forty times in a time-out, and when it gives up."""
 
     sent: int
-    """Bytes to this neighbour."""
+    """Bytes sent to this neighbour in this epoch."""
     wants: bool
+    """It waits for bytes from its own left neighbour."""
     bye: bool = False
-    """It has given this epoch up."""
+    """The farewell: it has given this epoch up."""
     links: frozenset[Link] = frozenset()
-    """Of a bye: the evidence, its own and what others told it, in ranks."""
+    """In a bye, the evidence that it has found or was told, in ranks."""
     why: str = ""
-    """Of a bye: what made the first member give up."""
+    """In a bye, the reason of the member that gave up first."""
 
 
 class _Ear:
-    """One neighbour."""
+    """What was received from one neighbour, and when."""
 
     def __init__(self, rank: int, clock_s: float) -> None:
         self.rank = rank
         self.connected = False
         self.heard_s = clock_s
-        """When something came from it; until it is connected: when it was first waited for."""
+        """When something last came from it; until it is connected, since when it is waited for."""
         self.owed_s: float | None = None
-        """Since when bytes that it sent and this member waits for have not come; None: they do."""
+        """Since when this member waits for bytes that it has sent, and none come; None while they come."""
         self.sent = 0
         self.wants = False
         self.bye = False
@@ -93,7 +97,8 @@ class _Ear:
 
 
 class Hearing:
-    """One member's account of one epoch, from the moment that all members have met. For one thread at a time."""
+    """What one member knows of the links in one epoch, from the moment that all members have met. For one thread at a
+    time."""
 
     def __init__(self, rank: int, size: int, timeout_s: float, suspects: Iterable[int], now_s: float) -> None:
         """``suspects``: ranks whose link to this one was mute in the epoch before."""
@@ -102,7 +107,7 @@ class Hearing:
         self._cause = ""
         """Why the first member gave up; empty while only ended connections are known."""
         self.version = 0
-        """Of the evidence."""
+        """Grows when there is more evidence, or a better reason, to tell the neighbours."""
         self._rank = rank
         self._timeout_s = timeout_s
         self._interval_s = timeout_s / BEATS
@@ -118,28 +123,28 @@ class Hearing:
 
     @property
     def links(self) -> frozenset[Link]:
-        """The evidence: own, and what others told."""
+        """The evidence that this member has found or was told."""
         return frozenset(Link(sender, receiver, mute) for (sender, receiver), mute in self._links.items())
 
     @property
     def connected(self) -> bool:
-        """Both neighbours are."""
+        """Whether both connections to both neighbours stand."""
         return all(ear.connected for ear in self._ears)
 
     def beat(self, side: int, traffic: Traffic) -> LinkBeat:
-        """What is to be said to a neighbour now."""
+        """The beat to send to a neighbour now; a bye once this member has given up."""
         sent = traffic.sent if side == RIGHT else 0
         if not self.over:
             return LinkBeat(sent, traffic.wants)
         return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
-        """Both connections to this neighbour stand."""
+        """Note that both connections to this neighbour stand."""
         ear = self._ears[side]
         ear.connected, ear.heard_s = True, self._clock_s(now_s)
 
     def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
-        """A neighbour speaks."""
+        """Take a beat of a neighbour."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.connected:
             ear.heard_s = clock_s
@@ -154,27 +159,28 @@ class Hearing:
             self._stop(f"{why}: {beat.why}" if beat.why else why, beat.why)
 
     def end(self, side: int, now_s: float) -> None:
-        """A connection to this neighbour ended, or was refused."""
+        """Note that a connection to this neighbour ended or was refused."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.ended_s is None:
             ear.ended_s = clock_s
         self._stop(f"the connection to rank {ear.rank} of the ring is lost", "")
 
     def give_up(self, why: str) -> None:
-        """Nothing more can be summed in this epoch."""
+        """Give the epoch up for the reason ``why``, unless it is given up already."""
         self._stop(why, why)
 
     def _stop(self, why: str, cause: str) -> None:
-        """The first reason stays, but for an ended connection: a farewell that says why may come after the end."""
+        """Note why the epoch is over. The first reason stays, except that a bye with a reason replaces that of an ended
+        connection, after which it may come."""
         if not self.over or (cause and not self._cause):
             self.version += bool(self.over)
             self.over, self._cause = why, cause
 
     def look(self, traffic: Traffic, now_s: float, data_age_s: float = math.inf) -> None:
-        """Time has passed: to be called at least once between two beats.
+        """Judge the links again after time has passed; to be called at least once between two beats.
 
-        ``data_age_s``: since when no data has come from the left neighbour. When they are read does not matter: they
-        may have lain in this machine's buffers since before the link went mute.
+        ``data_age_s``: for how long no data has reached this machine from the left neighbour. When it is read does not
+        matter, for it may have lain in this machine's buffers since before the link went mute.
         """
         came = data_age_s <= now_s - self._looked_s
         clock_s = self._clock_s(now_s)
@@ -195,7 +201,7 @@ class Hearing:
             self._find_stalled(traffic, clock_s)
 
     def _clock_s(self, now_s: float) -> float:
-        """Time in which this process ran: when it was stopped or starved, nobody's silence can be told."""
+        """The time without the gaps in which this process was stopped or starved: in those it could hear nobody."""
         gap_s = now_s - self._looked_s
         if gap_s > 2 * self._interval_s:
             self._absent_s += gap_s - self._interval_s
@@ -216,16 +222,17 @@ class Hearing:
             self.give_up(f"rank {ear.rank} of the ring is mute: {what} came for {patience_s:g} s")
 
     def _take_stock(self, clock_s: float, patience_s: float) -> None:
-        """Some link is mute, after ``patience_s``: name all here that went mute with it, not only the first that is
-        noticed. Links that never stood in this epoch were all waited for since it began: where one was a suspect, half
-        the time tells as much of the others."""
+        """Note all links of this member that went mute together with one that was found mute after ``patience_s``.
+
+        Links that never stood in this epoch have all been waited for since it began. So where one of them was a suspect
+        and had half of the time-out, half is enough for the others too."""
         for ear in self._ears:
             least_s = TOGETHER * (patience_s if ear.connected else min(patience_s, SUSPECT * self._timeout_s))
             if ear.silent_s(clock_s) >= least_s:
                 self._note([Link(ear.rank, self._rank, mute=True)])
 
     def _find_stalled(self, traffic: Traffic, clock_s: float) -> None:
-        """All members have everything at hand, and still nothing moves."""
+        """Give up when no byte of a sum has moved for the time-out although all members have begun it."""
         stalled_s = clock_s - self._stalled_s
         if stalled_s < self._timeout_s:
             return

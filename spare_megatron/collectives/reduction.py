@@ -1,4 +1,4 @@
-"""What is summed over the groups, how it travels, and what came of it.
+"""A reduction over the groups: the request, the number format in which it travels, and the outcome.
 
 A :class:`GradientReduction` says how an accumulator becomes something that an all-reduce can sum, and how the
 sum becomes a gradient. The communicators know buckets, epochs and failures; they know nothing of number
@@ -17,22 +17,22 @@ from spare_megatron.controller.messages import Link
 
 
 class GradientReduction(Protocol):
-    """A number format for the way over the wire. Element k of a wire buffer stands for element k of the
+    """The number format in which gradients travel. Element k of a wire buffer stands for element k of the
     accumulator.
 
     Buckets are cut from flat contiguous tensors; ``encode`` and ``decode`` see one bucket at a time, in any
-    order, and the two sides may be on different devices (use ``copy_``).
+    order, and accumulator and wire may be on different devices (use ``copy_``).
     """
 
     @property
     def name(self) -> str:
-        """As in ``--spare-reduce``; groups that disagree on it refuse to reduce."""
+        """The name, as in ``--spare-reduce``; groups with different ones refuse to reduce."""
 
     def wire_dtype(self, accumulator: torch.dtype) -> torch.dtype:
-        """What is summed."""
+        """The dtype that is summed over the groups."""
 
     def result_dtype(self, accumulator: torch.dtype) -> torch.dtype:
-        """What the step applies."""
+        """The dtype of the gradient that the step applies."""
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
         """Fill ``wire`` from ``accumulator``, which is never written."""
@@ -42,8 +42,8 @@ class GradientReduction(Protocol):
 
 
 class PlainReduction:
-    """Adds in the accumulator's own dtype: fp32 gradients summed in fp32 (order of the ring, so not bit-exact
-    over different memberships)."""
+    """Adds in the accumulator's own dtype, fp32 for gradients. The order is the ring's, so the bits depend on which
+    groups are live."""
 
     name = "fp32"
 
@@ -62,8 +62,8 @@ class PlainReduction:
 
 
 class Bfloat16Reduction(PlainReduction):
-    """fp32 gradients travel and are summed over the groups in bf16, half the bytes; whatever else rides along stays as
-    it is. Each of N groups rounds when it encodes and each of N - 1 additions rounds: to first order an element errs by
+    """fp32 gradients travel and are summed over the groups in bf16, in half the bytes; other dtypes are not changed.
+    Each of N groups rounds when it encodes and each of N - 1 additions rounds: to first order an element errs by
     at most N * 2^-9 of the sum of the groups' magnitudes."""
 
     name = "bf16"
@@ -80,39 +80,39 @@ class Reduction:
     """One request: the sums over all groups of ``tensors`` and ``scalars``."""
 
     tensors: Sequence[torch.Tensor]
-    """Flat and contiguous, the same sizes on every group. Read, never written."""
+    """Flat and contiguous, of the same sizes on every group; they are never written."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     """The same keys on every group; summed in float64, so integers are exact up to 2^53."""
     method: GradientReduction = field(default_factory=PlainReduction)
     on_bucket: Callable[[int, int], None] | None = None
-    """Called on the reducing thread with (buckets done, buckets in all) as buckets end: bytes of bucket
-    ``done`` have been sent, and the last one has not ended while done < all. What it raises leaves
+    """Called on the reducing thread with (buckets done, buckets in all) as buckets end; what it raises leaves
     ``reduce``."""
     check: Callable[[int, int], str] | None = None
-    """``check(tensor, stop)``, before a bucket that ends there leaves: why it must not, or nothing."""
+    """``check(tensor, stop)`` is called before the bucket that ends at ``stop`` is sent; returns why it must not be
+    sent, or an empty text."""
     overlapped: bool = False
-    """Some member may begin before it has computed everything: the scalars, which are known last, travel last, and no
-    member's silence is an error. The same on every member, also on those that begin with everything at hand."""
+    """Some member may begin before it has computed everything. So the scalars, which are known last, travel last, and a
+    member's silence is no error. Must be the same on every member, also on those that have computed everything."""
 
 
 @dataclass(frozen=True)
 class ReduceOutcome:
-    """What came of it: a value, whatever happened. ``ok`` and ``stale`` are never both true."""
+    """The outcome of a reduction: its sums, or why there are none. ``ok`` and ``stale`` are never both true."""
 
     ok: bool
     stale: bool
-    """The epoch ended meanwhile: no result, nobody to blame."""
+    """The epoch ended meanwhile, so there is no result, and no error to vote about."""
     tensors: tuple[torch.Tensor, ...] = ()
-    """The sums, in buffers of the communicators' own: valid until the next call of ``reduce``."""
+    """The sums, in buffers of the communicators, valid until the next reduction begins."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
     fault: str = ""
-    """What :attr:`Reduction.check` said."""
+    """The reason that :attr:`Reduction.check` returned; empty for none."""
     links: tuple[Link, ...] = ()
-    """What did not arrive, between which groups, as far as this rank knows."""
+    """The links between groups on which something did not arrive, as far as this rank knows."""
     formation_s: float = 0.0
-    """Time from ``adopt`` until the communicator stood, whether or not anybody waited for it."""
+    """Time that the communicator took to form after ``adopt``, whether or not anybody waited for it."""
     reduce_s: float = 0.0
-    """Time from the moment that everything was at hand, waiting for formation and for peers included."""
+    """Time from the moment that this rank had computed everything, with the waits for formation and for peers."""
     early: int = 0
-    """Buckets that were summed before that moment."""
+    """Number of buckets that were summed before that moment."""

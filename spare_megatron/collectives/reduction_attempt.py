@@ -1,4 +1,4 @@
-"""One attempt to reduce in one epoch, from the first bucket that is final to its outcome.
+"""One attempt to reduce a step's gradients in one epoch, from the first bucket that is final to the outcome.
 
 The order of a communicator's operations is fixed: a header with the layout's digest, the buckets of the tensors in
 their order, and, where reductions may overlap what computes the tensors (:attr:`Reduction.overlapped`), a second
@@ -6,8 +6,8 @@ header with the scalars. So members need not agree on when a bucket leaves, nor 
 send buckets from the middle of its backward pass to another that has long finished.
 
 May assume: :meth:`OpenReduction.ready` and :meth:`OpenReduction.spoil` are called by the training thread or by one that
-it waits for (autograd's). Promises: accumulators are never written; only :meth:`OpenReduction.finish` waits; what was
-told of an epoch that is over does nothing.
+it waits for (autograd's). Promises: accumulators are never written; only :meth:`OpenReduction.finish` waits; calls for
+an epoch that is over do nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 
 STALE_POLL_S = 0.05
-"""``stale`` is asked this often where nothing else wakes the training thread."""
+"""The interval at which ``stale`` is called while nothing else wakes the training thread."""
 VIEW_GRACE_S = 0.2
-"""A lost connection is most often the first sign of a newer epoch: whoever hears of it first drops the old
-communicator (protocol rule 5), and a death is known to the coordinator as soon as to its neighbours. An error
-waits so long for the view that explains it, because a failed vote costs an epoch and blames somebody."""
+"""How long a failed attempt waits for the view that explains the failure. A lost connection is most often the first
+sign of a newer epoch: the member that learns of it first drops the old communicator (protocol rule 5), and the
+coordinator knows of a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
 MUTE_GRACE_S = 0.05
-"""No view explains a mute link. So long it takes at most until all members have said what they know of theirs."""
+"""How long a failed attempt waits where a link is mute, which no view explains: until all members have told each other
+what they know of their links."""
 QUIET_GRACE_S = 0.2
-"""A given-up operation usually lets go of its buffers within milliseconds: waiting that long saves a second set."""
+"""How long an attempt waits for the buffers of an operation that was given up, which are most often free within
+milliseconds, before it makes a second set."""
 
 
 class StaleError(Exception):
@@ -46,7 +48,7 @@ class FailedError(Exception):
 
 
 class OpenReduction:
-    """See the module. Made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
+    """One attempt, made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class OpenReduction:
     ) -> None:
         """
         Args:
-            find: the epoch's communicator, None before it is there; raises :class:`StaleError`.
+            stale: whether the epoch is over.
+            find: returns the epoch's communicator, None before it is there; raises :class:`StaleError` when it is over.
             changed: guards the communicators' fields and ``pool``.
         """
         self.epoch = epoch
@@ -70,46 +73,48 @@ class OpenReduction:
         self._bucket_bytes = overlapped_bytes(request.tensors, bucket_bytes) if request.overlapped else bucket_bytes
         self._layout = self._layout_of(request.tensors, request.scalars)
         self._final = (0, 0)
-        """Tensors before this one, and elements of this one before that one, are final."""
+        """(tensor, stop): all tensors before number ``tensor``, and its first ``stop`` elements, are final."""
         self._communicator: Communicator | None = None
         self._buffers: Buffers | None = None
         self._quiet_until_s = 0.0
         self._failed_s = 0.0
         self._lead = 0
-        """Number of the first operation."""
+        """The communicator's number of this attempt's first operation."""
         self._agreed = False
         self._encoded = self._sent = self._received = self._early = 0
-        """Buckets."""
+        """Numbers of buckets."""
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
         self._over = ""
-        """Why nothing can come of it any more. No exception is kept: its traceback would keep the buffers."""
+        """Why the attempt has ended; empty while it goes on. Text and no exception, whose traceback would keep the
+        buffers."""
         self._is_stale = False
         self._fault = ""
 
     def ready(self, tensor: int, stop: int) -> None:
-        """``tensors[tensor][:stop]`` and all tensors before it are final: what can leave leaves. Never waits.
+        """Note that ``tensors[tensor][:stop]`` and all tensors before it are final, and send what can be sent. Never
+        waits.
 
-        Raises what ``on_bucket`` raises, nothing else: what goes wrong is told by :meth:`finish`.
+        Raises only what ``on_bucket`` raises: other failures are in the outcome of :meth:`finish`.
         """
         self._final = max(self._final, (tensor, stop))
         self.advance()
 
     def spoil(self, reason: str) -> None:
-        """What was told to be final was not: this attempt is void, and says so when it is finished."""
+        """Fail this attempt, because something was called final that was not."""
         self._leave(FailedError(reason))
 
     def advance(self) -> None:
-        """Do what can be done without waiting; raises as :meth:`ready`."""
+        """Do what can be done without waiting. Raises only what ``on_bucket`` raises."""
         if not self._over:
             self._try(self._advance)
 
     def finish(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> ReduceOutcome:
-        """Everything is final: wait for the sums.
+        """Wait for the sums; everything is final now.
 
-        ``tensors`` are shaped as those it began with; what has left is not read again. Returns as soon as the sums are
-        there or the epoch is over, and VIEW_GRACE_S after a failure.
+        ``tensors`` have the shapes of those with which the attempt began; buckets that were sent are not read again.
+        Returns as soon as the sums are there or the epoch is over, and about VIEW_GRACE_S after a failure.
         """
         started_s = time.monotonic()
         self._early = self._received
@@ -150,7 +155,8 @@ class OpenReduction:
         return BucketLayout.of(tensors, known, self._request.method, self._bucket_bytes)
 
     def _leave(self, error: Exception) -> None:
-        """This rank is out of step with the other members for the rest of the epoch."""
+        """End the attempt with ``error``, and the epoch's communicator with it: this rank is no longer in step with the
+        other members."""
         if not self._over:
             self._is_stale = isinstance(error, StaleError)
             self._over = str(error) or type(error).__name__
@@ -171,7 +177,7 @@ class OpenReduction:
                     self._changed.wait(STALE_POLL_S)
 
     def _seen(self) -> tuple[object, ...]:
-        """What, when it changes, may let this reduction go on."""
+        """The state that this reduction waits for: when it changes, the reduction may go on."""
         with self._changed:
             communicator = self._communicator
             free = self._buffers is not None or self._pool.free(self._layout)
@@ -209,8 +215,10 @@ class OpenReduction:
             return communicator.ready
 
     def _begin(self, communicator: Communicator) -> Buffers | None:
-        """The header goes first and alone. When it is summed, all members have begun; unless they overlap, they then
-        have everything at hand, and silence is a failure."""
+        """Take buffers and send the header; None while the buffers are in use.
+
+        The header goes first and alone. When it is summed, all members have begun. Unless the reduction is overlapped,
+        they have then computed everything, and silence is a failure."""
         self._quiet_until_s = self._quiet_until_s or time.monotonic() + QUIET_GRACE_S
         with self._changed:
             if not self._pool.free(self._layout) and time.monotonic() < self._quiet_until_s:
@@ -221,7 +229,7 @@ class OpenReduction:
         return buffers
 
     def _encode(self, buffers: Buffers) -> None:
-        """Take copies of the buckets that are final and whole, each after its check."""
+        """Copy the buckets that are final into the wire buffers, each after its check."""
         buckets = self._layout.buckets
         while self._encoded < len(buckets):
             bucket = buckets[self._encoded]
@@ -251,7 +259,8 @@ class OpenReduction:
         return True
 
     def _send(self, communicator: Communicator, buffers: Buffers) -> None:
-        """Where reductions overlap, a member may still compute between two buckets."""
+        """Submit the buckets that are encoded, and after the last one the scalars of an overlapped reduction, in which
+        members may still compute between two buckets."""
         patient = self._request.overlapped
         settled = buffers.settled() if self._sent < self._encoded else None
         for bucket in self._layout.buckets[self._sent : self._encoded]:
@@ -277,7 +286,7 @@ class OpenReduction:
 
 
 class _HookError(Exception):
-    """``on_bucket`` raised."""
+    """``on_bucket`` raised an exception, which leaves the attempt as it is."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(f"on_bucket raised {raised!r}")

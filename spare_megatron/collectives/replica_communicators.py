@@ -1,4 +1,4 @@
-"""Replica communicators: the sums over the groups, for one rank, through deaths and stops of other groups.
+"""The replica communicators of one rank, which sum over the groups and outlive deaths and stops of other groups.
 
 The ranks at one position of all live groups form a communicator for each epoch. The control thread calls
 :meth:`ReplicaCommunicators.adopt` for a newer view; it first gives up what belongs to older epochs (protocol
@@ -12,8 +12,8 @@ Promises:
   whichever is first;
 - accumulators are never written, a given-up operation never writes into a buffer that is in use again;
 - errors of communication are values: only what ``on_bucket`` itself raises leaves ``reduce``;
-- every group that completes a reduction of an epoch has the same sums. That all of them complete it is for
-  the vote to find out: after a death some may, some may not.
+- every group that completes a reduction of an epoch has the same sums. Whether all of them complete it, the
+  vote finds out: after a death some may, and some may not.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from spare_megatron.collectives.store import StoreClients
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
-"""The transports, by the names of ``--spare-comm``. 'gloo' stands for sums on the CPU over TCP, as in torch. Inside
-the groups that is gloo itself, between them it is :mod:`spare_megatron.collectives.backend_ring`, which says why."""
+"""The names of the transports. 'gloo' stands for sums on the CPU over TCP, as in torch: inside a group gloo itself does
+them, between groups :mod:`spare_megatron.collectives.backend_ring`, which says why."""
 CLOSE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Who reduces together in one epoch."""
+    """The groups that reduce together in one epoch, this rank's position, and the store in which they meet."""
 
     epoch: int
     groups: tuple[int, ...]
     """Live groups, sorted; a group's rank in the communicator is its index here."""
     position: int
-    """Rank position m in the group."""
+    """This rank's position in its group."""
     store_host: str
     store_port: int
     prefix: str
@@ -75,9 +75,9 @@ class ReplicaCommunicators:
             group: this rank's group.
             backend: 'gloo' (CPU tensors), 'nccl' (CUDA tensors) or 'gloo-staged' (tensors of any device, summed in
                 pinned host memory).
-            device: where accumulators are and results shall be.
+            device: the device of accumulators and results.
             timeout_s: for meeting the members of an epoch, and for silence once all of them are there. Waiting for
-                members that still compute has no limit here: who is late is for the control plane to say.
+                members that still compute has no limit here: the control plane finds those that hang.
             bucket_bytes: largest piece of a tensor that is summed at once.
         """
         if backend not in BACKENDS:
@@ -94,11 +94,11 @@ class ReplicaCommunicators:
         self._clients = StoreClients(timeout_s)
         self._changed = threading.Condition()
         self._epoch = 0
-        """Newest epoch adopted."""
+        """The newest epoch that was adopted."""
         self._over = 0
         """Epochs up to this one are over for this rank."""
         self._adopting = threading.Lock()
-        """Held for the moment that an adoption takes: what it starts is known to whoever closes."""
+        """Held during an adoption, so that :meth:`close` knows every communicator that was started."""
         self._closed = False
         self._stocked: tuple[str, int] | None = None
         self._stocking: threading.Thread | None = None
@@ -112,18 +112,18 @@ class ReplicaCommunicators:
 
     @property
     def lingering(self) -> int:
-        """Communicators that were given up and still hold threads, connections or buffers."""
+        """The number of communicators that were given up and still hold threads, connections or buffers."""
         with self._changed:
             return sum(not communicator.gone for communicator in self._given_up)
 
     @property
     def failure(self) -> str:
-        """What broke the present epoch's communicator, empty while it is whole."""
+        """Why the present epoch's communicator failed; empty while it has not."""
         with self._changed:
             return self._current.error if self._current is not None else ""
 
     def adopt(self, membership: Membership) -> None:
-        """Move to a newer epoch; one that is not newer changes nothing. Control thread. Never blocks."""
+        """Move to a newer epoch; one that is not newer changes nothing. For the control thread. Never blocks."""
         with self._adopting:
             if not self._closed:
                 self._adopt(membership)
@@ -152,27 +152,28 @@ class ReplicaCommunicators:
             new.give_up()
 
     def abandon(self) -> None:
-        """The present epoch is over: its operations end, here and on its peers. Any thread. Never blocks."""
+        """End the present epoch and its operations, here and on its peers. From any thread. Never blocks."""
         with self._changed:
             self._over = self._epoch
         self._drop()
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
-        """Sum ``request`` over the groups of ``epoch``. Training thread.
+        """Sum ``request`` over the groups of ``epoch``. For the training thread.
 
         Waits for the epoch to be adopted and for its communicator to form. Returns as soon as the sums are
-        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and VIEW_GRACE_S after a
-        failure. After an outcome that is not ok the epoch cannot be reduced in again.
+        there or the epoch is over (a newer ``adopt``, ``abandon``, or ``stale()``), and about VIEW_GRACE_S after a
+        failure. After an outcome that is not ok, nothing can be reduced in this epoch any more.
         """
         return self._open(epoch, request, stale).finish(request.tensors, request.scalars)
 
     def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
-        """As :meth:`reduce`, for tensors that are not final yet: the caller says what is, and finishes. Never waits.
+        """Begin a reduction of tensors that are not final yet: the caller says which parts are, then calls
+        :meth:`OpenReduction.finish`. Never waits.
 
-        ``request`` is an overlapped one; its scalars are not used. One reduction at a time: the results of the one
-        before are given up.
+        ``request`` must be overlapped; its scalars are not used. Only one reduction runs at a time, and the results of
+        the one before are no longer valid.
         """
-        assert request.overlapped, "only an overlapped reduction can begin before everything is at hand"
+        assert request.overlapped, "only an overlapped reduction can begin before everything is computed"
         reduction = self._open(epoch, request, stale)
         reduction.advance()
         return reduction
@@ -183,8 +184,8 @@ class ReplicaCommunicators:
         )
 
     def close(self) -> None:
-        """Give everything up, adopt nothing more, and wait a moment for it to be freed. What still hangs in a
-        library then is left to a daemon thread: it holds the process up no longer than this."""
+        """Give all communicators up, adopt no more, and wait up to CLOSE_S for them to be freed. A thread that still
+        hangs in a library after that is a daemon, which does not keep the process alive."""
         with self._adopting:
             self._closed = True
         self.abandon()
@@ -215,14 +216,14 @@ class ReplicaCommunicators:
         return RingBackend(seat, self._clients, self._timeout_s, suspects)
 
     def _find(self, epoch: int) -> Communicator | None:
-        """The communicator of ``epoch``; None before it is adopted."""
+        """The communicator of ``epoch``; None before it is adopted. Raises StaleError when the epoch is over."""
         with self._changed:
             if epoch <= self._over:
                 raise StaleError
             return self._current if self._current is not None and self._current.epoch == epoch else None
 
     def _stock(self, host: str, port: int) -> None:
-        """Fill the reserve of connections to a store that is new to us, in the background."""
+        """Fill the reserve of connections to a store to which there are none yet, in the background."""
         if self._stocked == (host, port):
             return
         self._stocked = (host, port)
@@ -247,7 +248,8 @@ class ReplicaCommunicators:
 
 
 def _close_at_exit(replicas: ReplicaCommunicators) -> None:
-    """A thread that comes back from C++ while the interpreter is going down can abort the process."""
+    """Close ``replicas`` before the interpreter exits: a thread that returns from C++ after that can abort the
+    process."""
     weak = weakref.ref(replicas)
 
     def close() -> None:

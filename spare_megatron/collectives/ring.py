@@ -1,14 +1,14 @@
-"""A ring all-reduce as two streams of bytes: what one member sends to its right and receives from its left,
-in order.
+"""One member's part of a ring all-reduce, as the two streams of bytes that it sends to its right and receives from its
+left.
 
-N members, a flat tensor cut in N chunks. In step k = 0 .. 2N-3 a member sends chunk S(k) = rank - k (mod N)
-to its right and receives chunk S(k+1) from its left. What comes in the first N-1 steps is a partial sum and
-is added; what comes after that is a sum and replaces. Every chunk so goes round twice, 2(N-1)/N of the tensor
+N members cut a flat tensor in N chunks. In step k = 0 .. 2N-3 a member sends chunk S(k) = rank - k (mod N)
+to its right and receives chunk S(k+1) from its left. A chunk that comes in the first N-1 steps is a partial sum and
+is added; one that comes later is the sum and replaces. So every chunk goes round twice, 2(N-1)/N of the tensor
 in each direction, which is the least possible (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009).
 Each chunk is added up once, in one order, so all members get the same bits.
 
 Chunks are cut in segments, and a segment goes out as soon as the segment of the step before has come in: both
-directions are busy all the time. The class knows no sockets: whoever has some moves its bytes.
+directions are busy all the time. The class knows no sockets: its caller moves the bytes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ class RingStreams:
         self._segment = self._scratch.numel()
         self._chunk = -(-wire.numel() // size)
         self._segments = -(-self._chunk // self._segment)
-        """Of a chunk; segment number q of a stream belongs to step q // segments."""
+        """Number of segments of a chunk; segment q of a stream belongs to step q // segments."""
         self._total = 2 * (size - 1) * self._segments
         self._sent = self._received = 0
-        """Segments that are through."""
+        """Numbers of segments that are complete."""
         self._sent_bytes = self._received_bytes = 0
-        """Of the segment that is on its way."""
+        """Bytes of the segment after those."""
         self._skip_empty()
 
     @property
     def over(self) -> bool:
+        """Whether everything is sent and received."""
         return self._sent == self._total and self._received == self._total
 
     @property
     def outgoing(self) -> memoryview | None:
-        """Bytes that can go right now; None when all is sent, or what comes next depends on what has not come in."""
+        """Bytes that can be sent to the right at once; None when all is sent, or when the next ones depend on bytes
+        that have not come from the left yet."""
         if self._sent == self._total or self._sent >= self._received + self._segments:
             return None
         start, stop = self._range(self._sent, self._sent // self._segments)
@@ -58,7 +60,7 @@ class RingStreams:
 
     @property
     def incoming(self) -> memoryview | None:
-        """Where the next bytes from the left go; None when all is received."""
+        """The memory for the next bytes from the left; None when all is received."""
         if self._received == self._total:
             return None
         step = self._received // self._segments
@@ -69,10 +71,11 @@ class RingStreams:
 
     @property
     def all_sent(self) -> bool:
+        """Whether everything is sent; something may still be missing from the left."""
         return self._sent == self._total
 
     def sent(self, number: int) -> None:
-        """The first ``number`` bytes of ``outgoing`` are gone."""
+        """Note that the first ``number`` bytes of ``outgoing`` are sent."""
         start, stop = self._range(self._sent, self._sent // self._segments)
         self._sent_bytes += number
         if self._sent_bytes == (stop - start) * self._wire.itemsize:
@@ -80,7 +83,7 @@ class RingStreams:
             self._skip_empty()
 
     def received(self, number: int) -> None:
-        """The first ``number`` bytes of ``incoming`` are filled."""
+        """Note that the first ``number`` bytes of ``incoming`` are filled."""
         step = self._received // self._segments
         start, stop = self._range(self._received, step + 1)
         self._received_bytes += number
@@ -91,7 +94,7 @@ class RingStreams:
             self._skip_empty()
 
     def _range(self, number: int, step: int) -> tuple[int, int]:
-        """Elements of segment ``number`` of a stream, in the chunk that is sent in ``step``."""
+        """(start, stop) of the elements of segment ``number`` of a stream, in the chunk that is sent in ``step``."""
         chunk = (self._rank - step) % self._size * self._chunk
         start = chunk + number % self._segments * self._segment
         stop = min(start + self._segment, chunk + self._chunk)
@@ -102,7 +105,7 @@ class RingStreams:
         return self._bytes[start * self._wire.itemsize : stop * self._wire.itemsize]
 
     def _skip_empty(self) -> None:
-        """The last chunks of a tensor that does not divide are shorter or empty."""
+        """Pass over empty segments: where N does not divide the tensor, the last chunks are shorter or empty."""
         while self._received < self._total and not self._length(self._received, self._received // self._segments + 1):
             self._received += 1
         while self._sent < self._total and not self._length(self._sent, self._sent // self._segments):

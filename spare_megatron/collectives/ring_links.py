@@ -1,14 +1,14 @@
 """The four connections of a ring's member, and the thread that listens on them as long as the epoch lasts.
 
-A member calls its right neighbour twice and is called twice by its left one: once for data, which the owner of the
-communicator moves, and once for control, which stays with the thread here. It sends and hears the beats of
-:mod:`spare_megatron.collectives.hearing`, also while the owner computes or waits for members that do, and wakes the
-owner when the epoch cannot go on. Whoever gives up says so on its control connections before it closes anything.
+A member connects twice to its right neighbour, and its left neighbour connects twice to it: once for data, which the
+owner of the communicator moves, and once for control, which belongs to the thread here. That thread sends and receives
+the beats of :mod:`spare_megatron.collectives.hearing`, also while no sum is in hand, and wakes the owner when the epoch
+cannot go on. A member that gives up says so on its control connections before it closes anything.
 
-May assume: the members have met, so all of them call now. Promises: ``cut`` never blocks; the thread ends within
-milliseconds of ``close``, and no descriptor is left; a process of another job, fencing number or epoch is not let in:
-each connection begins with a digest of the communicator's prefix and the caller's rank. The callee answers at once with
-its own, unasked: so whoever is called can tell that nothing comes, and the caller that something does.
+May assume: the members have met, so all of them connect now. Promises: ``cut`` never blocks; the thread ends within
+milliseconds of ``close``, and no descriptor is left; a process of another job, fencing number or epoch is refused: each
+side begins a connection with a digest of the communicator's prefix and its own rank. The side that accepts sends its
+digest at once, without waiting for the other's, so that a link on which only one direction works is found.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from spare_megatron.controller.messages import Link
 DATA, CONTROL = b"D", b"C"
 DIGEST_BYTES = 16
 LINKS_MAX = 64
-"""In one message: it must fit in what a connection takes without blocking. Mute links go first."""
+"""The most links in one message, which must fit in what a connection takes without blocking. Mute links go first."""
 WHY_BYTES = 512
-"""Of the reason in a message."""
+"""The most bytes of the reason in a message."""
 _HEAD = struct.Struct("!BHHQ")
-"""Flags, number of links, bytes of the reason, bytes sent."""
+"""The head of a message: flags, number of links, bytes of the reason, bytes sent."""
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 _READ_BYTES = 4096
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
-"""Of Linux's tcp.h."""
+"""Options of Linux's tcp.h."""
 _TCP_INFO = struct.Struct("8x44xI")
-"""Of Linux's tcp_info: tcpi_last_data_recv, milliseconds."""
+"""The field tcpi_last_data_recv of Linux's tcp_info, in milliseconds."""
 
 
 def pack(beat: LinkBeat) -> bytes:
-    """A beat as bytes."""
+    """A beat as the bytes of a message."""
     links = sorted(beat.links, key=lambda link: (not link.mute, link.sender, link.receiver))[:LINKS_MAX]
     why = beat.why.encode()[:WHY_BYTES]
     head = _HEAD.pack(_WANTS * beat.wants | _BYE * beat.bye, len(links), len(why), beat.sent)
@@ -54,7 +54,7 @@ def pack(beat: LinkBeat) -> bytes:
 
 
 def unpack(inbox: bytearray) -> LinkBeat | None:
-    """The first beat of ``inbox``, which is taken out; None when it is not whole."""
+    """Remove the first beat from ``inbox`` and return it; None when it is not complete yet."""
     if len(inbox) < _HEAD.size:
         return None
     flags, count, letters, sent = _HEAD.unpack_from(inbox)
@@ -68,33 +68,34 @@ def unpack(inbox: bytearray) -> LinkBeat | None:
 
 
 class _Line:
-    """One connection."""
+    """One connection to a neighbour, or to a process that has not said who it is."""
 
     def __init__(self, sock: socket.socket, side: int, kind: bytes = b"", calling: bool = False) -> None:
         sock.setblocking(False)
         self.sock, self.side = sock, side
         self.kind = kind
-        """Empty: it was accepted, and has not said what it is for."""
+        """DATA or CONTROL; empty while the other side of an accepted connection has not said which."""
         self.calling = calling
-        """It is not known yet whether anybody accepts."""
+        """Whether the connection is still being made."""
         self.greeted = False
         self.inbox, self.outbox = bytearray(), bytearray()
 
     @property
     def watched(self) -> int:
+        """The events to poll for; 0 for none."""
         if self.greeted and self.kind == DATA:
-            return 0  # the owner's
+            return 0  # the owner polls it
         return select.POLLOUT if self.calling else select.POLLIN
 
     def send(self, more: bytes) -> None:
-        """What does not fit goes with the next call. Errors show when it is read."""
+        """Send ``more``; what the connection does not take goes with the next call. An error shows when it is read."""
         self.outbox += more
         with contextlib.suppress(OSError):
             del self.outbox[: self.sock.send(self.outbox)]
 
 
 class RingLinks:
-    """See the module. Made before the members meet, so that it can be cut at any time."""
+    """One member's connections. Made before the members meet, so that it can be cut at any time."""
 
     def __init__(self, seat: Seat, timeout_s: float, suspects: frozenset[int], traffic: Traffic) -> None:
         self._seat, self._timeout_s, self._suspects, self._traffic = seat, timeout_s, suspects, traffic
@@ -102,7 +103,8 @@ class RingLinks:
         """Guards everything below."""
         self._why_cut = ""
         self.alarm, self._raise = socket.socketpair()
-        """Readable, and forever, once this epoch is over for this member: ``_raise`` is the end to shut down."""
+        """``alarm`` becomes readable, for good, when this epoch is over for this member: then ``_raise`` is shut
+        down."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._closing = False
         self._hearing: Hearing | None = None
@@ -110,7 +112,7 @@ class RingLinks:
         self._lines: list[_Line] = []
         self._beat_s = 0.0
         self._told = -1
-        """Version of the evidence in the last bye."""
+        """The version of the evidence in the last bye; -1 before there is one."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -125,9 +127,10 @@ class RingLinks:
             return self._hearing.links if self._hearing is not None else frozenset()
 
     def connect(self, listener: socket.socket, host: str, port: int) -> tuple[socket.socket, socket.socket]:
-        """Call the right neighbour, who listens at ``host``, and be called by the left one. Returns the data
-        connections of the left and the right one when all four stand; BackendError when the epoch is over before that.
-        In either case the thread listens from here on."""
+        """Connect to the right neighbour, which listens at ``host``, and accept the left one.
+
+        Returns the data connections to the left and the right one when all four connections stand; raises BackendError
+        when the epoch is over before that. In either case the thread listens to the neighbours from then on."""
         with self._lock:
             if self._why_cut:
                 raise BackendError(self._why_cut)
@@ -152,7 +155,7 @@ class RingLinks:
             return left, right
 
     def lose(self, side: int) -> None:
-        """The owner found a data connection ended."""
+        """Note that the owner has found a data connection ended."""
         with self._lock:
             if self._hearing is not None:
                 self._hearing.end(side, time.monotonic())
@@ -160,7 +163,7 @@ class RingLinks:
                 self._stir()
 
     def cut(self, why: str) -> None:
-        """Give up: say so, then end the data connections. Any thread, more than once."""
+        """Give up: tell the neighbours, then end the data connections. From any thread, and more than once."""
         with self._lock:
             self._why_cut = self._why_cut or why
             if self._hearing is not None:
@@ -174,7 +177,7 @@ class RingLinks:
             self._stir()
 
     def close(self) -> None:
-        """End the thread and free everything. Called once, last."""
+        """End the thread and free everything. Called once, as the last call."""
         self._closing = True
         with self._lock:
             self._stir()
@@ -211,7 +214,8 @@ class RingLinks:
                 self._sound()
 
     def _wait(self) -> list[int]:
-        """Descriptors with something to read (or to write, while it calls); no longer than until the next beat."""
+        """Wait for something to read, or for a connection that is being made, until the next beat at most; returns the
+        descriptors on which something happened."""
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         with self._lock:
@@ -227,7 +231,8 @@ class RingLinks:
         return happened
 
     def _data_age_s(self) -> float:
-        """Since when this machine has got no data from the left neighbour, whether or not the owner has read them."""
+        """For how long no data has reached this machine from the left neighbour, whether or not the owner has read
+        it."""
         for line in self._lines:
             if (line.side, line.kind) == (LEFT, DATA):
                 with contextlib.suppress(OSError):
@@ -263,8 +268,10 @@ class RingLinks:
         line.send(b"")
 
     def _accept(self, now_s: float) -> None:
-        """Whoever calls is told who is here; what it says decides whether it stays. All that is there already is taken
-        at once: each time that a thread waits beside one that computes, it may be a while until it goes on."""
+        """Accept all waiting connections and send each this member's digest; its own digest decides whether it stays.
+
+        What a connection has already sent is read at once: each time that this thread waits beside one that computes,
+        it may be a while until it runs again."""
         while self._listener is not None:
             try:
                 line = _Line(self._listener.accept()[0], LEFT)
@@ -310,14 +317,14 @@ class RingLinks:
                 self._drop(stranger, now_s)
 
     def _drop(self, line: _Line, now_s: float) -> None:
-        """A connection has ended. A stranger's means nothing."""
+        """Close a connection that has ended. It is no evidence if the other side never said who it is."""
         self._lines.remove(line)
         line.sock.close()
         if line.kind:
             self._heard(line.side).end(line.side, now_s)
 
     def _speak(self, now_s: float) -> None:
-        """A beat when it is due; a bye at once, and again when there is more evidence."""
+        """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""
         hearing = self._hearing
         assert hearing is not None
         if (self._told == hearing.version) if hearing.over else (now_s < self._beat_s):
@@ -329,7 +336,7 @@ class RingLinks:
                 line.send(b"" if line.outbox and not hearing.over else pack(hearing.beat(line.side, self._traffic)))
 
     def _stir(self) -> None:
-        """Whoever waits is to look again, and when to do so next."""
+        """Wake the thread that polls, so that it looks at everything again."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
@@ -351,8 +358,8 @@ class RingLinks:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Where packets are lost, the kernel doubles its wait each time before it sends them again: after a few losses in a
-    row it waits for longer than a time-out. It shall go on trying at least once a second."""
+    """Have the kernel send lost packets again at least once a second. Otherwise it doubles its wait after each loss,
+    and after a few losses in a row waits for longer than a time-out."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000)):
         with contextlib.suppress(OSError):  # older kernels do not know the second

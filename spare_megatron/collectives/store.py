@@ -4,7 +4,7 @@ everywhere.
 The server is torch's TCPStore with the libuv backend, on purpose: the older backend serves all clients from
 one thread with blocking reads, so one client that is stopped (SIGSTOP) in the middle of a request blocks
 every other client for as long as it stays stopped. The libuv backend was measured to answer in the same 50 us
-beside stopped, killed and babbling clients. tests/process/test_store.py keeps that true.
+beside clients that are stopped, killed or send garbage; tests/process/test_store.py checks it.
 
 May assume: a trusted network (TCPStore has no authentication); the server binds to the one address it is
 given. Promises: a client's death, stop or garbage never hurts the server or another client. When the server
@@ -25,7 +25,7 @@ from spare_megatron.config.errors import ConfigError
 
 
 class StoreServer:
-    """A store that lives as long as this object. Meant for the coordinator's process, never for a training rank."""
+    """A store that lives as long as this object. For the coordinator's process, never for a training rank."""
 
     def __init__(self, host: str, port: int = 0) -> None:
         listener = _listen(host, port)
@@ -46,9 +46,9 @@ class StoreServer:
 
 
 def connect(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    """A client of its own connection. ConnectionError when nobody answers within ``timeout_s``.
+    """A client with its own connection. Raises ConnectionError when no store answers within ``timeout_s``.
 
-    A blocked ``wait`` or ``get`` holds its client's lock: whoever must not be held up by another's wait needs
+    A blocked ``wait`` or ``get`` holds its client's lock: a thread that must not be held up by another's wait needs
     a client of its own.
     """
     try:
@@ -74,7 +74,7 @@ class StoreClients:
     """
 
     RESERVE = 3
-    """Kept for each store: one epoch that is ending, one that forms, and one more where they overlap."""
+    """Connections kept for each store: for an epoch that ends, one that forms, and one more where they overlap."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -82,7 +82,7 @@ class StoreClients:
         self._idle: dict[tuple[str, int], list[dist.TCPStore]] = {}
 
     def take(self, host: str, port: int) -> dist.TCPStore:
-        """A client that works. ConnectionError when nobody answers."""
+        """A client that works, for one user. Raises ConnectionError when no store answers."""
         while True:
             with self._lock:
                 idle = self._idle.get((host, port))
@@ -94,15 +94,15 @@ class StoreClients:
                 return client
 
     def give(self, host: str, port: int, client: dist.TCPStore) -> None:
-        """Nobody waits on ``client`` any more."""
+        """Take back a ``client`` on which nobody waits any more."""
         with self._lock:
             idle = self._idle.setdefault((host, port), [])
             if len(idle) < self.RESERVE:
                 idle.append(client)
 
     def stock(self, host: str, port: int) -> None:
-        """Connect until the reserve is full, and drop what is kept of other stores: the newest is the one that
-        lives. ConnectionError when nobody answers."""
+        """Connect until the reserve for this store is full, and drop the connections to all other stores, which are
+        older. Raises ConnectionError when no store answers."""
         with self._lock:
             self._idle = {(host, port): self._idle.get((host, port), [])}
         for _ in range(self.RESERVE - len(self._idle[host, port])):

@@ -1,8 +1,8 @@
-"""gRPC as this project uses it: keepalive on, no proxies, the job token on every call, mutual TLS on wish.
+"""Channels and servers of gRPC: with keepalive, without proxies, the job token on every call, mutual TLS if wanted.
 
 The services of control.proto are served by generic handlers, so no generated stubs are needed. With a TLS directory
 (``ca.pem``, ``cert.pem``, ``key.pem``; one for all processes of the job) both sides prove who they are; the
-certificate's name is ``spare-megatron`` on every host, because hosts come and go.
+name in the certificate is ``spare-megatron`` on every host, because hosts come and go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# gRPC's core writes to stderr whenever a peer dies or a port is taken; both are reported here, in words.
+# gRPC's core writes to stderr whenever a peer dies or a port is taken; this package reports both itself.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
@@ -49,11 +49,11 @@ _SERVER_OPTIONS = (
 
 @dataclass(frozen=True)
 class Security:
-    """What a call must carry."""
+    """The credentials of every call: the job token, and the TLS files if there are any."""
 
     token: str
     tls_dir: str = ""
-    """Directory of ca.pem, cert.pem and key.pem; empty: no TLS."""
+    """Directory of ca.pem, cert.pem and key.pem; empty for no TLS."""
 
     def __post_init__(self) -> None:
         if self.tls_dir:
@@ -65,18 +65,19 @@ class Security:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Goes with every call."""
+        """The gRPC metadata that every call carries."""
         return ((TOKEN_KEY, self.token),)
 
     def files(self) -> tuple[bytes, bytes, bytes]:
-        """(ca, cert, key)."""
+        """The contents of the TLS files: (ca, cert, key)."""
         ca, cert, key = ((Path(self.tls_dir) / name).read_bytes() for name in TLS_FILES)
         return ca, cert, key
 
 
 def open_channel(address: str, security: Security, patience_s: float) -> grpc.aio.Channel:
-    """A channel of its own: a failed attempt leaves no back-off behind for the next. It breaks when the other side,
-    or the network, has not answered for about ``patience_s``."""
+    """A channel that shares nothing with others, so that a failed attempt leaves no back-off behind for the next.
+
+    It breaks when the other side has not answered for about ``patience_s``."""
     options = [
         *_OPTIONS,
         ("grpc.enable_http_proxy", 0),
@@ -94,7 +95,8 @@ def open_channel(address: str, security: Security, patience_s: float) -> grpc.ai
 
 
 def call_stream(channel: grpc.aio.Channel, service: str, security: Security, report: Any) -> Any:
-    """The bidirectional stream ``Join`` of a service; sends ``report`` messages, yields orders."""
+    """Open the bidirectional stream ``Join`` of a service, which sends messages of type ``report`` and yields
+    orders."""
     method = channel.stream_stream(
         f"/{service}/Join",
         request_serializer=report.SerializeToString,
@@ -106,7 +108,7 @@ def call_stream(channel: grpc.aio.Channel, service: str, security: Security, rep
 async def call_once(
     channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float
 ) -> pb.Done:
-    """One call of the coordinator and its answer."""
+    """Call a method of the coordinator once; returns its answer."""
     call = channel.unary_unary(
         f"/{COORDINATOR}/{method}",
         request_serializer=type(request).SerializeToString,
@@ -150,7 +152,7 @@ async def serve(
     report: Any,
     unary: dict[str, tuple[Any, UnaryHandler]] | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Start a server of one service on ``host:port`` (port 0: any). Returns it with its port.
+    """Start a server of one service on ``host:port`` (port 0: any free one). Returns it with its port.
 
     Raises:
         ConfigError: the port is in use, or the address is not one of this host.
@@ -184,29 +186,29 @@ async def serve(
 
 
 def advertised(listen: str) -> str:
-    """The host that others are told: the one listened on, or this host's name where that is every address."""
+    """The host by which others reach ``listen``: its own, or this machine's name where it means all addresses."""
     host = listen.rpartition(":")[0]
     return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
 
 
 class Backoff:
-    """Waits between attempts to connect: short at first, because a restarted coordinator is back within a second."""
+    """Pauses between attempts to connect, short at first: a coordinator that was restarted is back within a second."""
 
     def __init__(self, first_s: float = 0.02, most_s: float = 0.5) -> None:
         self._first_s, self._most_s = first_s, most_s
         self.reset()
 
     def reset(self) -> None:
-        """The connection stands: the next failure starts anew."""
+        """The connection stands; after the next failure the pauses begin short again."""
         self._next_s = self._first_s
         self.since_s = time.monotonic()
 
     @property
     def waited_s(self) -> float:
-        """Time without a connection."""
+        """Seconds without a connection."""
         return time.monotonic() - self.since_s
 
     async def wait(self) -> None:
-        """Until the next attempt."""
+        """Return when it is time for the next attempt."""
         await asyncio.sleep(self._next_s)
         self._next_s = min(self._most_s, 2 * self._next_s)

@@ -63,17 +63,17 @@ class RankSetup:
 
 
 class SessionSide(Protocol):
-    """What the control thread calls of a session."""
+    """The methods of a session that the control thread calls."""
 
     def publish(self, orders: Orders, newer_epoch: bool) -> None:
         """Show new orders to the training thread."""
 
     def answer_save(self, step: int, directory: str) -> None:
-        """A checkpoint was accepted."""
+        """Tell the training thread that a checkpoint was accepted."""
 
     @property
     def progress_now(self) -> Progress:
-        """For the heartbeat."""
+        """How far the training thread is, for the heartbeat."""
 
 
 class Agent:
@@ -84,13 +84,14 @@ class Agent:
         self.orders = first_orders(setup.group, setup.incarnation)
 
     def take(self, order: pb.Order) -> Change:
-        """One order, from the coordinator or passed on by the leader: known, and shown to the training thread."""
+        """Apply one order of the coordinator and show the result to the training thread."""
         change = self.learn(order)
         self.show(change)
         return change
 
     def learn(self, order: pb.Order) -> Change:
-        """One order: known from now on, whoever asks. Its owner then calls :meth:`show`."""
+        """Apply one order to :attr:`orders`, not yet seen by the training thread; the caller then calls
+        :meth:`show`."""
         kind = order.WhichOneof("kind")
         if kind == "welcome":
             self._settle(None)
@@ -114,22 +115,22 @@ class Agent:
         return Change.NONE
 
     def show(self, change: Change) -> None:
-        """Let the training thread see what is known."""
+        """Publish :attr:`orders` to the training thread if they changed."""
         if change is not Change.NONE:
             self._session.publish(self.orders, change is Change.EPOCH)
 
     def end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> None:
-        """The job is over for this rank."""
+        """Tell the training thread that the job is over for this rank, and why."""
         self.show(self._end(stop=stop, fenced=fenced))
 
     def fail(self, error: ConfigError) -> None:
-        """The session cannot be opened, or cannot go on."""
+        """End the session with ``error``: it cannot be opened, or cannot go on."""
         self._settle(error)
         self.end(fenced=str(error))
 
     @property
     def progress(self) -> Progress:
-        """What the training thread is at."""
+        """How far the training thread is."""
         return self._session.progress_now
 
     def beat(self) -> pb.Beat:
@@ -211,7 +212,7 @@ class Follower:
         )
 
     async def run(self) -> None:
-        """Until the session closes, or the leader is gone."""
+        """Serve this rank until the session closes."""
         times = self._setup.job.timeouts
         beats = asyncio.create_task(self._beats())
         try:
@@ -220,21 +221,21 @@ class Follower:
             beats.cancel()
         if not self._agent.orders.over and not self._closing.is_set():
             group = self._setup.group
-            why = self._uplink.refused or self._uplink.error or "it never came"
+            why = self._uplink.refused or self._uplink.error or "it never said where it listens"
             self._agent.fail(ConfigError(f"the leader of group {group} is gone: {why}"))
         await self._closing.wait()  # the guard watches over a training thread that does not leave
 
     def post(self, report: RankReport) -> None:
-        """From the training thread."""
+        """Send a report of the training thread to the leader."""
         message = rank_report(report)
         if isinstance(report, StepReport):
             self._last_applied = report.step
-        # The newest of each kind is said again after a reconnect: the leader may have missed it.
+        # The newest report of each kind is sent again after a reconnect, for the leader may have missed it.
         self._kept[type(report).__name__] = message
         self._uplink.send(message)
 
     def close(self) -> None:
-        """The session ends."""
+        """End the stream; :meth:`run` then returns."""
         self._closing.set()
         self._uplink.close()
 
@@ -255,7 +256,7 @@ class Follower:
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]
 
     def nudge(self) -> None:
-        """The training thread has done a piece."""
+        """Bring the next heartbeat forward: the training thread has done a piece."""
         self._pulse.news(self._agent.progress.complete)
 
     async def _beats(self) -> None:
@@ -265,23 +266,23 @@ class Follower:
 
 
 class ControlSide(Protocol):
-    """A follower or a leader."""
+    """The part of a follower or a leader that its :class:`ControlThread` calls, in that thread."""
 
     async def run(self) -> None:
-        """Until closed."""
+        """Serve this rank; returns after :meth:`close`."""
 
     def post(self, report: RankReport) -> None:
-        """A report of this rank's own training thread."""
+        """Take a report of this rank's own training thread."""
 
     def nudge(self) -> None:
-        """This rank's training thread has done a piece."""
+        """Note that this rank's training thread has done a piece."""
 
     def close(self) -> None:
         """End :meth:`run`."""
 
 
 class ControlThread:
-    """Owns the thread and its loop; the only place where the two threads meet, beside the session's condition."""
+    """Owns the control thread and its loop, and carries the training thread's calls into them."""
 
     def __init__(self, setup: RankSetup, session: SessionSide, make: Callable[[Agent], ControlSide]) -> None:
         self._setup, self._session, self._make = setup, session, make
@@ -302,17 +303,18 @@ class ControlThread:
             raise self._error
 
     def post(self, report: RankReport) -> None:
-        """From the training thread; dropped when the control thread has ended."""
+        """Pass on a report of the training thread; it is dropped when the control thread has ended."""
         if self._side is not None:
             self._call(self._side.post, report)
 
     def nudge(self) -> None:
-        """From the training thread, at each piece; dropped likewise."""
+        """Pass on that the training thread has done a piece; dropped when the control thread has ended."""
         if self._side is not None:
             self._call(self._side.nudge)
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Say goodbye and end the thread; it is left behind, as a daemon, if the other side does not answer."""
+        """Close the stream and end the thread; if that takes longer than ``timeout_s``, it is left behind as a
+        daemon."""
         self._over = True
         if self._side is not None:
             self._call(self._side.close)
@@ -355,7 +357,7 @@ class ControlThread:
             guard.cancel()
 
     async def _guard(self, agent: Agent) -> None:
-        """Ends a process that nobody needs: its launcher is gone, or it is out and its training thread hangs."""
+        """End this process when its launcher is gone, or when the job is over for it and its training thread hangs."""
         times = agent.setup.job.timeouts
         over_at: float | None = None
         while True:

@@ -1,10 +1,10 @@
-"""Disks that fail for a while: full, remounted, a server of theirs that does not answer.
+"""How a job survives a disk that fails for a while: it is full or remounted, or its server does not answer.
 
-Three kinds of files, three answers. What decisions stand on (the journal) makes the job wait: see
-:mod:`spare_megatron.coordinator.backlog`. Records that nobody decides by are kept in memory and written later
-(:class:`SideFiles`). What is read while a job runs is *not known now*, and is read again
-(:func:`~spare_megatron.control.run_directory.glance`); only at the start, where nothing can be done without it, one
-waits for it (:func:`patiently`).
+There are three kinds of files. The job waits for the journal, on which decisions are based:
+:mod:`spare_megatron.coordinator.backlog`. Records on which no decision is based are kept in memory and written later
+(:class:`SideFiles`). A file that cannot be read while the job runs counts as *not known now*, and is read again later
+(:func:`~spare_megatron.control.run_directory.glance`); only a process that starts waits for it, because it can do
+nothing without it (:func:`patiently`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 START_PATIENCE_S = 30.0
-"""How long a process that starts waits for a disk."""
+"""How long a process that starts waits for a disk that fails."""
 FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 1.0
-"""Between two attempts: the first pause, which doubles, and the longest."""
+"""The first pause between two attempts, and the longest; each pause is twice the one before."""
 _LASTING = frozenset(
     {
         errno.EACCES,
@@ -39,16 +39,16 @@ _LASTING = frozenset(
         errno.EADDRINUSE,
     }
 )
-"""Errors that no waiting mends, when a process starts."""
+"""Errors for which a process that starts does not wait, because they do not go away."""
 
 
 def words(error: OSError) -> str:
-    """What failed, for people: ``ENOSPC (No space left on device)``."""
+    """The error as text for users: ``ENOSPC (No space left on device)``."""
     return f"{errno.errorcode.get(error.errno or 0, type(error).__name__)} ({error.strerror or error})"
 
 
 def pauses() -> Callable[[], float]:
-    """A function that tells the next pause."""
+    """A function that returns the length of the next pause, in seconds, at each call."""
     next_s = FIRST_PAUSE_S / 2
 
     def pause_s() -> float:
@@ -60,7 +60,8 @@ def pauses() -> Callable[[], float]:
 
 
 def patiently(work: Callable[[], T], patience_s: float = START_PATIENCE_S) -> T:
-    """What ``work`` returns, tried again while the disk fails; raises its last error. Blocks: for the start alone."""
+    """What ``work`` returns; while the disk fails it is tried again, and at last its error is raised. Blocks, so it is
+    only for the start of a process."""
     deadline_s, pause_s = time.monotonic() + patience_s, pauses()
     while True:
         try:
@@ -73,17 +74,18 @@ def patiently(work: Callable[[], T], patience_s: float = START_PATIENCE_S) -> T:
 
 
 class SideFiles:
-    """Files that nobody decides by. A write that fails is said once, and is tried again until it succeeds."""
+    """Files on which no decision is based. A write that fails is reported once, and tried again until it succeeds."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._open: dict[str, tuple[Callable[[], object], float]] = {}
-        """What is not written yet, by name: how to write it, and since when it fails."""
+        """Name of each file that is not written yet -> (how to write it, since when that fails)."""
         self._pause_s = pauses()
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, name: str, work: Callable[[], object]) -> None:
-        """Write ``name`` now, or later; a newer ``work`` of that name takes the place of an older one."""
+        """Write the file ``name`` by calling ``work``, now or later; a newer ``work`` of a name replaces the older
+        one."""
         since_s = self._open[name][1] if name in self._open else None
         try:
             work()
@@ -98,13 +100,14 @@ class SideFiles:
             self._say(f"{name} is written again, after {time.monotonic() - since_s:.1f} s")
 
     def retry(self) -> bool:
-        """Try all that is not written; True when there is nothing left."""
+        """Try to write all files that are not written yet; True when none is left."""
         for name, (work, _) in list(self._open.items()):
             self.write(name, work)
         return not self._open
 
     def settle(self, patience_s: float) -> bool:
-        """At the end: wait so long for the disk; True when everything is written. Blocks."""
+        """Wait for the disk for at most ``patience_s``, at the end of a process; True when everything is written.
+        Blocks."""
         deadline_s, pause_s = time.monotonic() + patience_s, pauses()
         while not self.retry():
             if time.monotonic() > deadline_s:
@@ -114,7 +117,8 @@ class SideFiles:
         return True
 
     def _try_later(self) -> None:
-        """In a loop by itself; elsewhere with the next write, or at the end."""
+        """Retry by a timer if this thread runs an event loop; if not, :meth:`retry` or :meth:`settle` must be
+        called."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -15,7 +15,7 @@ def generated_text() -> str:
     """The text that control_pb2.py should have."""
     from grpc_tools import protoc
 
-    # The path from the repository's root is the file's name in protobuf's global pool: a bare one could be taken.
+    # protobuf's global pool knows the file by its path from the repository's root: a bare name could be taken.
     with tempfile.TemporaryDirectory() as scratch:
         if protoc.main(["protoc", f"-I{ROOT}", f"--python_out={scratch}", PROTO]) != 0:
             raise RuntimeError("protoc failed on control.proto")

@@ -35,7 +35,8 @@ class Ballots:
         return self.last[0].result.at
 
     def add(self, position: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
-        """One rank's result; the group's vote when this decides it. Results of an older (epoch, step) are dropped."""
+        """Add one rank's result; returns the group's vote if this result decides it. Results of an older (epoch, step)
+        are dropped."""
         result = reduced.result
         at = (result.epoch, result.step)
         if at < self._at:
@@ -57,7 +58,7 @@ class Ballots:
         return self._vote(True, "", ())
 
     def forget_older(self, epoch: int, committed: tuple[int, int]) -> None:
-        """A newer epoch: results of other epochs are discarded, but for the one that the last commit is about."""
+        """Discard the last vote when a newer epoch begins, unless its result is the one that was committed last."""
         if self.last is not None and self.last[0].result.epoch < epoch and self.held != committed:
             self.last = None
 
@@ -85,7 +86,7 @@ class Ballots:
 
 
 def _joined(digests: Iterable[str]) -> str:
-    """One digest of a group from those of its ranks, in order of position; empty when no rank gave one."""
+    """Combine the digests of a group's ranks, in order of position, into one; empty when no rank gave one."""
     parts = list(digests)
     if not any(parts):
         return ""
@@ -93,12 +94,12 @@ def _joined(digests: Iterable[str]) -> str:
 
 
 def _pieces_of(result: ReductionResult) -> tuple[tuple[int, ...], ...]:
-    """Everything that must be the same on all ranks of a group."""
+    """The pieces, and those with a checksum or an audit: all ranks of a group must agree on them."""
     return (result.pieces, *(tuple(piece for piece, _ in pairs) for pairs in (result.checksums, result.audits)))
 
 
 def _joined_checksums(ranks: Sequence[tuple[tuple[int, int], ...]]) -> tuple[tuple[int, int], ...]:
-    """One checksum (64 bits, signed) of each piece from those of the ranks, in order of position."""
+    """Combine the ranks' checksums of each piece, in order of position, into one (64 bits, signed)."""
     joined = []
     for pairs in zip(*ranks, strict=True):
         text = ",".join(str(checksum) for _, checksum in pairs)
@@ -119,30 +120,35 @@ Mark = TypeVar("Mark", int, tuple[int, int])
 
 
 class Roll(Generic[Mark]):
-    """Which ranks have reached a mark that only grows (an applied step, a held step of an epoch, a seen epoch)."""
+    """The highest mark that each rank of a group has reached, and that all have; marks only grow.
+
+    A mark is an applied step, a seen epoch, or the (step, epoch) of a report that a state is held."""
 
     def __init__(self, group_size: int, start: Mark) -> None:
         self._at = [start] * group_size
         self.reached = start
-        """What every rank has reached."""
+        """The mark that all ranks have reached."""
 
     def add(self, position: int, mark: Mark) -> bool:
-        """One rank reached ``mark``; true when this makes it the group's."""
+        """Note that one rank reached ``mark``; true when :attr:`reached` grows by it."""
         self._at[position] = max(self._at[position], mark)
         before, self.reached = self.reached, min(self._at)
         return self.reached > before
 
 
 class Tally:
-    """How many pieces of its step the whole group has done: what the slowest rank has."""
+    """How many pieces of its step the whole group has done, which is what its slowest rank has done."""
 
     def __init__(self, group_size: int) -> None:
         self._ranks = [(0, 0, False)] * group_size
         self._told = (0, 0, False)
 
     def add(self, position: int, step: int, pieces_done: int, complete: bool) -> tuple[bool, bool]:
-        """One rank has done ``pieces_done`` pieces of ``step``, ``complete`` when that is its segment; whether this is
-        news of the group, and whether the news is that all of its ranks are complete."""
+        """Note that one rank has done ``pieces_done`` pieces of ``step``; ``complete``: all of its segment.
+
+        Returns:
+            Whether the group as a whole is further than before, and whether all its ranks are complete now.
+        """
         self._ranks[position] = (step, pieces_done, complete)
         newest = max(step for step, _, _ in self._ranks)
         done = min(count if step == newest else 0 for step, count, _ in self._ranks)
@@ -153,7 +159,8 @@ class Tally:
 
 
 def merge_reports(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the ranks of a group know of one step: for each key the word of the lowest position that has one."""
+    """Merge what the ranks of a group report of one step: each key has the value of the lowest position that gives
+    it."""
     merged: dict[str, Any] = {}
     for position in sorted(reports):
         for key, value in reports[position].items():

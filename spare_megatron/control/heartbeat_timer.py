@@ -1,8 +1,8 @@
-"""When a heartbeat goes out: at its interval, and sooner when pieces were done.
+"""Says when a heartbeat is sent: at its interval, and sooner when pieces were done.
 
-What a group had last reported when it died is what counts as computed twice, so a group says at once that its share
-is complete, and between that at most :data:`NEWS` times in an interval how far it is: at a thousand groups the
-coordinator hears thousands of messages a second otherwise.
+When a group dies, the pieces of its last report count as computed twice. So a group reports at once that its segment is
+complete; before that it reports its progress at most :data:`NEWS` times in an interval, for a thousand groups would
+otherwise send the coordinator thousands of messages a second.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 
 NEWS = 5
-"""Heartbeats in one interval, at most, while nothing is complete."""
+"""The most heartbeats in one interval while no segment is complete."""
 
 
 class Pulse:
-    """Belongs to one event loop."""
+    """The timer of one rank's or leader's heartbeats; it belongs to one event loop."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s, self._last_s = interval_s, -interval_s
@@ -23,13 +23,13 @@ class Pulse:
         self._changed = asyncio.Event()
 
     def news(self, complete: bool) -> None:
-        """More pieces are done; ``complete``: all of this segment."""
+        """Note that more pieces are done; ``complete``: all of this segment."""
         self._fresh = True
         self._complete = self._complete or complete
         self._changed.set()
 
     async def due(self) -> None:
-        """Until the next heartbeat is due."""
+        """Return when the next heartbeat is due."""
         loop = asyncio.get_running_loop()
         while (left_s := self._last_s + self._gap_s() - loop.time()) > 0:
             self._changed.clear()

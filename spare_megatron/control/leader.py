@@ -1,8 +1,8 @@
-"""Position 0 of a group: speaks with the coordinator for all ranks of the group.
+"""The leader of a group, the rank at position 0, talks to the coordinator for all ranks of the group.
 
-It serves the other ranks of its group, passes orders on to them as they are, and makes one word of theirs
-(:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have come. The coordinator
-thus has as many clients as there are groups, not as many as there are GPUs.
+It serves the other ranks of its group, passes the coordinator's orders on to them unchanged, and merges their reports
+into one (:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have connected. So
+the coordinator has as many clients as there are groups, not as many as there are GPUs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import Hello, Vote
 
 PASS_ON_S = 0.01
+"""How long a leader waits, with a commit, until it is written to all its ranks."""
 REPORTS_KEPT = 2
-"""Step reports that are said again after a reconnect: the coordinator may have died between commit and record."""
+"""Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
 
 
 class Leader:
-    """One group's voice."""
+    """The control side of the rank at position 0, which speaks for its group."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._setup = agent, agent.setup
@@ -79,7 +80,7 @@ class Leader:
         )
 
     async def run(self) -> None:
-        """Until the session closes, or no coordinator is there any more."""
+        """Serve this group until the session closes; raises ConfigError where not all its ranks come in time."""
         setup, times = self._setup, self._setup.job.timeouts
         server = await self._serve() if setup.group_size > 1 else None
         if server is None:
@@ -104,16 +105,16 @@ class Leader:
                 await self._dismiss(server)
 
     def post(self, report: RankReport) -> None:
-        """From this rank's own training thread."""
+        """Take a report of this rank's own training thread."""
         self._hear(0, report)
 
     def nudge(self) -> None:
-        """This rank's own training thread has done a piece."""
+        """Note that this rank's own training thread has done a piece."""
         mine = self._agent.progress
         self._count(0, mine.step, mine.pieces_done, mine.complete)
 
     def close(self) -> None:
-        """The session of position 0 ends, and with it the group's voice."""
+        """End the session of position 0, and with it the group's stream to the coordinator."""
         self._closing.set()
         self._arrived.set()
         self._uplink.close()
@@ -129,7 +130,7 @@ class Leader:
         return server
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
-        """One rank's stream, from arrival to end."""
+        """Serve one rank's stream from its arrival to its end."""
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
@@ -163,7 +164,7 @@ class Leader:
         return ""
 
     def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], last_applied: int) -> None:
-        """A rank is here, for the first time or again: it gets all that the group was told last."""
+        """Take a rank in, for the first time or after a reconnect, and send it the newest orders of the group."""
         back = self._arrived.is_set()
         if position in self._ranks:
             self._ranks[position].put_nowait(None)
@@ -181,7 +182,7 @@ class Leader:
     async def _listen(
         self, position: int, context: grpc.aio.ServicerContext, orders: asyncio.Queue[pb.Order | None]
     ) -> None:
-        """A rank's reports; when its connection closes before the job is over, the coordinator is told."""
+        """Take one rank's reports until its stream ends."""
         while (message := await context.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("kind")
             if kind == "beat":
@@ -202,7 +203,7 @@ class Leader:
             self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=True)))
 
     async def _dismiss(self, server: grpc.aio.Server) -> None:
-        """Let the ranks have the last order, then close."""
+        """Let the ranks receive their last orders, then stop the server."""
         for orders in self._ranks.values():
             orders.put_nowait(None)
         await server.stop(grace=self._setup.job.timeouts.grace_s)
@@ -212,7 +213,7 @@ class Leader:
             orders.put_nowait(order)
 
     async def _passed_on(self) -> None:
-        """Until every rank's orders are written, but not long: one of them may be stopped."""
+        """Return when every rank's orders are written, but after :data:`PASS_ON_S` at most: a rank may be stopped."""
 
         async def written() -> None:
             for orders in list(self._ranks.values()):
@@ -224,7 +225,7 @@ class Leader:
     # -------------------------------------------------------------------------------------- what the ranks have said
 
     def _hear(self, position: int, report: RankReport) -> None:
-        """One rank's word; the group's goes up when it is the last."""
+        """Take one rank's report; the group's is sent to the coordinator once this one decides it."""
         if isinstance(report, Reduced):
             ballot = self._ballots.add(position, report)
             if ballot is not None:
@@ -244,7 +245,7 @@ class Leader:
         self._count(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
 
     def _count(self, position: int, step: int, pieces_done: int, complete: bool) -> None:
-        """A heartbeat goes up at once when the group as a whole is further than the coordinator knows."""
+        """Bring the next heartbeat forward when the group as a whole is further than the coordinator knows."""
         news, complete = self._tally.add(position, step, pieces_done, complete)
         if news:
             self._pulse.news(complete)
@@ -257,7 +258,7 @@ class Leader:
                 del self._reports[step]
 
     def _ask(self, message: pb.GroupReport) -> None:
-        """A request that is said again after a reconnect: nothing else would bring it back."""
+        """Send a request, and send it again after each reconnect: nothing else would repeat it."""
         self._asked.append(message)
         self._uplink.send(message)
 
@@ -280,7 +281,7 @@ class Leader:
     # ------------------------------------------------------------------------------------- towards the coordinator
 
     def _find(self) -> str | None:
-        """The coordinator's address; one with a lower fencing number than is known is not listened to."""
+        """The coordinator's address; None where it is not known, or has a lower fencing number than the newest view."""
         if self._setup.coordinator:
             return self._setup.coordinator
         known = self._setup.run_dir.coordinator()
@@ -318,11 +319,11 @@ class Leader:
         return [*greeting, *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """One order of the coordinator: first this rank, so that old communicators are dropped, then the others.
+        """Apply one order of the coordinator to this rank, so that old communicators are dropped, then pass it on.
 
-        A commit drops nothing: there the others are told before this rank's training thread wants the interpreter.
-        The leader knows it before it waits for them: a rank that connects meanwhile is told of it, and it is neither
-        lost nor forgotten in the next Hello when the connection to the coordinator is given up meanwhile.
+        A commit drops no communicator, so it is passed on before this rank's training thread sees it and takes the
+        interpreter. But the leader learns it first of all: a rank that connects while it is being passed on is told of
+        it, and the next Hello knows it even if the connection to the coordinator breaks meanwhile.
         """
         kind = order.WhichOneof("kind")
         if kind == "commit":
@@ -352,7 +353,7 @@ class Leader:
             self._uplink.send(_ballot(*ballot))
 
     async def _send_beats(self) -> None:
-        """The heartbeat of every rank that was heard since the last one."""
+        """Send heartbeats: each has the beat of this rank and of all ranks that were heard since the one before."""
         await self._arrived.wait()
         while True:
             await self._pulse.due()
@@ -363,7 +364,7 @@ class Leader:
         setup = self._setup
         if self._uplink.refused:
             self._agent.fail(
-                ConfigError(f"{self._uplink.refused}; the token file of {setup.run_dir.path} is another's")
+                ConfigError(f"{self._uplink.refused}; the token file of {setup.run_dir.path} belongs to another job")
             )
         elif self._welcome is None:
             where = self._find() or f"{setup.run_dir.path} (no coordinator.json)"
@@ -376,7 +377,7 @@ class Leader:
         self._pass_on(self._present())
 
     def _present(self) -> pb.Order:
-        """All that this rank knows, as one order for a rank that may have missed some."""
+        """This rank's newest orders as one order, for a rank that may have missed some."""
         orders = self._agent.orders
         if orders.stop is not None:
             return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))

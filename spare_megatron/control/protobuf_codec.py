@@ -1,8 +1,8 @@
-"""Dataclasses <-> protobuf messages, by field name, driven by the messages' own descriptors.
+"""Converts dataclasses to protobuf messages and back, by the field names of the messages' own descriptors.
 
-Every field of a protobuf message is a field of its dataclass; what only the dataclass has is not carried. Tuples of
-numbers are repeated fields, or ``Integers`` where they are optional or stand inside another tuple; ``Pairs`` are
-flattened; figures are name and number.
+Every field of a protobuf message is a field of its dataclass; fields that only the dataclass has are not sent. A tuple
+of numbers becomes a repeated field, or ``Integers`` where it is optional or inside another tuple; a tuple of pairs of
+numbers becomes ``Pairs``, one number after the other; a (name, number) becomes a ``Figure``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NESTED: dict[str, type] = {
 
 
 def fill(message: Message, value: object) -> Message:
-    """``message`` with every field set as the dataclass ``value`` has it under the same name; None is left out."""
+    """Set every field of ``message`` from the field of ``value`` with the same name, except where that is None; returns
+    it."""
     for field in message.DESCRIPTOR.fields:
         part = getattr(value, field.name)
         if part is None:
@@ -62,12 +63,13 @@ def _part(field: FieldDescriptor, value: Any) -> Message:
 
 @lru_cache(maxsize=8)
 def _pairs(value: tuple[tuple[int, int], ...]) -> Message:
-    """Kept, because all views of an epoch have the same live set."""
+    """``value`` as a ``Pairs`` message. The last ones are cached, because all views of an epoch have the same live
+    set."""
     return pb.Pairs(values=[number for pair in value for number in pair])
 
 
 def read(message: Message, cls: type[T]) -> T:
-    """The dataclass ``cls`` with every field of ``message``; defaults for what only the dataclass has."""
+    """A ``cls`` with every field of ``message``; fields that only the dataclass has keep their defaults."""
     return cls(**{field.name: _value(message, field) for field in message.DESCRIPTOR.fields})
 
 

@@ -1,7 +1,7 @@
-"""A stream to whoever stands above (rank -> leader, leader -> coordinator) that survives its loss.
+"""A stream from a rank to its leader, or from a leader to the coordinator, that is opened again when it breaks.
 
-After each connect the owner greets anew; everything that must not be lost is part of the greeting or is asked for by
-the answer (protocol rule 9), so a message that was under way when a connection broke may simply be dropped.
+After each connect the owner sends its greeting again. Everything that must not be lost is in the greeting, or is sent
+again on a view of the same epoch (protocol rule 9), so messages that were queued when a connection broke are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spare_megatron.control.channel import Backoff, Security, call_stream, open_
 
 
 class Uplink:
-    """One stream at a time, opened again until :meth:`close`, a refusal, or too long a time without one."""
+    """The stream, opened again until :meth:`close`, a refusal, or too long a time without a connection."""
 
     def __init__(
         self,
@@ -35,9 +35,18 @@ class Uplink:
         patience_s: float,
         look_s: float = 0.0,
     ) -> None:
-        """``find`` tells the address to try now; ``greet`` the first messages; ``take`` gets each order; ``done`` says
-        that a stream which ended is not needed again; ``patience_s`` is how long the other side may be silent;
-        ``look_s``: how often to ask whether another address is the right one by now, 0: only without a stream."""
+        """
+        Args:
+            service: the gRPC service to join.
+            report: the type of the messages that are sent.
+            security: the credentials of every call.
+            find: returns the address to connect to, None where it is not known yet.
+            greet: returns the first messages of a connection.
+            take: is called with each order that arrives.
+            done: says whether the stream is needed no more when it ends.
+            patience_s: how long the other side may be silent.
+            look_s: how often to ask ``find``, while connected, whether the address has changed; 0 for never.
+        """
         self._service, self._report, self._security = service, report, security
         self._find, self._greet, self._take, self._done = find, greet, take, done
         self._patience_s, self._look_s = patience_s, look_s
@@ -45,17 +54,20 @@ class Uplink:
         self._closing = asyncio.Event()
         self._connected_once = False
         self.error = ""
-        """What the last attempt failed of."""
+        """Why the last attempt failed."""
         self.refused = ""
-        """Why no further attempt makes sense."""
+        """Why no further attempt makes sense; empty while one does."""
 
     def send(self, report: Any) -> None:
-        """Queue a message; dropped when the connection breaks before it is out."""
+        """Queue a message; it is dropped when the connection breaks before it is sent."""
         self._queue.put_nowait(report)
 
     async def run(self, first_s: float, again_s: float) -> None:
-        """Returns after :meth:`close`, after a refusal, or when no connection stood for ``first_s`` (before the first
-        one) or ``again_s``."""
+        """Connect, and connect again after each loss.
+
+        Returns after :meth:`close`, after a refusal, when ``done`` says so, or when there was no connection for
+        ``first_s`` (before the first one) or ``again_s`` (later).
+        """
         backoff = Backoff()
         while not (self._closing.is_set() or self.refused or self._done()):
             address = self._find()
@@ -67,13 +79,13 @@ class Uplink:
             await _first_of(backoff.wait(), self._closing.wait())
 
     def close(self) -> None:
-        """Send what is queued, then end the stream; :meth:`run` returns when the other side did too."""
+        """Send what is queued, then end the stream; :meth:`run` returns when the other side has ended it too."""
         self._closing.set()
         self.send(None)
 
     async def _attempt_or_move(self, address: str) -> bool:
-        """One connection, given up as soon as another address is the right one. True if there is more to try at once:
-        it answered, or has moved."""
+        """Run one connection, and give it up as soon as ``find`` returns another address. True if the next attempt
+        needs no pause: the other side had answered, or the address has changed."""
         if not self._look_s:
             return await self._attempt(address)
         attempt, moved = asyncio.ensure_future(self._attempt(address)), asyncio.ensure_future(self._moved(address))
@@ -90,7 +102,7 @@ class Uplink:
             await asyncio.sleep(self._look_s)
 
     async def _attempt(self, address: str) -> bool:
-        """One connection, from greeting to end. True if it ever answered."""
+        """Run one connection from greeting to end. True if the other side ever answered."""
         channel = open_channel(address, self._security, self._patience_s)
         try:
             return await self._converse(channel, address)
@@ -126,7 +138,7 @@ class Uplink:
         return answered
 
     async def _write(self, call: Any) -> None:
-        """Messages in order; None ends the stream."""
+        """Send the queued messages in order; None ends the stream."""
         try:
             while (message := await self._queue.get()) is not None:
                 failpoints.hit_message("report", message)
@@ -141,7 +153,7 @@ class Uplink:
 
 
 async def _first_of(*waits: Any) -> None:
-    """Until the first of some waits is over; the others are cancelled."""
+    """Return when the first of ``waits`` is over; the others are cancelled."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""What a rank says to its leader, as plain values, and the progress counter that its heartbeats carry."""
+"""What a rank reports to its leader, as dataclasses, and the progress counter that its heartbeats carry."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PHASES = (
     "evaluate",
     "checkpoint",
 )
-"""What a training thread can be at. Within a step it goes through them in this order, but for each further piece and
-each patch, which bring it back to ``forward``."""
+"""The phases of a training thread. Within a step it goes through them in this order, except that each further piece and
+each patch bring it back to ``forward``."""
 COMPLETE = frozenset({"reduce", "vote"})
 """Phases in which all pieces of a segment are done."""
 
 
 def checksum_of(text: str) -> int:
-    """64 bits, signed as the wire has them: equal for equal texts, and else different but by a chance of 2^-64."""
+    """A checksum of 64 bits, signed as in the messages; different texts have the same one with probability 2^-64."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduction ended on this rank, well or badly."""
+    """A reduction has ended on this rank, with a result or with a failure."""
 
     result: ReductionResult
     figures: tuple[tuple[str, float], ...] = ()
@@ -40,7 +40,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The rank applied a committed step; what it knows of it."""
+    """The rank has applied a committed step; ``report`` has what it knows of the step."""
 
     step: int
     report: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankApplied:
-    """The rank holds verified state ``step`` (a joiner); at the end of the run, it has done what ``epoch`` asks."""
+    """The rank holds the verified state after ``step``: a joiner says so when it has taken that state, and each rank at
+    the end of the run, in the last ``epoch``, when it has saved what it must."""
 
     step: int
     epoch: int
@@ -56,7 +57,7 @@ class RankApplied:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Does this checkpoint count?"""
+    """The rank asks whether the checkpoint in ``directory`` counts."""
 
     step: int
     directory: str
@@ -64,7 +65,7 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Save and leave at the next step boundary."""
+    """The rank asks that the job saves and leaves at the next step boundary."""
 
     reason: str
 
@@ -73,8 +74,10 @@ RankReport = Reduced | StepReport | RankApplied | SaveRequest | StopRequest
 
 
 class Progress:
-    """Written by the training thread, read by the control thread; each field alone is consistent, which is enough:
-    a heartbeat that mixes two moments is corrected by the next one."""
+    """How far the training thread is. That thread writes it, and the control thread reads it without a lock.
+
+    Each field alone is consistent, which is enough: a heartbeat that mixes two moments is corrected by the next one.
+    """
 
     __slots__ = ("counter", "in_phase", "phase", "pieces_done", "step")
 
@@ -86,7 +89,8 @@ class Progress:
         self.in_phase = 0
 
     def tick(self, phase: str, step: int, pieces_done: int) -> bool:
-        """One more sign of life of the training thread; true when a piece is done, or the last of a segment."""
+        """Count one more sign of life of the training thread; true when it has done a piece, or all pieces of a
+        segment."""
         news = (step, pieces_done) != (self.step, self.pieces_done) and pieces_done > 0
         news = news or (phase in COMPLETE and self.phase not in COMPLETE)
         self.in_phase = self.in_phase + 1 if (phase, step) == (self.phase, self.step) else 0

@@ -1,8 +1,8 @@
-"""The run directory: what the processes of a job must know of one another, as files.
+"""The run directory, in which the processes of a job find what they must know of one another.
 
-Every file is replaced atomically, so that a reader sees the old one or the new one. Who writes what: the
-coordinator its address, token, journal, metrics and status; a group's leader the address for its ranks; spare-launch
-the process list; a rank the sentence of a user's error.
+The JSON files are replaced atomically, so that a reader sees the old one or the new one. The coordinator writes its
+address, the token, the journal, metrics and status; a group's leader the address at which its ranks reach it;
+spare-launch the list of processes; a rank its notices and the sentence of a user's error.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from spare_megatron.control.disk import patiently, words
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """coordinator.json."""
+    """The content of coordinator.json."""
 
     address: str
     """host:port."""
     fencing: int
-    """Grows with each coordinator of a run directory: a lower one is not listened to any more."""
+    """Grows with each coordinator of a run directory; one with a lower number is ignored."""
     life: int
     """Number of the job's life in the journal."""
     highest_incarnation: int
-    """Highest that any group ever had, -1 at first: whoever starts groups begins above it."""
+    """The highest incarnation that any group ever had, -1 at first; new groups get a higher one."""
     pid: int
     host: str
 
@@ -63,18 +63,18 @@ class RunDirectory:
         self._token = self.path / "token"
 
     def create(self) -> None:
-        """Make the directory; raises ConfigError where that is impossible."""
+        """Make the directory; raises ConfigError where it cannot be made."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
 
     def choice(self, life: int) -> Path:
-        """What the job decided about itself in one life (coordinator.job_tuning)."""
+        """The file with what the job decided about itself in one life (coordinator.job_tuning)."""
         return self.path / f"choice-life-{life}.json"
 
     def log_of(self, group: int, position: int) -> Path:
-        """Where a rank's output goes."""
+        """The file of a rank's output."""
         return self.logs / f"group-{group}" / f"rank-{position}.log"
 
     def lock(self, name: str, owner: str) -> Lock:
@@ -82,7 +82,8 @@ class RunDirectory:
         return Lock(self.path / f"{name}.lock", self.path, owner)
 
     def token(self, create: bool = False) -> str:
-        """The secret that every call carries; readable by its owner alone. Waits for a disk that fails for a while."""
+        """The secret that every call carries, from a file that only its owner can read. Waits for a disk that fails for
+        a while; raises ConfigError where it cannot be read."""
         try:
             if create:
                 patiently(self._make_token)
@@ -91,7 +92,8 @@ class RunDirectory:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
 
     def _make_token(self) -> None:
-        """Whole or not at all: a name for a file that is written already."""
+        """Write the token file unless it is there. Readers never see a part of it: it gets its name when it is
+        complete."""
         if self._token.exists():
             return
         failpoints.hit("token.write")
@@ -111,16 +113,15 @@ class RunDirectory:
         return self._token.read_text().strip()
 
     def publish_coordinator(self, address: CoordinatorAddress) -> None:
-        """Let coordinator.json name a coordinator, unless it names a later one, with a higher fencing number."""
+        """Write the coordinator's address into coordinator.json, unless one with a higher fencing number is there."""
         there = _address(glance(self._coordinator))
         if there is None or (there.fencing <= address.fencing and there != address):
             write_json(self._coordinator, asdict(address))
 
     def coordinator(self) -> CoordinatorAddress | None:
-        """Where the coordinator is; None before the first one is seen.
+        """The newest coordinator that this object ever read; None before it has read one.
 
-        The latest that this object ever read: a name with a lower fencing number (see coordinator.terms) or a file that
-        cannot be read just now says nothing new.
+        An address with a lower fencing number (see coordinator.terms), or a file that cannot be read now, is ignored.
         """
         there, latest = _address(glance(self._coordinator)), self._latest
         if there is not None and (latest is None or there.fencing >= latest.fencing):
@@ -128,12 +129,14 @@ class RunDirectory:
         return self._latest
 
     def coordinator_for_sure(self) -> CoordinatorAddress | None:
-        """What the file says now, for whoever begins with a number above it; OSError or ValueError where that is not
-        known."""
+        """The coordinator that the file names now, for a process that must choose a higher fencing number.
+
+        Raises OSError or ValueError where the file cannot be read.
+        """
         return _address(read_json(self._coordinator))
 
     def publish_accepted(self, checkpoint: str) -> None:
-        """Note which checkpoint was accepted last: its writer may die before it gets its name."""
+        """Note which checkpoint was accepted last, because its writer may die before it gives it its final name."""
         write_json(self._accepted, {"directory": checkpoint}, durable=True)
 
     def accepted(self) -> str:
@@ -148,12 +151,13 @@ class RunDirectory:
         write_json(directory / f"group-{group}.json", {"incarnation": incarnation, "address": address})
 
     def leader(self, group: int, incarnation: int) -> str | None:
-        """Where the leader of this incarnation listens; None before it does, and where that is not known now."""
+        """The address at which the leader of this incarnation listens; None where it is not known now."""
         plain = glance(self.path / "leaders" / f"group-{group}.json")
         return None if plain is None or plain["incarnation"] != incarnation else str(plain["address"])
 
     def notice(self, text: str) -> None:
-        """One line from a rank for the user, shown by spare-launch as it comes; else it is in the rank's log."""
+        """Pass a line for the user to spare-launch, which shows it at once; where that fails, write it to the rank's
+        log."""
         line = " ".join(text.split())
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -164,15 +168,17 @@ class RunDirectory:
             sys.stderr.write(f"spare: {line} (not shown: {self.notices} cannot be written: {words(error)})\n")
 
     def report_error(self, who: str, sentence: str) -> None:
-        """Leave a user's error, which stands in the rank's log already, for spare-launch to show; the name keeps two
-        ranks apart."""
+        """Write a user's error, which is in the rank's log already, for spare-launch to show.
+
+        Each rank has its own name ``who``, and so its own file.
+        """
         with contextlib.suppress(OSError):
             self.errors.mkdir(parents=True, exist_ok=True)
             failpoints.hit("errors.write")
             (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
 
     def told_errors(self) -> list[Path]:
-        """What :meth:`report_error` left; none where that is not known now."""
+        """The files that :meth:`report_error` wrote; none where the disk fails."""
         try:
             return sorted(self.errors.glob("*.txt")) if self.errors.is_dir() else []
         except OSError:
@@ -205,12 +211,12 @@ class Lock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock, so that another process can take it."""
         self._file.close()
 
 
 def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
-    """Replace a JSON file atomically; ``durable``: it must survive the machine's death too."""
+    """Replace a JSON file atomically; ``durable``: return only when it would survive a crash of the machine."""
     scratch = scratch_of(path)
     try:
         failpoints.hit_file(path, "write")
@@ -231,7 +237,7 @@ def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> N
 
 
 def sync_directory(directory: Path) -> None:
-    """The names of its files are on the disk."""
+    """Wait until the names of the directory's files are on the disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -240,8 +246,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def glance(path: Path) -> dict[str, Any] | None:
-    """A JSON file's object; None where it is not known now: the file is not there, the disk fails, or the text is not
-    whole (on a file system whose renames are not atomic for readers)."""
+    """The object in a JSON file; None where it cannot be known now: the file is not there, the disk fails, or the text
+    is incomplete (on a file system whose renames are not atomic for readers)."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -249,12 +255,12 @@ def glance(path: Path) -> dict[str, Any] | None:
 
 
 def scratch_of(path: Path) -> Path:
-    """Where to make what is to become ``path``: a name of this thread of this process on this host alone."""
+    """The file to write before it is renamed to ``path``; no other thread, process or host uses the same name."""
     return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file's object, None if it is not there. OSError and ValueError as from any file."""
+    """The object in a JSON file, None if there is no file. Raises OSError or ValueError where it cannot be read."""
     try:
         failpoints.hit_file(path, "read")
         text = path.read_text()

@@ -29,7 +29,7 @@ OnView = Callable[[Orders], None]
 
 
 class Session:
-    """Thread-safe. One for each rank process; the methods are for its training thread."""
+    """The session of one rank process. Its methods are for the training thread, unless they say "Control thread"."""
 
     def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
         self.spec, self.position = setup.spec, setup.position
@@ -84,18 +84,18 @@ class Session:
 
     @property
     def orders(self) -> Orders:
-        """The present snapshot."""
+        """The newest snapshot of this rank's orders."""
         return self._orders
 
     def wait(self, version: int, timeout_s: float | None = None) -> Orders:
-        """The first snapshot newer than ``version``, or the present one when the time is over. Wakes at once."""
+        """Wait for a snapshot newer than ``version``, at most ``timeout_s``; returns the newest one."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders.version > version, timeout_s)
             return self._orders
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
-        """Say what the training thread does; call it at each piece and each bucket. A few stores; the control thread
-        does the I/O, at once where a piece is done.
+        """Report what the training thread does; to be called at each piece and each bucket. It costs a few stores; the
+        control thread does the I/O, and soon where a piece is done.
 
         ``phase`` is one of ``reports.PHASES``. A rank that makes no call for the progress time-out while others wait
         is taken for hung.
@@ -104,7 +104,7 @@ class Session:
             self._control.nudge()
 
     def reduced(self, result: ReductionResult, figures: Mapping[str, float] | None = None) -> None:
-        """A reduction ended on this rank: goes to the leader, which votes for the group.
+        """Report to the leader, which votes for the group, that a reduction has ended on this rank.
 
         Args:
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
@@ -114,24 +114,28 @@ class Session:
         self._control.post(Reduced(result, tuple(sorted((figures or {}).items()))))
 
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
-        """This rank has applied the committed ``step``.
+        """Report that this rank has applied the committed ``step``.
 
-        ``report`` has what this rank knows of it, plain JSON values: the loss names of the job description, and
-        ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged;
-        the first group's report is the one that is logged. The last rank of a group to say it means: the group has
-        applied the step.
+        ``report`` has what this rank knows of the step, as JSON values: the loss names of the job description, and
+        ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged,
+        and the first group's report is logged. The group has applied the step when its last rank has reported it.
         """
         self._control.post(StepReport(step, dict(report)))
 
     def applied(self, step: int, epoch: int) -> None:
-        """This rank holds verified state ``step``: said by a joiner that took it from its donors, and by every rank
-        when the run ends (``orders.view.leave``) and the state is saved. The group's Applied goes out with the last."""
+        """Report that this rank holds the verified state after ``step``.
+
+        A joiner does so when it has taken that state from its donors, and every rank when the run ends
+        (``orders.view.leave``) and the state is saved. The group's ``Applied`` is sent when its last rank has reported.
+        """
         self._control.post(RankApplied(step, epoch))
 
     def saved(self, step: int, directory: str) -> bool:
-        """Ask whether the checkpoint in ``directory`` counts; called by one rank of the group. It gets its final
-        name only after True, which comes when the groups' votes have agreed on its weights: with the next commit, or at
-        the end of the run. False: this group is no member any more, or the job is over."""
+        """Ask whether the checkpoint in ``directory`` counts, and wait for the answer; called by one rank of the group.
+
+        The checkpoint gets its final name only after True, which comes when the groups' votes have agreed on its
+        weights: with the next commit, or at the end of the run. False: this group is fenced, or the job is over.
+        """
         key = (step, directory)
         with self._changed:
             self._answers[key] = False
@@ -144,10 +148,10 @@ class Session:
         self._control.post(StopRequest(reason))
 
     def close(self) -> None:
-        """Say goodbye and end the control thread. Idempotent."""
+        """Close the stream and end the control thread. Idempotent."""
         self._control.stop()
 
-    # What the control thread calls.
+    # The control thread calls the methods below.
 
     def publish(self, orders: Orders, newer_epoch: bool) -> None:
         """Control thread: run the callbacks of a newer epoch, then show the orders to the training thread."""
@@ -159,7 +163,7 @@ class Session:
             self._changed.notify_all()
 
     def answer_save(self, step: int, directory: str) -> None:
-        """Control thread: the coordinator accepted a checkpoint."""
+        """Control thread: wake :meth:`saved`, because the coordinator has accepted a checkpoint."""
         with self._changed:
             if (step, directory) in self._answers:
                 self._answers[(step, directory)] = True
@@ -167,5 +171,5 @@ class Session:
 
     @property
     def progress_now(self) -> Progress:
-        """Control thread: what the heartbeat says."""
+        """Control thread: the progress that the next heartbeat carries."""
         return self._progress

@@ -1,7 +1,7 @@
-"""Standard output and standard error that outlive their disk.
+"""Standard output and standard error whose writes do not raise when the disk fails.
 
 Both are files of the run directory in most processes of a job, and ``print`` raises where the disk is full: in a rank
-that would be the end of its group. What cannot be written is lost, and the next line that can be says so.
+that would end its group. Lines that cannot be written are lost, and a line before the next one that can be says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOST = b"[the lines before this one are lost: %s]\n"
 
 
 class _Lenient(io.RawIOBase):
-    """A file descriptor whose failing writes count as done."""
+    """A file descriptor on which a write that fails counts as done."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -45,8 +45,8 @@ class _Lenient(io.RawIOBase):
 
 
 def outlive_the_disk() -> None:
-    """From now on no failing write to standard output or standard error reaches who writes. Replaced streams (a test's,
-    a user's) stay as they are."""
+    """From now on no write to standard output or standard error raises because the disk fails. Streams that a test or a
+    user has put in their place stay as they are."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):

@@ -1,5 +1,5 @@
-"""What starts and ends processes: job attempts and their supervisor, under spare-launch and under Slurm.
+"""Starts and ends the processes of a job, under spare-launch and under Slurm, and decides what follows each life.
 
-May import ``coordinator``, ``control`` and ``checkpoint``; no torch. Promises: every process that it started is ended
-by it, and a death that it sees is told to the coordinator.
+May import ``coordinator``, ``control`` and ``checkpoint``; no torch. Promises: it ends every process that it has
+started, and reports every exit of a rank that it sees to the coordinator.
 """

@@ -1,4 +1,4 @@
-"""Calls of the coordinator from processes that are no ranks: an exit to report, a stop to ask for."""
+"""Calls the coordinator from processes that are no ranks, to report an exit or to ask it to stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from spare_megatron.control.channel import Backoff, Security, call_once, open_ch
 from spare_megatron.control.run_directory import RunDirectory
 
 TELL_S = 1.0
-"""For one call of the coordinator; it is made again."""
+"""Time-out of one call of the coordinator, which is then repeated."""
 
 
 class CoordinatorClient:
-    """Speaks to the coordinator of one life, whichever process that is at the moment."""
+    """Calls the coordinator of one life, whichever process that is at the moment."""
 
     def __init__(self, run_dir: RunDirectory, security: Security, over: Callable[[], bool]) -> None:
-        """``over``: the life has ended, and nobody is there to be told anything."""
+        """``over`` says whether the life has ended, so that no coordinator is there to be called."""
         self._dir, self._security, self._over = run_dir, security, over
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -29,14 +29,14 @@ class CoordinatorClient:
         self.beside(self._request_stop(pb.StopRequest(reason=reason)))
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` beside everything else, until it is done or :meth:`close`."""
+        """Run ``work`` as a task of its own, until it is done or :meth:`close`."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def tell(self, method: str, request: object) -> pb.Done | None:
-        """Tell the coordinator until it has heard it, also one that is being restarted: its answer; None when the life
-        was over first."""
+        """Call ``method`` until the coordinator, which may be restarted meanwhile, answers. Returns its answer; None
+        when the life was over first."""
         backoff = Backoff()
         while not self._over():
             published = self._dir.coordinator()
@@ -50,7 +50,7 @@ class CoordinatorClient:
         return None
 
     def close(self) -> None:
-        """End what runs beside."""
+        """Cancel the tasks that :meth:`beside` started."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,7 +1,7 @@
-"""One life of a job: one coordinator (restarted when it is killed) and one start of every rank.
+"""Runs one life of a job: one coordinator, which is restarted when it is killed, and one start of every rank.
 
-Decides nothing about training: it tells the coordinator what exited, ends what is left of a group that lost a rank,
-and reports what the coordinator's exit code says.
+It decides nothing about training: it reports exits to the coordinator, ends what is left of a group that lost a rank,
+and returns what the coordinator's exit code says.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from spare_megatron.launch.life_report import (
 from spare_megatron.launch.processes import Child, Processes, publish_processes
 
 GROUP_GRACE_S = 0.3
-"""Between the first exit of a group's rank and the end of its other ranks: time for their own last words."""
+"""Time between the first exit of a rank and the kill of its group's other ranks, in which they can still log why."""
 ORDERLY_GRACE_S = 5.0
-"""The same after an exit with 0."""
+"""That time where the rank left with exit code 0."""
 NO_RANKS_S = 60.0
-"""For a coordinator to end an open job all of whose ranks are gone, and know it to be."""
+"""How long a coordinator that was told of the exit of the last rank has to end the job."""
 END_GRACE_S = 15.0
-"""For ranks to leave in order when the job is over."""
+"""How long ranks have to leave when the job is over, before they are killed."""
 COORDINATOR_RESTARTS = 8
-"""Of one life."""
+"""How often the coordinator is restarted in one life, at most."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start."""
+    """A job to start on this machine, and how."""
 
     num_groups: int
     group_size: int
     run_dir: RunDirectory
     command: tuple[str, ...]
-    """Of one rank."""
+    """The command line of one rank."""
     injections: tuple[str, ...] = ()
     checkpoint_dirs: tuple[str, ...] = ()
-    """Where a checkpoint to start again from may be, best first."""
+    """Directories with checkpoints to start again from, in the order in which they are searched."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
     coordinator_flags: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Launch:
 
 
 class Life:
-    """One start of the whole job."""
+    """One start of the whole job, to the end of its coordinator."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Life:
         say: Callable[[str], None],
         stopped_hard: asyncio.Event,
     ) -> None:
-        """``say`` shows one line to the user, in the launcher's name."""
+        """``say`` shows one line to the user, behind the launcher's name. ``stopped_hard`` ends the life at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
         self._number, self._say, self._stopped_hard = number, say, stopped_hard
         security = Security(self._dir.token(create=True), launch.tls_dir)
@@ -92,7 +92,10 @@ class Life:
         self._first_failure: tuple[int, int] | None = None
 
     async def run(self, stop_reason: str) -> ExitCode:
-        """Until the coordinator says how it ended. Raises ConfigError for a user's error of any process."""
+        """Run the life until the coordinator has ended it; returns how it ended.
+
+        ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
+        error."""
         try:
             hard = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()
@@ -133,7 +136,8 @@ class Life:
     # --------------------------------------------------------------------------------------------------- coordinator
 
     async def _start_coordinator(self) -> None:
-        """Start it and wait until it listens; a first start that was killed is started again by whoever saw it."""
+        """Start a coordinator and wait until it listens or ends; if it is killed, ``_coordinator_ended`` starts it
+        again."""
         launch = self._launch
         command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(self._dir.path)]
         command += ["--listen", launch.listen, "--life", str(self._journal_life), *launch.coordinator_flags]
@@ -158,7 +162,8 @@ class Life:
             await asyncio.sleep(0.005)
 
     def _coordinator_ended(self, child: Child) -> None:
-        """Killed: start it again, it goes on from its journal. An exit code is its last word."""
+        """Start a coordinator that was killed again, to go on from its journal. Where it exited by itself, the life is
+        over."""
         status = child.status if child.status is not None else 1
         self._publish()
         if self._exit.done() or self._ending:
@@ -174,7 +179,7 @@ class Life:
             self._exit.set_result(status if status >= 0 else int(ExitCode.FAILED))
 
     def _refuse(self, sentence: str) -> None:
-        """A user's error: the first one is shown."""
+        """End the life with a user's error; only the first one is shown."""
         if not self._config_error.done():
             self._config_error.set_result(sentence)
 
@@ -216,7 +221,7 @@ class Life:
         }
 
     def _rank_ended(self, place: tuple[int, int], child: Child) -> None:
-        """A fact for the coordinator; the rest of the group has no use without it."""
+        """Report a rank's exit to the coordinator, and end the rest of its group."""
         group, position = place
         status = child.status if child.status is not None else 1
         self._publish()
@@ -238,7 +243,8 @@ class Life:
         self._client.beside(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
     async def _report(self, exited: pb.Exited) -> None:
-        """Tell the coordinator. With the last rank gone it ends the job; one that never began is ended here."""
+        """Report an exit. After that of the last rank the coordinator ends the job; a job that never began is ended
+        here."""
         answer = await self._client.tell("ReportExit", exited)
         if answer is None or any(rank.alive for rank in self._ranks.values()):
             return
@@ -248,22 +254,23 @@ class Life:
             self._exit.set_result(int(ExitCode.FAILED))
 
     def _show_error(self, place: tuple[int, int]) -> None:
-        """A rank's error of the user: its sentence, or the end of its log."""
+        """End the life with the user's error that a rank has found: its sentence, or else the end of its log."""
         sentences = self._dir.told_errors()
         log = self._dir.log_of(*place)
         text = tail(sentences[0], LINES_SHOWN) if sentences else tail(log, LINES_SHOWN)
         self._refuse(text or f"a rank found bad input; see {log}")
 
     async def _end_group(self, group: int, grace_s: float) -> None:
-        """End what is left of a group; a stopped process stays as it is until the job's end (somebody stopped it, and
-        may want to look at it or let it go on: it will find itself fenced)."""
+        """Kill what is left of a group after ``grace_s``, except processes that a signal has stopped: whoever stopped
+        one may want to look at it, or let it go on, and it is then fenced. They are killed at the end of the job."""
         await asyncio.sleep(grace_s)
         for (of, _), child in self._ranks.items():
             if of == group and child.alive and not child.stopped and not self._exit.done():
                 child.signal(signal.SIGKILL)
 
     async def _let_ranks_leave(self) -> None:
-        """The job is over: the ranks of every live group were told so. Others have no place in it any more."""
+        """Wait until the ranks of the live groups have left, for :data:`END_GRACE_S` at most: they know that the job is
+        over."""
         live = live_groups(self._dir)
         leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
         deadline_s = time.monotonic() + END_GRACE_S
@@ -273,7 +280,7 @@ class Life:
             await asyncio.sleep(0.02)
 
     async def _end_everything(self) -> None:
-        """Ranks, stopped ones too, and a coordinator that is still there."""
+        """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end."""
         children = [*self._ranks.values(), *([self._coordinator] if self._coordinator else [])]
         for child in children:
             if child.alive:

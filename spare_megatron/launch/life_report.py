@@ -1,6 +1,6 @@
-"""What a life of a job leaves in its run directory for whoever decides what follows it.
+"""Reads how a life of a job ended from its run directory, for the decision on what follows it.
 
-May assume: none of the life's processes writes there any more, except a coordinator that waits for the decision.
+May assume: no process of the life writes there any more, except a coordinator that waits for the decision.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from
 from spare_megatron.launch.restart_policy import EndedLife, Obstacles, is_failure, needs_checkpoint
 
 LINES_SHOWN = 12
-"""Of a log, to the user."""
+"""How many lines of a log the user is shown."""
 
 
 def forget_last_life(run_dir: RunDirectory) -> None:
-    """Remove what the life that begins now would be judged by if it left nothing itself."""
+    """Remove the last life's records, by which the life that begins now would be judged if it wrote none itself."""
     for path in (run_dir.summary, run_dir.status):
         patiently(partial(path.unlink, missing_ok=True))
     shutil.rmtree(run_dir.errors, ignore_errors=True)
 
 
 def code_of(status: int) -> ExitCode:
-    """The exit code that a coordinator left with; one that is none of ours is a failure."""
+    """The exit code of a coordinator; one that is not in ExitCode is a failure."""
     try:
         return ExitCode(status)
     except ValueError:
@@ -43,9 +43,15 @@ def ended_life(
     idle_lives: int,
     told: Callable[[str], None],
 ) -> EndedLife:
-    """The life as the summary and the checkpoints show it, without obstacles and as if nobody had told the launcher to
-    stop: these it knows itself. ``why_failed`` is asked where the summary gives no reason for a failure; ``told`` gets
-    a sentence for each damaged checkpoint. Waits for a disk that fails for a while.
+    """The life as its summary and the checkpoints show it. Waits for a disk that fails for a while.
+
+    The launcher adds what only it knows: obstacles, and that it was told to stop itself.
+
+    Args:
+        why_failed: called where the summary gives no reason for a failure.
+        directories: where checkpoints are, in the order in which they are searched.
+        idle_lives: lives in a row before this one that committed nothing.
+        told: called with a sentence for each damaged checkpoint.
     """
     summary = patiently(lambda: read_json(run_dir.summary)) or {}
     reason = str(summary.get("reason", ""))
@@ -75,7 +81,7 @@ def tail(path: Path, lines: int) -> str:
 
 
 def end_of_first(paths: Iterable[Path], otherwise: str) -> str:
-    """The end of the first of these files that has any text, with its name; ``otherwise`` where none has."""
+    """The name and the last lines of the first of ``paths`` that has any text; ``otherwise`` where none has."""
     for path in paths:
         text = tail(path, LINES_SHOWN)
         if text:
@@ -84,10 +90,10 @@ def end_of_first(paths: Iterable[Path], otherwise: str) -> str:
 
 
 def refusal_of_coordinator(run_dir: RunDirectory) -> str:
-    """The sentence with which a coordinator refused a user's error."""
+    """The sentence in which a coordinator has reported a user's error."""
     return tail(run_dir.coordinator_errors, 1).removeprefix("spare-coordinator: ")
 
 
 def live_groups(run_dir: RunDirectory) -> list[int]:
-    """Groups that were alive at the life's end; none where that is not known now."""
+    """The groups that were live at the end of the life; empty where that cannot be read."""
     return [int(group) for group in (glance(run_dir.summary) or {}).get("live_groups", [])]

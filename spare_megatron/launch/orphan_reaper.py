@@ -1,8 +1,9 @@
-"""Ends what spare-launch started when spare-launch itself is gone, however it went. Run as a script, by path.
+"""Kills the processes that a launcher has started, when the launcher itself has ended in any way. Run as a script.
 
-On standard input it is told ``+PID START`` for each process group that lives (START: field 22 of /proc/PID/stat, so
-that a reused id is not taken for it) and ``-PID`` for each that was ended. When the input closes, everything that
-still lives is killed, stopped processes too. It imports nothing of the package: it must start in milliseconds.
+It reads lines from standard input: ``+PID START`` for each process group that was started (START is field 22 of
+/proc/PID/stat, which tells it from a later process with the same id) and ``-PID`` for each that has ended. When the
+input closes, it kills every group that is left, stopped processes too. It imports nothing of the package, because it
+must start in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def start_time(pid: int) -> str:
 
 
 def kill_group(pid: int, started: str) -> None:
-    """SIGKILL to a process group whose leader is (or was) the process that was registered."""
+    """SIGKILL a process group, unless its id now belongs to another process than the one that was registered."""
     now = start_time(pid)
     if now and started and now != started:
         return
@@ -33,7 +34,7 @@ def kill_group(pid: int, started: str) -> None:
 
 
 def main() -> None:
-    """Until the input closes, then once over what is left."""
+    """Read until the input closes, then kill the groups that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     living: dict[int, str] = {}

@@ -1,7 +1,8 @@
-"""The processes of a job on this machine: started in sessions of their own, watched by pidfd, ended by group.
+"""Starts a job's processes on this machine, each in a session of its own, learns of their end, and kills by group.
 
-A pidfd is readable the moment its process ends, so an exit is known within a millisecond and without a thread. A
-guard process (:mod:`spare_megatron.launch.orphan_reaper`) holds a list of what lives and ends it if this process dies.
+A pidfd becomes readable when its process ends, so an exit is known within a millisecond and without a thread. A guard
+process (:mod:`spare_megatron.launch.orphan_reaper`) has a list of the processes that live and kills them if this
+process dies.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spare_megatron.control.run_directory import write_json
 from spare_megatron.launch import orphan_reaper
 
 LOG_PATIENCE_S = 2.0
-"""How long the start of a process waits for the disk that its log lies on."""
+"""How long the start of a process waits for the disk on which its log is, if that fails."""
 
 
 class Child:
@@ -33,16 +34,16 @@ class Child:
         self.name, self.process, self.pid = name, process, process.pid
         self.handle = os.pidfd_open(process.pid)
         self.status: int | None = None
-        """Exit code, or minus the signal, once it has ended."""
+        """The exit code, or minus the number of the signal, once the process has ended."""
 
     @property
     def alive(self) -> bool:
-        """Not known to have ended."""
+        """Whether the process is not known to have ended."""
         return self.status is None
 
     @property
     def stopped(self) -> bool:
-        """True for a process that a signal stopped (state T)."""
+        """Whether a signal has stopped the process (state T)."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
@@ -50,13 +51,13 @@ class Child:
         return state in ("T", "t")
 
     def signal(self, number: int) -> None:
-        """To the whole process group."""
+        """Send a signal to the whole process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
 class Processes:
-    """Starts children and says when they end. Use as a context manager: nothing is left behind."""
+    """Starts processes and calls back when they end. Used as a context manager, at whose end all of them are killed."""
 
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
@@ -72,7 +73,7 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End everything and wait for it; the guard goes last, in case this is interrupted."""
+        """Kill all processes and wait for their end; the guard ends last, in case this is interrupted."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
         for child in self._children.values():
@@ -92,7 +93,8 @@ class Processes:
         ended: Callable[[Child], None],
         err: Path | None = None,
     ) -> Child:
-        """Start one process; ``ended`` is called in the loop when it has ended. Output is appended to files."""
+        """Start one process. Its output is appended to ``out``, that of standard error to ``err`` if given; ``ended``
+        is called in the event loop when it has ended."""
         with contextlib.ExitStack() as files:
             stdout = files.enter_context(_open_log(out))
             stderr = files.enter_context(_open_log(err)) if err is not None else subprocess.STDOUT
@@ -113,7 +115,7 @@ class Processes:
     def _ended(self, child: Child, ended: Callable[[Child], None]) -> None:
         asyncio.get_running_loop().remove_reader(child.handle)
         os.close(child.handle)
-        child.signal(signal.SIGKILL)  # what it started itself; its id is still taken, so no other group can have it
+        child.signal(signal.SIGKILL)  # what it has started too; no other group has its id before wait()
         child.status = child.process.wait()
         del self._children[child.pid]
         self._tell(f"-{child.pid}")
@@ -122,13 +124,14 @@ class Processes:
     def _tell(self, line: str) -> None:
         assert self._guard is not None
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard: the job goes on without it
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard; the job goes on without it
             self._guard.stdin.write(line + "\n")
             self._guard.stdin.flush()
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """Where a process's output goes. A disk that fails now is waited for, but not long: the process is what counts."""
+    """Open the log of a process. If the disk fails for longer than :data:`LOG_PATIENCE_S`, the output is lost, but the
+    process is started."""
 
     def opened() -> IO[bytes]:
         failpoints.hit("processes.log")
@@ -143,7 +146,7 @@ def _open_log(path: Path) -> IO[bytes]:
 
 
 def publish_processes(path: Path, coordinator: Child | None, ranks: Mapping[tuple[int, int], Child]) -> None:
-    """Replace processes.json: everything that lives."""
+    """Replace processes.json by the list of the processes that are alive."""
     host = socket.gethostname()
     listed: list[dict[str, Any]] = [
         {"group": group, "position": position, "pid": child.pid, "host": host}

@@ -1,4 +1,4 @@
-"""From which checkpoint a job starts again: one process decides it for all ranks, between two lives."""
+"""Finds the checkpoint from which a job starts again; the launcher does so for all ranks, between two lives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from spare_megatron.control.run_directory import RunDirectory
 def checkpoint_to_start_from(
     run_dir: RunDirectory, directories: Sequence[str], told: Callable[[str], None]
 ) -> Path | None:
-    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``told`` gets a
-    sentence for each damaged one.
+    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``told`` is
+    called with a sentence for each damaged one.
 
-    A checkpoint that the coordinator accepted and whose writer died before it could publish it is published first.
+    A checkpoint that the coordinator has accepted, but whose writer died before it could publish it, is published
+    first.
     """
     for directory in directories:
         publish_left_over(Path(directory), run_dir.accepted())

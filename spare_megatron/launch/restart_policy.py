@@ -1,16 +1,16 @@
-"""What follows the end of one life of a job: the launcher leaves, starts another life, or has the job queued again.
+"""Decides what follows the end of one life of a job: the launcher leaves, starts another life, or queues the job again.
 
 Pure: :func:`after_life` is the one place where this is decided, for spare-launch and for Slurm.
 
-May assume: the coordinator's exit code is its last word on the life; no rank of the life trains any more;
-``checkpoint`` is whole, and is what the ranks of the next life will load.
+May assume: the coordinator's exit code says how the life ended; no rank of the life trains any more; ``checkpoint`` is
+not damaged, and the ranks of the next life load it.
 
 Promises:
 
 * Nothing starts again, and nothing is queued again after a wipe-out or a planned restart, without a checkpoint.
 * After LIVES_WITHOUT_COMMIT lives in a row without a committed step nothing starts again by itself.
 * A job that was told to stop never starts again in place.
-* A launcher leaves with one of the codes 0 to 4 that users are told of, never with one that is spoken inside a job.
+* A launcher leaves with one of the exit codes 0 to 4, never with one that is used only inside a job.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from enum import Enum
 from spare_megatron.config.exits import ExitCode
 
 LIVES_WITHOUT_COMMIT = 3
-"""Lives in a row that end without a single commit, after which starting again is no use."""
+"""After so many lives in a row without a committed step the job is not started again by itself."""
 LEAST_TIME_LEFT_S = 300.0
-"""To the time limit of a Slurm job: a life that begins later would hardly train before it is told to stop."""
+"""The least time to the time limit of a Slurm job at which another life begins; a later one would hardly train before
+it is told to stop."""
 
 
 class Then(Enum):
@@ -33,66 +34,68 @@ class Then(Enum):
     START_AGAIN = "start again"
     """Another life in the same place: on the same machine, in the same allocation."""
     QUEUE_AGAIN = "queue again"
-    """Leave, and have Slurm start the job again later, on nodes that may be others."""
+    """Leave, and have Slurm start the job again later, perhaps on other nodes."""
 
 
 @dataclass(frozen=True)
 class Obstacles:
-    """What the place where the job runs does not allow: clauses for the user, empty where it is allowed."""
+    """Why the job cannot go on in certain ways: clauses for the user, empty where there is no obstacle."""
 
     here: str = ""
     """Why another life cannot begin in the same place."""
     queue: str = ""
-    """Why the launcher does not queue the job again; it says who goes on instead."""
+    """Why the launcher does not queue the job again, or what goes on with the job instead."""
 
 
 @dataclass(frozen=True)
 class EndedLife:
-    """One life, as it ended."""
+    """How one life of a job ended, and what is known for the decision on what follows."""
 
     code: ExitCode
-    """Of its coordinator."""
+    """The exit code of its coordinator."""
     reason: str
-    """Why it ended, for the user; empty where nobody could say."""
+    """Why it ended, for the user; empty where that is not known."""
     committed: bool
-    """It committed a step."""
+    """Whether it committed a step."""
     idle_lives: int
     """Lives in a row before this one that committed nothing."""
     checkpoint: str | None
-    """The last good one; looked for only where :func:`needs_checkpoint` says so."""
+    """The last good checkpoint; None where there is none, or :func:`needs_checkpoint` is false."""
     looked_in: tuple[str, ...]
-    """The directories where it was looked for."""
+    """The directories in which checkpoints are looked for."""
     stop_requested: bool
-    """Somebody wants the job to leave: a signal to the launcher, to the coordinator or to a rank."""
+    """Whether the job was told to leave, by a signal to the launcher, to the coordinator or to a rank."""
     obstacles: Obstacles
 
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What the launcher does, and what it says."""
+    """What the launcher does next, and what it tells the user."""
 
     then: Then
     code: ExitCode | None
-    """With which the launcher leaves; None where it starts another life."""
+    """The exit code of the launcher; None where it starts another life."""
     idle_lives: int
-    """Lives in a row, this one among them, that committed nothing."""
+    """Lives in a row up to this one that committed nothing."""
     sentence: str
-    """For the user, without the launcher's name; empty where there is nothing to say."""
+    """The sentence for the user, without the launcher's name; empty for none."""
 
 
 def needs_checkpoint(code: ExitCode) -> bool:
-    """True after a wipe-out and for a planned restart: another life is due, if there is a checkpoint for it."""
+    """Whether another life is due if there is a checkpoint for it: after a wipe-out and for a planned restart."""
     return code in (ExitCode.WIPE_OUT, ExitCode.RESTART)
 
 
 def is_failure(code: ExitCode) -> bool:
-    """True where the coordinator left with no word on how the job goes on, or with one that only its own launcher
-    understands and could not follow: the user is told why."""
+    """Whether ``code`` says neither that the job is finished nor how it goes on, so that the user is told why it
+    failed.
+
+    That includes codes that are used only inside a job, as that of a coordinator whose disk failed too often."""
     return not needs_checkpoint(code) and code not in (ExitCode.FINISHED, ExitCode.REQUEUE, ExitCode.BAD_INPUT)
 
 
 def after_life(ended: EndedLife) -> RestartDecision:
-    """The decision after one life, with the sentence for the user."""
+    """Decide what follows one life."""
     idle = _idle_lives(ended)
     if ended.code is ExitCode.FINISHED:
         return RestartDecision(Then.LEAVE, ExitCode.FINISHED, idle, "")
@@ -117,14 +120,15 @@ def after_life(ended: EndedLife) -> RestartDecision:
 
 
 def _idle_lives(ended: EndedLife) -> int:
-    """A life that was told to stop before its first commit neither counts nor begins the count anew."""
+    """Lives in a row without a commit, up to this one. One that was told to stop before its first commit is not
+    counted, and does not reset the count."""
     if ended.committed or ended.code is ExitCode.FINISHED:
         return 0
     return ended.idle_lives + needs_checkpoint(ended.code)
 
 
 def _left_to_others(ended: EndedLife, idle: int, why: str) -> RestartDecision:
-    """Leave with 4: Slurm starts the job again, or whoever else queued it."""
+    """Leave with exit code 4, so that the job goes on later: Slurm starts it again, or somebody else does."""
     then = Then.LEAVE if ended.obstacles.queue else Then.QUEUE_AGAIN
     who = ended.obstacles.queue or "the job is queued again"
     return RestartDecision(then, ExitCode.REQUEUE, idle, f"{why}; {who}")
@@ -135,30 +139,30 @@ def _left_to_others(ended: EndedLife, idle: int, why: str) -> RestartDecision:
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """What is known of a Slurm job after a life."""
+    """The state of a Slurm job after a life."""
 
     state: str
-    """Slurm's word for the job; empty where Slurm did not answer."""
+    """The job's state as Slurm names it; empty where Slurm did not answer."""
     nodes: int
-    """Of the allocation as it was given."""
+    """Number of nodes of the allocation at the start of the job."""
     nodes_answer: bool
-    """A step could be started on every one of them just now."""
+    """Whether every one of them just ran a task."""
     time_left_s: float | None
-    """To the time limit; None: there is none, or it is not known."""
+    """Time to the time limit; None where there is none, or it is not known."""
     requeue_wanted: bool
-    """``--no-requeue`` was not given to spare-slurm."""
+    """Whether spare-slurm was started without ``--no-requeue``."""
     requeue_allowed: bool
-    """Slurm would queue the job again: the site and sbatch's ``--requeue`` say so."""
+    """Whether Slurm allows the job to be queued again, by the site's configuration and sbatch's ``--requeue``."""
     next_element: bool
-    """The job is an element of an array, and another one comes after it."""
+    """Whether the job is an element of a job array and another element comes after it."""
     batch_script: bool = True
-    """The node of the batch script is still in the job."""
+    """Whether the node of the batch script is still in the job."""
     left_over: bool = False
-    """Processes of the ended life are still there though they were killed."""
+    """Whether processes of the ended life are still there although they were killed."""
 
 
 def slurm_obstacles(facts: SlurmFacts) -> Obstacles:
-    """What the allocation, its time limit and the queue allow."""
+    """The obstacles that the state of a Slurm job puts to another life and to queueing it again."""
     state = facts.state or "unknown"
     here = ""
     if state != "RUNNING":
@@ -166,7 +170,8 @@ def slurm_obstacles(facts: SlurmFacts) -> Obstacles:
     elif not facts.batch_script:
         here = "the node of the batch script is lost"
     elif not facts.nodes_answer:
-        here = f"not all {facts.nodes} nodes of the allocation answer"
+        all_nodes = f"not all {facts.nodes} nodes of the allocation answer"
+        here = all_nodes if facts.nodes > 1 else "the node of the allocation does not answer"
     elif facts.time_left_s is not None and facts.time_left_s < LEAST_TIME_LEFT_S:
         here = f"the time limit is only {max(0.0, facts.time_left_s):.0f} s away"
     elif facts.left_over:

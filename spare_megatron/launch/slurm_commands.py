@@ -1,7 +1,7 @@
-"""What a job asks of Slurm, and how its answers are read.
+"""Runs Slurm's commands for a job and reads their answers.
 
 May assume: Slurm's commands are in the PATH, and may fail or hang for a while. Promises: nothing here waits longer
-than its time-out, and an answer that does not come reads as "not known", never as good news.
+than its time-out, and an answer that does not come counts as "not known", never as a good one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from spare_megatron.config.allocation import Allocation
 
 ANSWER_S = 30.0
-"""For one command of Slurm."""
+"""Time-out of one command of Slurm."""
 NODES_ANSWER_S = 20.0
-"""For every node of the allocation to run a trivial task; a node that is slower counts as lost."""
+"""Time-out for every node of the allocation to run a trivial task; a node that is slower counts as lost."""
 SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL")
 
 
 def ask(*words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-    """One command; a time-out is a failure without output."""
+    """Run one command; a time-out counts as a failure without output."""
     try:
         return subprocess.run(
             words,
@@ -36,7 +36,7 @@ def ask(*words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess
 
 
 def told_of(job: str) -> Mapping[str, str]:
-    """What ``scontrol show job`` says, by field; empty where Slurm does not answer."""
+    """The fields of ``scontrol show job``; empty where Slurm does not answer."""
     shown = ask("scontrol", "--oneliner", "show", "job", job).stdout
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
@@ -48,7 +48,7 @@ def time_left_s(told: Mapping[str, str]) -> float | None:
 
 
 def seconds(text: str) -> float | None:
-    """Of ``[DAYS-]HOURS:MINUTES:SECONDS``; None for a word, as UNLIMITED."""
+    """The seconds of ``[DAYS-]HOURS:MINUTES:SECONDS``; None for any other text, as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if found is None:
         return None
@@ -57,9 +57,9 @@ def seconds(text: str) -> float | None:
 
 
 def nodes_answer(allocation: Allocation) -> bool:
-    """True when every node of the allocation, as it was given, runs a task now.
+    """Whether every node that the allocation had at the start of the job runs a task now.
 
-    Slurm itself may take minutes to see that a node is dead, so nobody is asked but the nodes.
+    Slurm may take minutes to notice that a node is dead, so the nodes themselves are asked.
     """
     count = allocation.num_nodes
     step = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--overlap")
@@ -68,15 +68,15 @@ def nodes_answer(allocation: Allocation) -> bool:
 
 
 def batch_script_is_lost(job: str) -> bool:
-    """True when Slurm has taken the batch script's node out of a job that runs."""
+    """Whether the job runs, but Slurm has taken the node of its batch script out of it."""
     told = told_of(job)
     nodes = ask("scontrol", "show", "hostnames", told.get("NodeList", "")).stdout.split()
     return told.get("JobState") == "RUNNING" and bool(nodes) and told.get("BatchHost") not in nodes
 
 
 def kill_steps(job: str, name: str) -> bool:
-    """SIGKILL to every process of the job's steps of this name, stopped ones too, and to no others: a batch script may
-    have steps of its own beside ours. True when Slurm lists none any more."""
+    """SIGKILL every process of the job's steps of this name, stopped ones too, but of no others: a batch script may
+    have steps of its own. True when Slurm lists no step of this name any more."""
     listed = ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
     steps = [line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:] == [name]]
     if steps:
@@ -85,12 +85,12 @@ def kill_steps(job: str, name: str) -> bool:
 
 
 def requeue(allocation: Allocation) -> str:
-    """Put the job back into the queue, which ends this start of it; why that failed, empty where it did not."""
+    """Put the job back into the queue, which ends this start of it. Returns why that failed, empty where it did not."""
     done = ask("scontrol", "requeue", allocation.job)
     return done.stderr.strip() if done.returncode else ""
 
 
 def end_array(allocation: Allocation) -> None:
-    """The job is finished: the elements of the array that still wait have nothing to do."""
+    """Cancel the elements of a finished job's array that still wait, for they have nothing to do."""
     if allocation.next_element:
         ask("scancel", "--state=PENDING", str(allocation.array))

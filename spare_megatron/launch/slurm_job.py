@@ -1,11 +1,11 @@
-"""A job under Slurm: what the batch script runs, and how a job ends whose batch script is gone.
+"""Runs a job in a Slurm batch script, and ends the job from a coordinator when the batch script's node is lost.
 
 The batch script runs lives of the job (:mod:`spare_megatron.launch.slurm_life`) in its allocation, passes signals on,
 and does what :mod:`spare_megatron.launch.restart_policy` says after each: leave, begin another life in the same
 allocation, or go back into the queue.
 
-Should the node of the batch script die, the life goes on: Slurm takes the node out of a job with ``--no-kill``. Nobody
-would then end the job, so a coordinator process does it that finds itself still alive some time after the end.
+When the node of the batch script dies, the life goes on, because with ``--no-kill`` Slurm only takes the node out of
+the job. Then the batch script cannot end the job after the life, so a coordinator process does.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from spare_megatron.launch.slurm_life import SlurmLaunch, SlurmLife
 from spare_megatron.launch.supervisor import SIGNALS_WAIT_S, on_stop_signals
 
 AFTER_S = 3.0
-"""Between two looks for the batch script, after the job's end."""
+"""How often the first coordinator looks, after the end of a life, whether the batch script's node is lost."""
 
 
 class SlurmJob:
-    """The job from the start of the batch script to its end."""
+    """One start of the batch script, with all lives of the job in it."""
 
     def __init__(self, launch: SlurmLaunch, notice: Callable[[str], None]) -> None:
         """``notice`` shows one line to the user."""
@@ -56,7 +56,8 @@ class SlurmJob:
         self._life: SlurmLife | None = None
 
     async def run(self) -> ExitCode:
-        """The exit code of the batch script. Raises ConfigError for a user's error of any process."""
+        """Run the job; returns the exit code of the batch script. Raises ConfigError where any process found a user's
+        error."""
         on_stop_signals(self._signal)
         with Processes() as processes:
             while True:
@@ -70,10 +71,10 @@ class SlurmJob:
         return self._leave(decision, decision.code)
 
     async def _decide(self, life: SlurmLife, code: ExitCode) -> RestartDecision:
-        """What follows. Where it is another life, nothing of this one is left."""
+        """Decide what follows ``life``. If that is another life, no process of this one is left on return."""
         ended = last_life(self._launch, code, life.why_failed, self._say)
         if not needs_checkpoint(code) and code is not ExitCode.REQUEUE:
-            decision = after_life(ended)  # Slurm has no say in it
+            decision = after_life(ended)  # does not depend on Slurm
             keep_idle_lives(self._launch, ended, decision)
             return decision
         may_start = needs_checkpoint(code) and not self._stop_reason and not ended.stop_requested
@@ -91,7 +92,7 @@ class SlurmJob:
         return after_life(replace(ended, stop_requested=stop_requested, obstacles=slurm_obstacles(facts)))
 
     def _leave(self, decision: RestartDecision, code: ExitCode) -> ExitCode:
-        """The exit code, after what is to be done with the Slurm job."""
+        """Queue the job again, or end its array, as decided; returns the exit code."""
         self._say(f"the job leaves with exit code {int(code)}")
         if decision.then is Then.QUEUE_AGAIN:
             queue_again(self._launch, self._say)
@@ -103,7 +104,7 @@ class SlurmJob:
         self._notice(f"spare-slurm: {text}")
 
     def _signal(self, reason: str) -> None:
-        """The first one asks for a save. Slurm may send more, and ends by SIGKILL what takes too long."""
+        """Ask for a save and an end at the first signal. Slurm may send more, and kills a job that takes too long."""
         if self._stop_reason:
             return
         self._stop_reason = reason
@@ -114,19 +115,19 @@ class SlurmJob:
 def last_life(
     launch: SlurmLaunch, code: ExitCode, why_failed: Callable[[], str], say: Callable[[str], None]
 ) -> EndedLife:
-    """The life that ended, with the idle lives of earlier starts of the Slurm job."""
+    """The life that ended, with the count of idle lives that earlier starts of the Slurm job have kept."""
     kept = patiently(lambda: read_json(launch.run_dir.path / "idle_lives.json")) or {}
     return ended_life(launch.run_dir, code, why_failed, launch.checkpoint_dirs, int(kept.get("lives", 0)), say)
 
 
 def keep_idle_lives(launch: SlurmLaunch, ended: EndedLife, decision: RestartDecision) -> None:
-    """For the next decision, which another start of the Slurm job may have to make."""
+    """Write the count of idle lives, for the next decision, which another start of the Slurm job may make."""
     if decision.idle_lives != ended.idle_lives:
         patiently(lambda: write_json(launch.run_dir.path / "idle_lives.json", {"lives": decision.idle_lives}))
 
 
 def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:
-    """What Slurm says of the job; the nodes are asked only where another life may begin on them."""
+    """The state of the Slurm job; the nodes are asked only if another life may begin (``may_start``)."""
     allocation, told = launch.allocation, told_of(launch.allocation.job)
     return SlurmFacts(
         state=told.get("JobState", ""),
@@ -140,15 +141,17 @@ def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:
 
 
 def queue_again(launch: SlurmLaunch, say: Callable[[str], None]) -> None:
-    """Back into the queue; said where that fails."""
+    """Put the job back into the queue; tell the user where that fails."""
     failure = requeue(launch.allocation)
     if failure:
-        say(f"it could not be queued again: {failure}; use sbatch --requeue")
+        say(f"the job could not be queued again: {failure}; use sbatch --requeue")
 
 
 def end_without_batch_script(launch: SlurmLaunch, index: int, code: ExitCode, notice: Callable[[str], None]) -> None:
-    """In the step of the coordinators, after the life's end: the batch script ends the Slurm job, and this process with
-    it; where Slurm has taken the batch script's node out of the job, this process does it. Candidate 0 is the first."""
+    """End the Slurm job in place of a batch script whose node is lost; called by each coordinator after a life.
+
+    Where the batch script still runs, it ends the job, and this process with it, so this does not return. Candidate
+    ``index`` looks the less often the higher its number is, so that candidate 0 is most often the first to act."""
 
     def say(text: str) -> None:
         notice(f"spare-slurm: {text}")

@@ -1,8 +1,8 @@
-"""One life of a job under Slurm, as two steps of its allocation.
+"""Runs one life of a job under Slurm, as two steps of its allocation.
 
 One step has a few coordinator processes on different nodes, of which one holds office
-(:mod:`spare_megatron.coordinator.election`): when its node dies, another one takes over, and no rank restarts. The
-other step has the ranks; a lost node takes its groups, nothing else (``--no-kill``).
+(:mod:`spare_megatron.coordinator.election`); when its node dies, another one takes over, and no rank restarts. The
+other step has the ranks; when a node is lost, only the groups on it are lost (``--no-kill``).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 POLL_S = 0.1
 RESTART_PAUSE_S = 1.0
 STALE_LEASES = 4
-"""Leases without a sign of any coordinator after which more are started."""
+"""After so many leases without a sign of any coordinator more coordinators are started."""
 WITHOUT_RANKS_S = 15.0
-"""For a coordinator to end a job whose rank step is gone."""
+"""How long a coordinator has to end a job whose step of ranks has ended."""
 STEPS_END_S = 30.0
-"""For the processes of a life to be gone once they are killed."""
+"""How long the processes of a life have to end once they are killed."""
 STEP = (*SRUN, "--no-kill", "--open-mode=append")
 
 
 @dataclass(frozen=True)
 class SlurmLaunch:
-    """What the batch script wants."""
+    """A job to start in a Slurm allocation, and how."""
 
     allocation: Allocation
     run_dir: RunDirectory
     command: tuple[str, ...]
-    """Of one rank."""
+    """The command line of one rank."""
     group_size: int
     candidates: int
     lease_s: float
     coordinator: tuple[str, ...]
-    """Command of a coordinator process: before it come the steps of Slurm, behind it the life and ``words``."""
+    """The command of a coordinator process, without its arguments: the number of the life and ``words``."""
     words: tuple[str, ...]
     """The batch script's own command line."""
     checkpoint_dirs: tuple[str, ...] = ()
@@ -62,10 +62,10 @@ class SlurmLaunch:
 
 
 class SlurmLife:
-    """One life: its coordinators and its ranks, from their start to the coordinator's last word."""
+    """One life, from the start of its coordinators and ranks until a coordinator has said how it ended."""
 
     def __init__(self, launch: SlurmLaunch, processes: Processes, say: Callable[[str], None]) -> None:
-        """``say`` shows one line to the user, in the launcher's name."""
+        """``say`` shows one line to the user, behind the launcher's name."""
         self._launch, self._dir, self._processes, self._say = launch, launch.run_dir, processes, say
         self._terms = Terms(self._dir)
         newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
@@ -81,8 +81,11 @@ class SlurmLife:
         self._status: int | None = None
 
     async def run(self, stop_reason: str) -> ExitCode:
-        """Until the coordinator has said its last word and the ranks have left, or were given the time to. Raises
-        ConfigError for a user's error of any process. ``stop_reason``: why the life is to end at once, if it is."""
+        """Run the life until a coordinator has ended it and the ranks have left, or had the time to; returns how it
+        ended.
+
+        ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
+        error."""
         try:
             self._start_coordinators()
             if stop_reason:
@@ -98,8 +101,8 @@ class SlurmLife:
         self._client.request_stop(reason)
 
     async def end_steps(self) -> bool:
-        """End whatever is left of the life, so that another one finds the allocation free; False where that takes too
-        long. No coordinator of an ended life may be there when the next one begins: it would stand for office."""
+        """End whatever is left of the life, so that the allocation is free for another one; False where that takes too
+        long. A coordinator that was left would run for office in the next life."""
         steps = [child for child in (self._coordinators, self._ranks) if child is not None]
         deadline_s = time.monotonic() + STEPS_END_S
         while not await asyncio.to_thread(kill_steps, self._launch.allocation.job, self._step_name):
@@ -108,7 +111,7 @@ class SlurmLife:
             await asyncio.sleep(POLL_S)
         for child in steps:
             if child.alive:
-                child.signal(signal.SIGKILL)  # an srun without a step
+                child.signal(signal.SIGKILL)  # an srun whose step is gone or never began
         while any(child.alive for child in steps):
             await asyncio.sleep(POLL_S)
         return True
@@ -164,7 +167,7 @@ class SlurmLife:
         )
 
     def _link_logs(self) -> None:
-        """Slurm names a rank's log after its task; links give it the name that it has under spare-launch."""
+        """Make links with spare-launch's names of the ranks' logs, which Slurm names after its tasks."""
         size = self._launch.group_size
         (self._dir.logs / "tasks").mkdir(parents=True, exist_ok=True)
         for task in range(self._launch.allocation.ranks):
@@ -176,7 +179,8 @@ class SlurmLife:
     # --------------------------------------------------------------------------------------------------------- course
 
     async def _until_over(self) -> int:
-        """Until the coordinator has said its last word, or nobody is left to say one."""
+        """Wait until a coordinator has ended the life, or none is left that could; returns the exit code of the
+        life."""
         seen: Term | None = None
         moved_s = time.monotonic()
         ranks_gone_s: float | None = None
@@ -201,7 +205,8 @@ class SlurmLife:
             await asyncio.sleep(POLL_S)
 
     def _keep_coordinators(self, silent_s: float) -> bool:
-        """Start more of them when their step has ended, or all their nodes are silent. False: that is no use."""
+        """Start more coordinators when their step has ended, or when all are silent; False when that was done too
+        often."""
         since_s = time.monotonic() - self._last_start_s
         assert self._coordinators is not None
         ended = not self._coordinators.alive and since_s > RESTART_PAUSE_S
@@ -220,14 +225,15 @@ class SlurmLife:
         return code
 
     def _newest(self, seen: Term | None) -> Term | None:
-        """The present term; the one that was seen last where it is not known now."""
+        """The present term; where it cannot be read now, the one that was seen last."""
         try:
             return self._terms.newest()
         except (OSError, ValueError):
             return seen
 
     async def _let_ranks_leave(self) -> None:
-        """They were told that the job is over; srun itself may wait long for those of a lost node."""
+        """Wait until the ranks have left, for :data:`END_GRACE_S` at most: srun may wait long for those of a lost
+        node."""
         deadline_s = time.monotonic() + END_GRACE_S
         while self._ranks is not None and self._ranks.alive and time.monotonic() < deadline_s:
             await asyncio.sleep(POLL_S)

@@ -1,6 +1,7 @@
-"""What spare-launch does over all lives of a job: start it, pass signals on, start it again where that is due.
+"""Runs a job for spare-launch, over all its lives: starts it, passes signals on, starts it again where that is due.
 
-A life is :mod:`spare_megatron.launch.job_attempt`; :mod:`spare_megatron.launch.restart_policy` decides what follows it.
+:mod:`spare_megatron.launch.job_attempt` runs a life; :mod:`spare_megatron.launch.restart_policy` decides what follows
+it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_policy import Obstacles, RestartDecision, after_life
 
 SIGNALS_WAIT_S = 0.05
-"""After work that kept the loop busy: time for a signal that came meanwhile to be heard."""
+"""A pause after work that blocked the event loop, in which signals that came meanwhile are handled."""
 NO_QUEUE = Obstacles(queue="start the same command again, with --load as --save, to go on")
-"""On one machine another life can always begin, and nobody else starts the job again."""
+"""On one machine another life can always begin, but there is no queue: only the user can start the job again."""
 
 
 class Supervisor:
@@ -35,7 +36,7 @@ class Supervisor:
         self._life: Life | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
-        """The whole job; its exit code. Raises ConfigError for a user's error.
+        """Run the whole job; returns its exit code. Raises ConfigError for a user's error.
 
         ``beside`` are tasks (progress display) that begin once the run directory is this job's, and are cancelled at
         its end.
@@ -70,7 +71,7 @@ class Supervisor:
             number, idle = number + 1, decision.idle_lives
 
     async def _decide(self, life: Life, code: ExitCode, idle: int) -> RestartDecision:
-        """No process of the job runs now."""
+        """Decide what follows ``life``, no process of which runs any more."""
         directories = self._launch.checkpoint_dirs
         ended = ended_life(self._dir, code, life.why_failed, directories, idle, self._say)
         await asyncio.sleep(SIGNALS_WAIT_S)
@@ -81,7 +82,7 @@ class Supervisor:
         self._notice(f"spare-launch: {text}")
 
     def _signal(self, reason: str) -> None:
-        """The first signal asks for a save; the second one ends everything."""
+        """Ask for a save and an end at the first signal; end everything at once at the second."""
         if self._stop_reason:
             self._stopped_hard.set()
             return

@@ -1,6 +1,6 @@
-"""One rank's life: its job, the training loop, steps, saving, evaluation, and where faults can be injected.
+"""What one rank does: it reads its job, runs steps in a loop, saves, evaluates, and injects faults for tests.
 
-``engine`` is the seam to the model; ``megatron_job`` puts megatron-core's behind it. May import ``control``,
+``engine`` is the interface to the model; ``megatron_job`` puts megatron-core's model behind it. May import ``control``,
 ``collectives``, ``checkpoint``, ``data``, ``flags``, ``megatron_adapter``; megatron only through the last. Promises:
 a step is applied once, after its commit.
 """

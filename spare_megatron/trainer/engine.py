@@ -1,11 +1,11 @@
-"""What one rank can do inside its group: the seam between the fault-tolerant step loop and a model.
+"""The interface between the fault-tolerant step loop and a model: what one rank can do inside its group.
 
-The loop (:mod:`spare_megatron.trainer.step`) knows pieces, epochs, votes and commits, and no model. An engine knows
-a model and one group, and nothing of other groups. Megatron's engine is in :mod:`spare_megatron.megatron_adapter`;
+The loop (:mod:`spare_megatron.trainer.step`) knows pieces, epochs, votes and commits, but no model. An engine knows
+a model and one group, but no other group. Megatron's engine is in :mod:`spare_megatron.megatron_adapter`;
 the tests drive the same loop with a small torch model.
 
-Collectives *inside* a group are called by an engine in an order that follows from the arguments of its methods alone:
-every rank of a group gets the same calls with the same arguments, whatever the rank saw of views and failures.
+An engine calls the collectives *inside* its group in an order that follows from the arguments of its methods alone, and
+every rank of a group gets the same calls with the same arguments, whichever views and failures the rank has seen.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class StepEngine(Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: microbatch ``j`` of shard ``i``."""
 
     on_piece: PieceHook | None
-    """Called around each piece: progress and fault injection."""
+    """Called around each piece, for the progress counter and for fault injection."""
 
     def begin_step(self, step: int) -> None:
-        """Zero the accumulators: no piece is inside."""
+        """Zero the accumulators, so that no piece is inside."""
 
     def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
         """Forward and backward of ``pieces`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
-        :meth:`apply`, never here. ``audits`` are computed in the same pipeline, as whoever owns them computes them,
-        and add nothing to accumulators or scalars. Of them, and of ``compared`` among the pieces, the gradients'
-        checksums are kept.
+        :meth:`apply`, never here. ``audits`` are computed in the same pipeline, exactly as the groups compute them that
+        own them, and add nothing to accumulators or scalars. The checksums of the gradients are kept for ``audits``,
+        and for those of ``pieces`` that are in ``compared``.
         """
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
@@ -41,20 +41,22 @@ class StepEngine(Protocol):
         :meth:`begin_step`, or of every compared one. Pieces without samples may be left out. No collective."""
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
-        """What :meth:`local_sum` will give after the next run, for a reduction that begins during that run: the same
-        shapes, and the same memory where :meth:`watch` lets something leave. None where nothing can leave before the
-        run is over. No collective."""
+        """What :meth:`local_sum` will return after the next run, for a reduction that begins during that run.
+
+        The tensors have the same shapes, and the parts that :meth:`watch` reports as final are the same memory. None
+        where nothing is final before the run is over. No collective."""
 
     def watch(self, outlet: Outlet) -> None:
-        """Tell ``outlet`` during the next run, and in none after it, what of :meth:`leaving` is final. No collective:
+        """Report to ``outlet``, during the next run only, which parts of :meth:`leaving` are final. No collective:
         whether a run is watched may differ between the ranks of a group."""
 
     def bucket_fault(self, tensor: int, stop: int) -> str:
-        """As :meth:`accumulators_fault`, of what leaves with a bucket that ends at ``stop`` of tensor ``tensor``;
-        called for one bucket after the other."""
+        """Why the bucket that ends at element ``stop`` of tensor number ``tensor`` is not the sum of the pieces that
+        went in; empty when it is, or when this engine cannot tell. Called for one bucket after the other. No
+        collective."""
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """Sum of the accumulators over the group's inner data and context ranks, one flat tensor for each buffer.
+        """The accumulators, summed over the group's inner data and context ranks: one flat tensor for each buffer.
 
         Collective in the group. The accumulators stay as they are; the tensors may be views of them and must not
         be written to.
@@ -72,20 +74,22 @@ class StepEngine(Protocol):
         (silent corruption); empty when they are, or when this engine cannot tell. No collective."""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Why ``reduced`` is not the sum of what all groups put in; as :meth:`accumulators_fault`."""
+        """Why ``reduced`` is not the sum of what all groups put in (silent corruption); empty when it is, or when this
+        engine cannot tell. No collective."""
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """A fingerprint of a reduced result that :meth:`result_fault` finds no fault in: equal on this position of all
-        groups, empty where it need not be. No collective."""
+        """A digest of a reduced result in which :meth:`result_fault` found no fault. It is equal on this position of
+        all groups; empty where results need not be equal. No collective."""
 
     def weights_digest(self) -> str:
-        """A fingerprint of this rank's weights as they are: equal for equal weights, empty for none. No collective."""
+        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. No collective."""
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` is about. No collective."""
+        """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` covers. No collective."""
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """The committed update: ``reduced`` has the sum over *all* pieces of the step, shaped as :meth:`local_sum`.
+        """Apply the committed update; ``reduced`` has the sum over *all* pieces of the step, shaped as
+        :meth:`local_sum`.
 
         Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
         that knows them.

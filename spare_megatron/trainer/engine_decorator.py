@@ -1,4 +1,5 @@
-"""A step engine that hands every call on to the one inside: what wraps an engine overrides what it adds to."""
+"""A step engine that passes every call on to another one: a base for engines that add something to some of the
+calls."""
 
 from __future__ import annotations
 
@@ -12,24 +13,25 @@ from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.trainer.engine import StepEngine
 
 BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
+"""``source(step, pieces)``: an iterator over the microbatches of these pieces."""
 
 
 class EvaluatesPieces(StepEngine, Protocol):
     """A step engine that can also run pieces forward only."""
 
     def evaluate(self, step: int, pieces: Sequence[int], source: BatchSource) -> Mapping[str, float]:
-        """Sums of the loss function's values over ``pieces`` of ``source``; collective in the group."""
+        """The loss function's values, summed over ``pieces`` of ``source``. Collective in the group."""
 
 
 @dataclass
 class PassThrough:
-    """Same calls, same promises as the engine inside."""
+    """Passes every call on to :attr:`engine`, and keeps its promises."""
 
     engine: EvaluatesPieces
 
     @property
     def on_piece(self) -> Any:
-        """The engine's hook."""
+        """The hook that the engine calls around each piece."""
         return self.engine.on_piece
 
     @on_piece.setter
@@ -37,61 +39,61 @@ class PassThrough:
         self.engine.on_piece = hook
 
     def begin_step(self, step: int) -> None:
-        """As the engine's."""
+        """Zero the engine's accumulators."""
         self.engine.begin_step(step)
 
     def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """As the engine's."""
+        """Have the engine run forward and backward of ``pieces``, and compute ``audits``."""
         self.engine.run(step, pieces, audits, compared)
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """As the engine's."""
+        """The engine's checksums of audited or compared pieces."""
         return self.engine.piece_checksums(audited)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
-        """As the engine's."""
+        """The tensors that the engine can begin to reduce during the next run."""
         return self.engine.leaving()
 
     def watch(self, outlet: Outlet) -> None:
-        """As the engine's."""
+        """Have the engine report to ``outlet``, during the next run, which parts of them are final."""
         self.engine.watch(outlet)
 
     def bucket_fault(self, tensor: int, stop: int) -> str:
-        """As the engine's."""
+        """The fault that the engine finds in a bucket; empty for none."""
         return self.engine.bucket_fault(tensor, stop)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """As the engine's."""
+        """The engine's accumulators, summed inside the group."""
         return self.engine.local_sum()
 
     def scalars(self) -> Mapping[str, float]:
-        """As the engine's."""
+        """The engine's sums of loss, tokens and the like over the pieces inside."""
         return self.engine.scalars()
 
     def accumulators_fault(self) -> str:
-        """As the engine's."""
+        """The fault that the engine finds in its accumulators; empty for none."""
         return self.engine.accumulators_fault()
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """As the engine's."""
+        """The fault that the engine finds in a reduced result; empty for none."""
         return self.engine.result_fault(reduced)
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """As the engine's."""
+        """The engine's digest of a reduced result."""
         return self.engine.result_digest(reduced, scalars)
 
     def weights_digest(self) -> str:
-        """As the engine's."""
+        """The engine's digest of its weights."""
         return self.engine.weights_digest()
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """As the engine's."""
+        """The engine's checksum of each tensor of its weights."""
         return self.engine.weights_checksums()
 
     def evaluate(self, step: int, pieces: Sequence[int], source: BatchSource) -> Mapping[str, float]:
-        """As the engine's."""
+        """The loss function's values, summed by the engine over ``pieces`` of ``source``."""
         return self.engine.evaluate(step, pieces, source)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """As the engine's."""
+        """Have the engine apply the committed update; returns its report."""
         return self.engine.apply(step, reduced, scalars)

@@ -1,9 +1,9 @@
-"""Evaluation that survives a death: it rides in the next step's pieces and reduction.
+"""Evaluation that survives a death: it is computed with the pieces of the next step and summed in its reduction.
 
 Evaluation of state t is due when t is a multiple of ``--eval-interval``. The host of piece p evaluates p's share of
 every evaluation batch on state t before it trains p in step t + 1; the sums travel in that step's scalar bucket. So
-each share is computed exactly once, a dead group's shares are patched like its gradients, and the value does not
-depend on who computed what. After the last step one more round, ``train_iters + 1``, has evaluation and no training.
+each share counts exactly once, a dead group's shares are patched like its gradients, and the value does not depend on
+which group computed what. After the last step one more round, ``train_iters + 1``, has evaluation and no training.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ class Evaluation:
     """'validation' or 'test'."""
     iterations: int
     source: Callable[[int, int], BatchSource]
-    """``source(state, iteration)``: microbatches of that batch in the evaluation of ``state``."""
+    """``source(state, iteration)``: the source of the microbatches of batch ``iteration`` in the evaluation of
+    ``state``."""
 
 
 @dataclass
 class EvaluatingEngine(PassThrough):
-    """A step engine whose pieces may have evaluation before them. Same calls, same promises as the engine inside."""
+    """A step engine that evaluates pieces before it trains them, at the steps where an evaluation is due."""
 
     train_iters: int
     interval: int | None
     during: Sequence[Evaluation]
-    """Passes at multiples of ``interval`` (Megatron: validation)."""
+    """The passes at multiples of ``interval``; as in Megatron, validation."""
     at_end: Sequence[Evaluation]
-    """Passes after the last step (Megatron: validation and test)."""
+    """The passes after the last step; as in Megatron, validation and test."""
     average: Callable[[Mapping[str, float]], Mapping[str, float]]
-    """From committed sums to the values that are logged."""
+    """Turns the committed sums of a pass into the values that are logged."""
     _sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:
-        """The last step that is to be committed: one more than the training steps where something is evaluated after
-        them, in a round without training."""
+        """The number of the last step that is committed. Where something is evaluated after the last training step, it
+        is one more, for a round without training."""
         return self.train_iters + (1 if self.at_end else 0)
 
     def passes_before(self, step: int) -> Sequence[Evaluation]:
-        """What is evaluated in the pieces of ``step``, on the state before it."""
+        """The passes that are evaluated with the pieces of ``step``, on the state before it."""
         if step > self.train_iters:
             return self.at_end
         state = step - 1
         return self.during if self.interval and state and state % self.interval == 0 else ()
 
     def begin_step(self, step: int) -> None:
-        """As the engine's."""
+        """Forget the evaluation's sums and zero the engine's accumulators."""
         self._sums.clear()
         self.engine.begin_step(step)
 
     def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """The evaluation that is due on these pieces, then their training. Evaluations are not audited."""
+        """Evaluate these pieces where that is due, then train them. Evaluations are not audited."""
         for which in self.passes_before(step):
             for iteration in range(which.iterations):
                 sums = self.engine.evaluate(step, pieces, which.source(step - 1, iteration))
@@ -84,7 +85,7 @@ class EvaluatingEngine(PassThrough):
         return {**self.engine.scalars(), **self._sums}
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """The engine's update and report, with the committed values of the evaluation."""
+        """Apply the engine's update; returns its report and the committed values of the evaluation."""
         trained = {key: value for key, value in scalars.items() if ":" not in key}
         report = dict(self.engine.apply(step, reduced, trained)) if step <= self.train_iters else {}
         for which in self.passes_before(step):

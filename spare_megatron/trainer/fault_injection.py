@@ -1,7 +1,7 @@
-"""Injected faults inside a rank: real signals to real processes, at a named moment of a named step.
+"""Injects faults into a rank: real signals to real processes, at a named moment of a named step.
 
-Each injection happens once in a job, also when its step is computed again from a checkpoint: a mark in the run
-directory is made before the fault, so that a killed process leaves it behind.
+Each injection happens once in a job, even when its step is computed again from a checkpoint: a mark file is made in the
+run directory before the fault, so that it is there although the process is killed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class InjectedError(RuntimeError):
 
 
 class Injector:
-    """Fires what the user asked for in one rank."""
+    """Injects the faults that the user asked for with ``--inject`` into one rank."""
 
     def __init__(self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory) -> None:
         self._group, self._position, self._run_dir = group, position, run_dir
         self.injections = tuple(injections)
-        """Of all ranks of the job."""
+        """Those of all ranks of the job."""
         self._mine = [
             (index, one)
             for index, one in enumerate(injections)
@@ -40,7 +40,8 @@ class Injector:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], place: Place) -> Injector:
-        """What spare-launch was told with ``--inject``; raises ConfigError where it is not understood."""
+        """An injector of what was given to spare-launch with ``--inject``; raises ConfigError where it is not
+        understood."""
         texts = environ.get(VARIABLE, "").splitlines()
         injections = [parse_injection(text) for text in texts if text]
         if injections and place.run_dir is None:
@@ -48,7 +49,7 @@ class Injector:
         return cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."))
 
     def fire(self, point: str, step: int, n: int) -> None:
-        """Called at every point where faults can happen; nearly always returns at once."""
+        """Inject what is due at ``point``. Called wherever faults can be injected; nearly always returns at once."""
         if not self._mine:
             return
         for index, one in self._mine:
@@ -60,7 +61,7 @@ class Injector:
                 self._do(one)
 
     def flips(self, point: str, step: int, n: int = 0) -> bool:
-        """True when a bit is to be flipped here: the caller owns the data and does it."""
+        """Whether a bit is to be flipped here. The caller, which owns the data, flips it."""
         return any(
             one.kind == "bitflip"
             and one.matches(self._group, self._position, point, step, n)
@@ -69,7 +70,7 @@ class Injector:
         )
 
     def _take(self, index: int, one: Injection) -> bool:
-        """True the first time in the job. What strikes the whole group from outside is done by position 0."""
+        """Make the mark; true the first time in the job. Position 0 alone injects what strikes its whole group."""
         by_group = one.position is None and one.kind in ("sigkill", "sigstop", "coordinator-sigkill")
         if by_group and self._position != 0:
             return False
@@ -102,7 +103,7 @@ class Injector:
             raise InjectedError(f"injected at {one.point} of step {one.step}")
 
     def _signal(self, one: Injection, number: signal.Signals) -> None:
-        """To this rank, or to all ranks of its group, this one last."""
+        """Send a signal to this rank, or to all ranks of its group, to this one last."""
         pids = [] if one.position is not None else self._group_pids()
         for pid in [*(pid for pid in pids if pid != os.getpid()), os.getpid()]:
             try:

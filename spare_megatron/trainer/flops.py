@@ -1,8 +1,8 @@
-"""Floating-point operations of a step, for the throughput in the log.
+"""Counts the floating-point operations of a step, for the throughput in the log.
 
-Counted as Megatron-LM counts them, so that figures compare: matrix products only, two operations for a multiply-add,
-causal attention at half its square, and three times the forward pass (Narayanan et al. 2021, arXiv:2104.04473,
-appendix; without its term for recomputation, which is no useful work).
+They are counted as in Megatron-LM, so that the figures can be compared: matrix products only, two operations for a
+multiply-add, causal attention at half its square, and three times the forward pass (Narayanan et al. 2021,
+arXiv:2104.04473, appendix; without its term for recomputation, which is no useful work).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from argparse import Namespace
 
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3
-"""The product of the forward pass, and two of its size for the gradients of inputs and of weights."""
+"""Each product of the forward pass has two of its size in the backward pass, for the gradients of inputs and
+weights."""
 
 
 def attention_size(args: Namespace) -> float:
@@ -33,7 +34,7 @@ def attention_size(args: Namespace) -> float:
 
 
 def expert_layers(args: Namespace) -> int:
-    """Layers that have experts."""
+    """Number of layers that have experts."""
     if args.num_experts is None:
         return 0
     if isinstance(args.moe_layer_freq, list):

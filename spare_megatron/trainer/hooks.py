@@ -1,4 +1,4 @@
-"""The hooks that a job's flags ask for, on one rank."""
+"""Makes the hooks that a job's flags ask for on one rank: profiles, memory, timers, garbage collection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def hooks_of(job: JobArguments, replica: Replica) -> tuple[StepHooks, Callable[[], None]]:
-    """The hooks, and what ends them when the rank leaves."""
+    """The hooks, and a function that ends them, to be called when the rank leaves."""
     before: list[Callable[[int], None]] = []
     reduced: list[Callable[[int], None]] = []
     after: list[Callable[[int], None]] = []
@@ -67,7 +67,8 @@ def _profiler(job: JobArguments) -> StepProfiler | None:
 
 
 def _log_memory(job: JobArguments) -> Callable[[int], None]:
-    """Into the rank's log: every ``--log-memory-interval`` steps, or once after the first interval as in Megatron."""
+    """A hook that writes memory figures into the rank's log: every ``--log-memory-interval`` steps or, as in Megatron,
+    once after the first log interval."""
     logs = job.logging
     once = [logs.log_memory_interval is None]
 
@@ -83,9 +84,8 @@ def _log_memory(job: JobArguments) -> Callable[[int], None]:
 
 
 def _log_timers(job: JobArguments) -> Callable[[int], None]:
-    """megatron-core's timers, and those of users' code, at each log line: in the log of the group's last rank.
-
-    Collective in the group.
+    """A hook that writes the timers of megatron-core and of users' code into the log of the group's last rank, once in
+    each log interval. Collective in the group.
     """
     interval = job.logging.log_interval
 

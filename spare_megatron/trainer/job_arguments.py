@@ -1,8 +1,8 @@
-"""The only reader of flags: from a command line and an environment to one frozen :class:`JobArguments`.
+"""The only place where a rank reads flags: makes one frozen :class:`JobArguments` of a command line and an environment.
 
-:func:`parse_job` imports neither torch nor megatron, also where it takes flags from a checkpoint, so a bad flag is
-refused within a moment of the start; it raises ConfigError with one sentence. Beside the frozen sections it returns the
-flat namespace with Megatron's names, which users' own code reads through ``get_args()``.
+:func:`parse_job` imports neither torch nor megatron, even where it takes flags from a checkpoint. So a bad flag is
+refused at once, by a ConfigError with one sentence. Beside the frozen sections it returns the flat namespace with
+Megatron's names, which users' own code reads through ``get_args()``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ MIXED_FIELDS = (
     "moe_aux_loss_coeff",
     "pipeline_model_parallel_layout",
 )
+"""Fields of TransformerConfig whose flags take values of several types."""
 
 
 @dataclass(frozen=True)
 class JobArguments:
-    """What a rank is told: by its flags, and by its environment."""
+    """What a rank reads from its flags and its environment."""
 
     shape: JobShape
     place: Place
@@ -65,27 +66,26 @@ class JobArguments:
     scheduler: Mapping[str, Any]
     """Arguments of megatron-core's OptimizerParamScheduler; lengths in samples."""
     train_iters: int
-    """Steps of the job, also when it was told in samples."""
+    """Steps of the job, also where the flags give samples."""
     batches: BatchPlan
     max_position_embeddings: int
     seq_length: int
     words: tuple[str, ...]
     """The command line as it was given."""
     redundancy: int
-    """r: what was said, or what auto is for this life of the job."""
+    """r, as given, or what ``auto`` is in this life of the job."""
     notes: tuple[str, ...] = ()
-    """Sentences about flags that were given and change nothing here, and about what came from a checkpoint, to be said
-    once."""
+    """Sentences to be logged once, about flags that change nothing here and about what was taken from a checkpoint."""
 
     @property
     def save_every(self) -> int:
-        """--save-interval STEPS, where there is a directory to save in; else 0."""
+        """The steps of --save-interval; 0 where it is auto or not given, or there is no --save."""
         every = self.checkpoint.save_interval
         return every if isinstance(every, int) and self.checkpoint.save is not None else 0
 
     @property
     def tuning(self) -> Tuning:
-        """What the job is to decide while it runs."""
+        """What the job decides about itself while it runs, and what it needs for that."""
         spare, saves = self.spare, self.checkpoint.save is not None
         return Tuning(
             save_interval=self.checkpoint.save_interval == "auto" and saves,
@@ -101,8 +101,10 @@ class JobArguments:
 
     @property
     def _restart_after(self) -> int | None:
-        """auto holds the measured cost of a restart against training with fewer groups. Under Slurm a restart may have
-        to wait in the queue for new nodes, nobody knows how long: there only a given number of losses leads to one."""
+        """The losses after which a restart is planned; None: the job decides, 0: never.
+
+        The job compares the measured cost of a restart with training on fewer groups. Under Slurm a restart may have to
+        wait in the queue for new nodes, nobody knows how long; so there it is planned only after a given number."""
         after = self.spare.restart_after
         return 0 if after is None and self.place.launcher == "slurm" else after
 
@@ -112,7 +114,7 @@ class JobArguments:
         return timeouts_from(self.spare.heartbeat_timeout_s, self.spare.progress_timeout_s)
 
     def settings(self, padded_vocab_size: int) -> MegatronSettings:
-        """What the adapter builds a model from; the vocabulary is known once the tokenizer is there."""
+        """What the adapter builds a model from; the size of the vocabulary is known once the tokenizer is built."""
         model = self.model
         return MegatronSettings(
             transformer=self.transformer,
@@ -141,10 +143,10 @@ def parse_job(
     extra_args_provider: parser.ExtraArguments | None = None,
     args_defaults: Mapping[str, Any] | None = None,
 ) -> tuple[JobArguments, Namespace]:
-    """The job of a command line (``sys.argv`` without it) and an environment (none without it).
+    """The job and the namespace of a command line (default: ``sys.argv``) and an environment (default: empty).
 
-    ``--help`` prints itself and leaves with 0; so does ``--spare-check`` after the checks. A caller turns ConfigError
-    into exit code 2.
+    ``--help`` prints the flags and exits with 0; ``--spare-check`` prints its report after the checks and exits with 0.
+    The caller turns ConfigError into exit code 2.
     """
     words = tuple(sys.argv[1:] if words is None else words)
     environ = environ or {}
@@ -157,7 +159,7 @@ def parse_job(
 
 
 def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> JobArguments:
-    """Resolve the namespace of a command line, hold it against every rule, and freeze it."""
+    """Resolve the namespace of a command line, check it against every rule, and freeze it."""
     hint = world_hint(environ)
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
@@ -174,7 +176,7 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     job = job_of(namespace, shape, place, words)
     settings = job.settings(namespace.padded_vocab_size or 1)
     if namespace.spare_check:
-        # what the machine lacks is listed, not refused: judge the settings as on a machine that has it
+        # the report lists what this machine lacks: check the settings as on a machine that has it
         likely = job.model.transformer_impl or "transformer_engine"
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
         sys.stdout.write(check.report(namespace, shape, job.redundancy))
@@ -214,7 +216,7 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
 
 
 def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
-    """That planned restarts were asked for and nobody carries them out, if so."""
+    """A sentence where planned restarts were asked for and this job's launcher does not carry them out."""
     after = namespace.spare_restart_after
     if not after or place.starts_again or place.launcher == "none":
         return ()
@@ -222,13 +224,13 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:
-    """One of our dataclasses from the namespace; lists become tuples."""
+    """An instance of ``cls`` with the values that the namespace has for its fields; lists become tuples."""
     values = {field.name: getattr(namespace, prefix + field.name) for field in dataclasses.fields(cls)}
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def core_fields(namespace: Namespace, *classes: str) -> dict[str, Any]:
-    """The fields of megatron-core dataclasses that flags of ours or of theirs set."""
+    """The fields of megatron-core dataclasses that Megatron's flags or our own set."""
     honoured = {spec.dest for spec in own_specs()} | {spec.dest for spec in core_specs(set())}
     names = [row["field"] for row in core_table()["fields"] if row["class"] in classes]
     refused = {spec.dest for spec in core_specs(set())} - {spec.dest for spec in supported.all_specs()}
@@ -236,7 +238,7 @@ def core_fields(namespace: Namespace, *classes: str) -> dict[str, Any]:
 
 
 def transformer_fields(ns: Namespace) -> dict[str, Any]:
-    """TransformerConfig as Megatron fills it from its flags; dtypes, functions and enums stay words."""
+    """The fields of TransformerConfig as Megatron fills it from its flags; dtypes, functions and enums stay names."""
     fields = core_fields(ns, "TransformerConfig", *(["MLATransformerConfig"] if ns.multi_latent_attention else []))
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         fields.pop(name)
@@ -271,10 +273,10 @@ def transformer_fields(ns: Namespace) -> dict[str, Any]:
 
 
 def ddp_fields(ns: Namespace) -> dict[str, Any]:
-    """DistributedDataParallelConfig, whose field for the finite check has another name than its flag."""
+    """The fields of DistributedDataParallelConfig; that of the check for finite gradients is named unlike its flag."""
     fields = core_fields(ns, "DistributedDataParallelConfig")
-    # the instances of Megatron's distributed optimizer are our groups, each a world of its own; what overlaps the
-    # backward pass is our reduction over groups
+    # Megatron's instances of a distributed optimizer are our groups, each a world of its own; and our own reduction
+    # over groups overlaps the backward pass, not megatron-core's inside a group
     for name in ("num_distributed_optimizer_instances", "overlap_grad_reduce"):
         fields.pop(name)
     return {**fields, "check_for_nan_in_grad": ns.check_for_nan_in_loss_and_grad}

@@ -1,7 +1,7 @@
-"""The life of one rank: wait for the first view, train step after step, save at boundaries, leave when told.
+"""The training loop of one rank: wait for the first view, train step by step, save at boundaries, leave when told.
 
-Everything that a group does together at a step boundary follows from committed facts that all its ranks share (the
-step number, the members of the epoch in which the step was committed), never from what one rank happens to know.
+Everything that a group does together at a step boundary follows from the commit, which all its ranks share (the step,
+the members of the epoch in which it was committed, what is to be saved), never from what one rank happens to know.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
 
 
 class Saver(Protocol):
-    """Writes checkpoints of this rank's group; collective in the group."""
+    """Writes checkpoints of this rank's group; its methods are collective in the group."""
 
     def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
-        """Take step ``step``, write and publish it; all of it before this returns if ``final``. Nothing where step
-        ``since``, the last at which a save was due, or a later one is published already."""
+        """Take a checkpoint of ``step``, write and publish it; if ``final``, all of that before this returns.
+
+        ``since`` is the last step at which a save was due: nothing is done where that or a later one is published."""
 
     def settle(self, tick: Callable[[], None]) -> None:
         """Wait until nothing is being written."""
@@ -39,16 +40,16 @@ class TrainingLoop:
     session: Session
     saver: Saver | None
     first_step: int
-    """Step whose state the engine holds at the start."""
+    """The step whose state the engine holds at the start."""
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
-    """How long the last save kept this rank from training, until it is reported."""
+    """For how long the last save kept this rank from training; empty once that is reported."""
     _ended: int | None = field(default=None, init=False)
     """The step that ended the run, once it is applied."""
     _voted: int = field(default=0, init=False)
-    """The epoch of the newest vote on the end."""
+    """The epoch of this rank's newest vote on the weights after the last step."""
 
     def run(self) -> Orders:
-        """Train until the job is over for this rank; the orders that say how."""
+        """Train until the job is over for this rank; returns the orders that say how it ended."""
         try:
             orders = self._wait_for_members()
             step = self.first_step + 1
@@ -76,7 +77,7 @@ class TrainingLoop:
 
     @staticmethod
     def _ends(orders: Orders, step: int) -> bool:
-        """True when the run ended with the step before ``step`` (a life that starts at its last step)."""
+        """Whether the run has ended before ``step``, as in a life that starts at the last step."""
         return orders.view.leave and orders.view.committed[0] < step
 
     def _apply(self, committed: Committed) -> None:
@@ -86,7 +87,7 @@ class TrainingLoop:
         self._save_cost = {}
 
     def _saves(self, live: tuple[int, ...]) -> bool:
-        """Whether this rank's group is the one that saves, of the members ``live``."""
+        """Whether this rank's group is the one of ``live`` that saves."""
         return self.saver is not None and self.session.orders.view.group == saver(live)
 
     def _save(self, committed: Committed, step_s: float, final: bool = False) -> None:
@@ -104,18 +105,19 @@ class TrainingLoop:
         self._vote_on_the_end(self.session.orders)
 
     def _vote_on_the_end(self, orders: Orders) -> None:
-        """Once in each epoch after the last step; also while a save waits, whose acceptance waits for the votes."""
+        """Vote on the weights after the last step, once in each epoch; also while a save waits, for it is accepted only
+        when the votes agree."""
         if self._ended is not None and self._voted < orders.view.epoch and not orders.over:
             self._voted = orders.view.epoch
             self.runner.vote_on_the_end(self._ended, orders.view)
 
     def _end(self, committed: Committed) -> Orders:
-        """The last step is applied: save it if this group is the one, vote on its weights, say so, and stay until the
-        job is over.
+        """End the run after the last step was applied: save it if this group is the one that saves, vote on its
+        weights, report that it is applied, and stay until the job is over.
 
-        The group that saves takes its copy before the digest that it votes, as at every other step: what is damaged
-        between the two is then found by the votes, and is not in a checkpoint that they prove. Should it die, a view
-        without it makes the next one the lowest. A view of a newer epoch asks for the vote again.
+        The group that saves takes its copy before the digest that it votes, as at every other step: the votes then find
+        a damage that happens between the two, and it is not in the checkpoint. Should that group die, the lowest group
+        of the next view saves. In a newer epoch every group votes again.
         """
         step, saved = committed.step, False
         if self.saver is not None:

@@ -1,6 +1,6 @@
-"""One rank of a Megatron job, put together: world, tokenizer, model, checkpoint, data, engine, worker.
+"""Builds and runs one rank of a Megatron job: tokenizer, world, model, checkpoint, data, engine, training loop.
 
-Order matters for the user: what can be refused without other ranks (files, vocabulary) is checked first.
+What can be refused without other ranks (files, vocabulary) is checked first, so that the user is told at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
 PER_RANK = frozenset({"rank", "local_rank"})
-"""Names in the namespace that differ between ranks: not part of the job's identity."""
+"""Names in the namespace whose values differ between ranks, and so are no part of the job's identity."""
 
 
 def run_megatron_job(
@@ -77,7 +77,7 @@ def run_megatron_job(
     forward_step: Callable[..., Any],
     embeddings: EmbeddingRanks | None = None,
 ) -> ExitCode:
-    """This rank's whole life. ConfigError for what the user can mend."""
+    """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend."""
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
@@ -155,7 +155,7 @@ def run_megatron_job(
 
 
 class _Loaders:
-    """The piece loaders of this rank: one for each data set."""
+    """Makes and closes the piece loaders of this rank, one for each data set."""
 
     def __init__(
         self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
@@ -166,7 +166,7 @@ class _Loaders:
         self._made: list[PieceLoader] = []
 
     def make(self, name: str, dataset: Any, needed: int) -> PieceLoader:
-        """A loader of a data set (None on a rank that reads none), which must have ``needed`` samples."""
+        """A loader of ``dataset``, which must have ``needed`` samples; it is None on a rank that reads no data."""
         job, batch = self._job, self._job.shape.global_batch_size
         kind = self._args.dataloader_type or "single"
         check_enough(name, dataset, needed, kind)
@@ -185,7 +185,7 @@ class _Loaders:
         return loader
 
     def close(self) -> None:
-        """Stop their threads."""
+        """Stop the loaders' threads."""
         for loader in self._made:
             loader.close()
 
@@ -193,7 +193,7 @@ class _Loaders:
 def _evaluating(
     job: JobArguments, engine: ReportingEngine, loaders: _Loaders, datasets: Datasets, start: Start
 ) -> EvaluatingEngine:
-    """The engine with the evaluations that the flags ask for and the data allow; collective in the group."""
+    """``engine`` with the evaluations for which there are flags and data. Collective in the group."""
     iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
     mine = (datasets.valid is not None, datasets.test is not None)
     there: list[Any] = [None] * dist.get_world_size()
@@ -219,7 +219,7 @@ def _evaluating(
 
 
 def _last_step(job: JobArguments, start: Start) -> int:
-    """Where this run ends: the last step, or the next multiple of --exit-interval."""
+    """The step with which this run ends: the job's last one, or the next multiple of --exit-interval."""
     interval = job.training.exit_interval
     if interval is None:
         return job.train_iters
@@ -227,7 +227,7 @@ def _last_step(job: JobArguments, start: Start) -> int:
 
 
 def _backend(job: JobArguments) -> str:
-    """Of the replica communicators."""
+    """The name of the replica communicators' backend, from --spare-comm and the devices of this machine."""
     cuda = torch.cuda.is_available()
     wanted = job.spare.comm
     if wanted == "nccl" and not cuda:
@@ -291,7 +291,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
 
 
 def _board_extras(job: JobArguments) -> tuple[str, ...]:
-    """What the boards have beside what every job writes."""
+    """What TensorBoard and W&B get in addition to what every job writes there."""
     logs = job.logging
     wanted = {
         "loss-scale": logs.log_loss_scale_to_tensorboard,

@@ -1,8 +1,9 @@
-"""``--profile``: steps of some ranks under torch's profiler, or marked for nsys; ``--record-memory-history``.
+"""``--profile`` profiles steps of some ranks with torch or marks them for nsys; ``--record-memory-history`` writes
+snapshots of CUDA memory.
 
-Steps count as Megatron counts them: those from ``--profile-step-start`` on, before ``--profile-step-end``. A rank that
-is lost takes its profile with it; the job does not wait for it. nsys records a rank only when it is started around it
-with ``--capture-range=cudaProfilerApi``.
+As in Megatron, the steps are those from ``--profile-step-start`` to the one before ``--profile-step-end``. A rank that
+is lost takes its profile with it; the job does not wait for it. nsys records a rank only when the rank is started under
+it, with ``--capture-range=cudaProfilerApi``.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ class StepProfiler:
         Args:
             first: the first step that is profiled; ``end`` is the first that is not.
             traces: directory of torch's traces.
-            name: of this rank, in the trace's file name.
-            with_torch: torch's profiler; otherwise the CUDA profiler's range, which needs CUDA.
+            name: the trace's file name for this rank, without its suffix.
+            with_torch: use torch's profiler; otherwise mark the range for nsys, which needs CUDA.
         """
         self._first, self._end = first, end
         self._traces, self._name = traces, name
         self._with_torch = with_torch or not torch.cuda.is_available()
         if self._with_torch and not with_torch:
-            log.warning("--profile marks steps for nsys, which needs CUDA: without it torch's profiler is used")
+            log.warning("--profile marks steps for nsys, which needs CUDA; torch's profiler is used instead")
         self._running: Any = None
 
     def before(self, step: int) -> None:
-        """Begin with the first step."""
+        """Begin the profile if ``step`` is the first one."""
         if step == self._first and self._running is None:
             self._running = self._begin()
 
     def after(self, step: int) -> None:
-        """End with the last one."""
+        """End the profile if ``step`` is the last one."""
         if self._running is not None and step >= self._end - 1:
             self.close()
 

@@ -1,4 +1,4 @@
-"""``--log-progress``: Megatron's progress.txt in ``--save``, a line at the start of a job and one for each checkpoint.
+"""``--log-progress`` writes Megatron's progress.txt into ``--save``: a line for each start and for each checkpoint.
 
 Tokens and floating-point operations are those of committed steps, so a step that was patched counts once.
 """
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def append_progress(job: JobArguments, text: str) -> None:
-    """One line: when, which Slurm job, how many ranks, and ``text``."""
+    """Append a line to progress.txt: the time, the Slurm job, the number of ranks, and ``text``."""
     if job.checkpoint.save is None or not job.logging.log_progress:
         return
     path = Path(job.checkpoint.save) / "progress.txt"
@@ -27,11 +27,11 @@ def append_progress(job: JobArguments, text: str) -> None:
         with path.open("a") as file:
             file.write(f"{stamp}\tJob ID: {slurm_job}\t# GPUs: {job.shape.world_size}\t{text}\n")
     except OSError as error:
-        log.warning("%s cannot be written: %s; it lacks: %s", path, words(error), text)
+        log.warning("%s cannot be written: %s; this line is lost: %s", path, words(error), text)
 
 
 def saved_text(job: JobArguments, step: int, consumed_samples: int, flops: float) -> str:
-    """What is said of a checkpoint; ``flops`` of one step of the full batch."""
+    """The text for a saved checkpoint; ``flops`` are the operations of one step of the full batch."""
     steps = consumed_samples / job.shape.global_batch_size
     return (
         f"Saved checkpoint\tIteration: {step}\tFloating-point operations: {flops * steps:.2e}\t"

@@ -1,7 +1,8 @@
-"""Where the ranks of one group meet to form their own world: a store in position 0, its address in the run directory.
+"""The store in which the ranks of one group meet to form their world: position 0 serves it, and writes its address into
+the run directory.
 
-A group's world lives and dies with its ranks, so its store may live in one of them; what must outlive a death, the
-store of the replica communicators, is the coordinator's.
+A group's world lives and dies with its ranks, so one of them may serve its store. The store of the replica
+communicators, which must outlive a death, is in the coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from spare_megatron.control.run_directory import glance, write_json
 
 POLL_S = 0.05
 _servers: list[StoreServer] = []
-"""Served until the process ends: the ranks of the group use it as long as they live."""
+"""The stores that this process serves until it ends, for the ranks of its group use them as long as they live."""
 
 
 def group_store(place: Place, timeout_s: float) -> dist.Store:
@@ -57,7 +58,8 @@ def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, i
 
 
 def _own_address() -> str:
-    """An address of this host that other hosts of the job can reach; loopback where the name has none."""
+    """This host's name, by which other hosts of the job reach it; the loopback address where the name has no
+    address."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)

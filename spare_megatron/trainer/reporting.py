@@ -1,8 +1,8 @@
-"""What flags ask for around each step of one rank: figures, timers, profiles, garbage collection.
+"""Calls hooks around each step of one rank, for what flags ask for: figures, timers, profiles, garbage collection.
 
-:class:`ReportingEngine` stands between the step loop and the model's engine and changes nothing of what they say to
-each other. What it adds to a step's report reaches metrics.jsonl, the iteration line and the boards; the coordinator
-takes the first group's report, so a figure is logged although the group that would have logged it is dead.
+:class:`ReportingEngine` stands between the step loop and the model's engine, and passes their calls on unchanged. What
+it adds to a step's report goes to metrics.jsonl, the iteration line, TensorBoard and W&B. Every group reports it and
+the coordinator takes the first report, so a figure is logged whichever group dies.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ import torch
 from spare_megatron.trainer.engine_decorator import PassThrough
 
 DiagnosticsOf = Callable[[int], Mapping[str, Any]]
-"""``figures(step)``: what is added to the report of a step that has been applied; may be collective in the group."""
+"""``figures(step)`` returns what is added to the report of an applied step; may be collective in the group."""
 
 
 @dataclass
 class StepHooks:
-    """Called on every rank at the same steps."""
+    """The hooks of one rank; all ranks of a group call theirs at the same steps."""
 
     before: Sequence[Callable[[int], None]] = ()
-    """With the step that begins."""
+    """Called when a step begins, with its number."""
     reduced: Sequence[Callable[[int], None]] = ()
-    """Between the last backward pass of a committed step and its update."""
+    """Called when a step is committed, before its update."""
     after: Sequence[Callable[[int], None]] = ()
-    """With the step that has been applied."""
+    """Called when a step is applied."""
     figures: Sequence[DiagnosticsOf] = ()
 
 
 @dataclass
 class ReportingEngine(PassThrough):
-    """A step engine with hooks. Same calls, same promises as the engine inside."""
+    """A step engine that calls hooks around each step of the engine inside."""
 
     hooks: StepHooks
     with_timers: bool = False
-    """Add the milliseconds of a step's parts to its report, under Megatron's names of them."""
+    """Whether the times of a step's parts, in milliseconds, are added to its report under Megatron's names."""
     _began_s: float = field(default=0.0, init=False)
     _computed_s: float = field(default=0.0, init=False)
 
     def begin_step(self, step: int) -> None:
-        """The engine's, after the hooks."""
+        """Call the hooks, then zero the engine's accumulators."""
         for hook in self.hooks.before:
             hook(step)
         self._began_s = time.monotonic()
         super().begin_step(step)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """As the engine's."""
+        """The engine's accumulators, summed inside the group; notes when the computing ended."""
         self._computed_s = time.monotonic()
         return super().local_sum()
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """The engine's update and report, with the figures."""
+        """Apply the engine's update and call the hooks; returns the engine's report with the figures."""
         for hook in self.hooks.reduced:
             hook(step)
         committed_s = time.monotonic()
@@ -80,8 +80,8 @@ def _ms(seconds: float) -> float:
 
 
 def collect_garbage_by_hand(interval: int, eval_interval: int | None) -> Callable[[int], None]:
-    """``--manual-gc``: automatic collection off; a hook that collects every ``interval`` steps (0: never) and before
-    each evaluation (None: not then)."""
+    """``--manual-gc``: turn automatic collection off; returns a hook that collects every ``interval`` steps (0: never)
+    and before each evaluation (``eval_interval`` None: not then)."""
     gc.disable()
     gc.collect()
 
@@ -93,6 +93,6 @@ def collect_garbage_by_hand(interval: int, eval_interval: int | None) -> Callabl
 
 
 def give_memory_back(_step: int) -> None:
-    """``--empty-unused-memory-level``: unused CUDA memory to the device; nothing without CUDA."""
+    """``--empty-unused-memory-level``: return unused CUDA memory to the device; does nothing without CUDA."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

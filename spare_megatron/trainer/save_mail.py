@@ -1,7 +1,7 @@
-"""What the ranks of a group tell each other about a checkpoint that they write beside the training.
+"""Messages between the ranks of a group about a checkpoint that they write while training goes on.
 
-Collectives belong to the training thread, so writing threads speak through the group's own store, over a connection
-that no other thread waits on.
+Collectives belong to the training thread, so the writing threads exchange messages through the group's own store, over
+a connection on which no other thread waits.
 
 May assume: one save at a time, numbered alike on every rank. Promises: a value waits in the store until it is
 fetched; when position 0, which serves the store, dies, waits end with an error.
@@ -18,21 +18,22 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.files import ManifestEntry
 
 WAIT = timedelta(days=7)
-"""A disk may be slow; a dead rank ends its group, and so this wait."""
+"""Longer than any write takes: a disk may be slow, and a dead rank ends its group, and so this wait."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """One rank's files are on the disk, or why not."""
+    """How the writing of one rank's files went."""
 
     failure: str = ""
+    """Why the files are not on the disk; empty when they are."""
     files: dict[str, ManifestEntry] = field(default_factory=dict)
     report: bytes = b""
-    """What position 0 needs to complete the checkpoint."""
+    """What position 0 needs of this rank to complete the checkpoint."""
 
 
 class SaveMail:
-    """One rank's end."""
+    """One rank's access to the messages."""
 
     def __init__(self, store: dist.Store, position: int, size: int) -> None:
         self._store = dist.PrefixStore("save", store.clone())
@@ -40,11 +41,12 @@ class SaveMail:
         self._position, self._size = position, size
 
     def written(self, number: int, what: Written) -> None:
-        """Say how this rank's part of save ``number`` went."""
+        """Tell position 0 how this rank's part of save ``number`` went."""
         self._store.set(f"written/{number}/{self._position}", pickle.dumps(what))
 
     def collect(self, number: int) -> list[Written]:
-        """Position 0: what every rank said, in order of their positions. What is left of earlier saves is removed."""
+        """For position 0: wait for the message of every rank; returns them in order of position. Removes what is left
+        of the save before."""
         told = []
         for position in range(self._size):
             key = f"written/{number}/{position}"
@@ -54,10 +56,10 @@ class SaveMail:
         return told
 
     def end(self, number: int, failure: str) -> None:
-        """Position 0: the checkpoint counts, or (``failure``) does not."""
+        """For position 0: tell the ranks that the checkpoint counts, or by ``failure`` why it does not."""
         self._store.set(f"ended/{number}", failure or "-")
 
     def ended(self, number: int) -> str:
-        """Wait for what position 0 says: why save ``number`` failed, empty if it did not."""
+        """Wait for position 0's message: why save ``number`` failed; empty if it did not."""
         told = self._store.get(f"ended/{number}").decode()
         return "" if told == "-" else str(told)

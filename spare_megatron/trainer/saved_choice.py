@@ -1,7 +1,8 @@
-"""What an earlier life of the job decided, for the ranks of the next one and for checkpoints.
+"""Reads what earlier lives of the job decided about themselves, for the ranks of the next life and for checkpoints.
 
-The coordinator leaves each life's choice in the run directory (:mod:`spare_megatron.coordinator.job_tuning`). A rank
-reads only those of lives before its own: they do not change any more, so all ranks of a life read the same.
+The coordinator writes each life's choice into the run directory (:mod:`spare_megatron.coordinator.job_tuning`).
+Redundancy is read only from lives before a rank's own, which do not change any more, so all ranks of a life read the
+same.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.theory.published import best_redundancy
 
 FILE = "spare_choice.json"
-"""In a checkpoint: the newest choice of the job that wrote it, with its figures and its reason."""
+"""The file in a checkpoint with the newest choice of the job that wrote it, its figures and its reason."""
 
 
 def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -> int:
-    """r: what was asked for, or what 'auto' is: N where every group reads all data; else what an earlier life decided
-    from its figures; before there are any, what the published formula says, at least 2 where there are 2 groups."""
+    """The redundancy r: ``asked``, or where that is None ('auto') the choice of the job.
+
+    That is N where every group reads all data; else what an earlier life decided from its figures; in the first life
+    what the published formula says, but at least 2 where there are 2 groups."""
     if asked is not None:
         return asked
     if data == "shared" or num_groups < 2:
@@ -36,7 +39,7 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
 
 
 def leave_choice(place: Place, directory: Path) -> None:
-    """Put the job's newest choice, if there is one, into a checkpoint that is being written; by one rank of it."""
+    """Write the job's newest choice, if there is one, into a checkpoint that is being written; called by one rank."""
     for life in range(place.life, 0, -1):
         found = _choice(place, life)
         if found is not None:

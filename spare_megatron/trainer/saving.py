@@ -1,15 +1,16 @@
-"""How one group writes a checkpoint that counts for the whole job: take, write, list, ask, publish.
+"""Writes a checkpoint of one group, which counts for the whole job once the coordinator has accepted it.
 
-The training thread of every rank *takes* its share (a copy in memory, collective in the group); a thread beside it
-writes the share and tells position 0, whose thread completes the checkpoint, lists its files, asks the coordinator and
-publishes. Training waits for the copy alone; with ``asynchronous`` False for the files, and at the end of a run for all
-of it. (The coordinator's word on step t comes with the commit of t + 1, so no step may wait for it.)
+The training thread of every rank *takes* its share (a copy in memory, collective in the group). A second thread writes
+the share and tells position 0, whose thread completes the checkpoint, lists its files in the manifest, asks the
+coordinator whether it counts, and gives it its final name. Training waits only for the copy; with ``asynchronous``
+False also for the files, and at the end of a run for everything. (The coordinator accepts the checkpoint of step t with
+the commit of t + 1, so no step may wait for that.)
 
-Nothing that a disk does ends training: a save that fails is said loudly once, its remains are removed when the next
-one succeeds, and the next interval tries again. One save is in flight at a time.
+Nothing that a disk does ends training: the user is warned once of saves that fail, what they leave behind is removed
+when the next one succeeds, and the next interval tries again. One save is in flight at a time.
 
-May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: what has Megatron's name
-is whole and was accepted by the coordinator.
+May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: a directory with
+Megatron's name for a checkpoint is complete and was accepted by the coordinator.
 """
 
 from __future__ import annotations
@@ -40,33 +41,34 @@ from spare_megatron.trainer.save_mail import SaveMail, Written
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""How long a due save waits for the one before, before it is left out."""
+"""How long a save that is due waits for the one before it; after that it is left out."""
 PUBLISH_PATIENCE_S = 60.0
-"""How long a disk may refuse the final name to a checkpoint that counts."""
+"""How long to try, while the disk fails, to give a checkpoint that counts its final name."""
 TICK_S = 0.5
 _REASON_CHARS = 250
 
 
 class CheckpointShare(Protocol):
-    """One rank's part of a checkpoint; what training does next does not change it."""
+    """One rank's part of a checkpoint, which does not change while training goes on."""
 
     def write(self, create: Create) -> bytes:
-        """Write this rank's files; what :meth:`finish` needs to know of them."""
+        """Write this rank's files; returns what :meth:`finish` needs to know of them."""
 
     def finish(self, create: Create, reports: Sequence[bytes]) -> None:
-        """Position 0: complete the checkpoint, given what each rank's ``write`` returned."""
+        """For position 0: complete the checkpoint, given what each rank's ``write`` returned."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a save needs of the loop."""
+    """What a save needs from the training loop."""
 
     accept: Callable[[int, str], bool]
-    """``accept(step, directory)``: whether the coordinator says that it counts. Any thread."""
+    """``accept(step, directory)`` waits until it is known whether the checkpoint counts, and returns that. From any
+    thread."""
     tick: Callable[[], None]
-    """Progress, while the training thread waits."""
+    """Counts a sign of life; called while the training thread waits."""
     step_s: float = 0.0
-    """Time of the step before, to compare the stall with."""
+    """The time of the step before, of which the stall is given as a part."""
 
 
 @dataclass
@@ -75,8 +77,9 @@ class _Flight:
 
     number: int
     step: int
-    """What the coordinator is asked about; the closing round's own number is above that of the last step."""
+    """The step about which the coordinator is asked: one above the last training step after the closing evaluation."""
     trained: int
+    """The step whose number the checkpoint has."""
     partial: Path
     share: CheckpointShare
     ask: Ask
@@ -84,12 +87,13 @@ class _Flight:
     """Time that training waited until the share was taken."""
     started_s: float
     waits: bool
-    """Training waits for the files as well."""
+    """Whether training waits for the files too."""
     asked: threading.Event = field(default_factory=threading.Event)
-    """This rank's files are written; position 0 has asked whether they count, or given up."""
+    """Set when this rank's files are written, on position 0 when it asks whether the checkpoint counts; or at the
+    end."""
     asked_s: float = 0.0
     accepted: bool = False
-    """The coordinator said that it counts."""
+    """Whether the coordinator has said that the checkpoint counts."""
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -101,36 +105,38 @@ class GroupSaver:
     directory: Path
     place: Place
     last_step: int
-    """Last step that trains: a round after it (the closing evaluation) is saved under its number."""
+    """The last step that trains; the state after the closing evaluation is saved under its number."""
     take: Callable[[int, Path, bool], CheckpointShare]
-    """``take(step, directory, copied)``: this rank's share; ``copied`` when training goes on meanwhile. Collective."""
+    """``take(step, directory, copied)`` returns this rank's share, as a copy if training goes on meanwhile.
+    Collective."""
     agree: Callable[[bool], bool]
-    """What position 0 gives, on every rank of the group; collective."""
+    """Returns the value of position 0 on every rank of the group. Collective."""
     mail: SaveMail
     asynchronous: bool = True
     retention: Retention = field(default_factory=Retention)
     notice: Callable[[str], None] = lambda text: None
     """Shows one line to the user."""
     complete: Callable[[Path], None] = lambda directory: None
-    """Position 0: adds files of its own to a checkpoint that is otherwise whole."""
+    """Called by position 0 to add further files to a checkpoint that is otherwise complete."""
     published: Callable[[int], None] = lambda step: None
-    """Position 0, once ``step`` has Megatron's name."""
+    """Called by position 0 once the checkpoint of ``step`` has its final name."""
 
     _flight: _Flight | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _failures: int = field(default=0, init=False)
     _found: dict[int, object] = field(default_factory=dict, init=False)
-    """What earlier jobs, or lives of this job, had published when this rank started."""
+    """The checkpoints that earlier jobs, or earlier lives of this job, had published when this rank started."""
 
     def __post_init__(self) -> None:
         if self.place.is_leader:
             self._found = identities(self.directory)
 
     def save(self, step: int, epoch: int, ask: Ask, *, since: int, final: bool = False) -> None:
-        """Take ``step`` and write it: beside the training, or (``final``, or not asynchronous) before this returns.
+        """Take a checkpoint of ``step`` and write it, while training goes on; if ``final``, or not ``asynchronous``, it
+        is written before this returns.
 
-        ``since`` is the last step at which a save was due. A later ``step`` is one at which a group takes over from one
-        that died: it is left out where that one had published what it had to.
+        ``since`` is the last step at which a save was due. It is below ``step`` where this group takes over from one
+        that died; the save is then left out if that group had published what was due.
         """
         started_s = time.monotonic()
         trained = min(step, self.last_step)
@@ -163,7 +169,7 @@ class GroupSaver:
     # ------------------------------------------------------------------------------------------------ position 0
 
     def _begins(self, trained: int, partial: Path, free: bool, wanted: int) -> bool:
-        """Whether there is something to write and a place for it."""
+        """Whether a checkpoint is wanted and its directory could be made."""
         before = self._flight
         if not free and before is not None:
             self._failed(trained, f"that of step {before.trained} is still being written; use a longer --save-interval")
@@ -195,7 +201,7 @@ class GroupSaver:
                 self.mail.end(flight.number, flight.failure)
             else:
                 flight.failure = self.mail.ended(flight.number)
-        except Exception as error:  # the store went with position 0: this rank ends too
+        except Exception as error:  # the store is gone with position 0, so this rank ends too
             flight.failure = f"the group's store is gone: {error}"
             log.warning("the checkpoint of step %d is given up: %s", flight.trained, flight.failure)
         finally:
@@ -206,7 +212,7 @@ class GroupSaver:
         files = Files(flight.partial)
         try:
             report = flight.share.write(files.create)
-        except Exception as error:  # torch wraps what the disk says in errors of its own
+        except Exception as error:  # torch wraps the disk's errors in its own
             log.warning("rank %d cannot write %s: %s", self.place.position, flight.partial, _reason(error))
             return Written(failure=f"rank {self.place.position} cannot write: {_reason(error)}")
         return Written(files=files.entries, report=report)
@@ -218,7 +224,7 @@ class GroupSaver:
         except Exception as error:
             failure = _reason(error)
         if failure:
-            if not flight.accepted:  # else the job's next start publishes it
+            if not flight.accepted:  # if it is accepted, the job's next start publishes it
                 shutil.rmtree(flight.partial, ignore_errors=True)
             self._failed(flight.trained, failure)
             return failure
@@ -244,7 +250,7 @@ class GroupSaver:
         return ""
 
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:
-        """Say what it cost and tidy up."""
+        """Log what the checkpoint cost, and remove older checkpoints and partial ones."""
         written_s = max(flight.asked_s - flight.started_s, 1e-9)
         stall_s = flight.stall_s + (written_s if flight.waits else 0.0)
         share = f" ({100 * stall_s / flight.ask.step_s:.1f} % of a step)" if flight.ask.step_s else ""
@@ -271,16 +277,17 @@ class GroupSaver:
             log.info("removed the checkpoints of steps %s", ", ".join(map(str, gone)))
 
     def _failed(self, trained: int, reason: str) -> None:
-        """Loudly the first time in a row."""
+        """Log that a checkpoint does not count; warn the user of the first one in a row."""
         self._failures += 1
         log.warning("the checkpoint of step %d does not count: %s", trained, reason)
         if self._failures == 1:
-            again = "the next save tries again" if trained < self.last_step else "there is no later one"
-            self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; training goes on, {again}")
+            goes_on = "training goes on, the next save tries again"
+            what = goes_on if trained < self.last_step else "no later step is trained"
+            self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; {what}")
 
 
 def _wait(event: threading.Event, tick: Callable[[], None], patience_s: float | None) -> bool:
-    """Wait for ``event`` with a sign of life now and then; False when it has not come in time."""
+    """Wait for ``event`` and call ``tick`` now and then; False when it has not come within ``patience_s``."""
     waited_s = 0.0
     while not event.wait(TICK_S if waited_s else 0.0):
         if patience_s is not None and waited_s >= patience_s:
@@ -291,7 +298,7 @@ def _wait(event: threading.Event, tick: Callable[[], None], patience_s: float | 
 
 
 def _reason(error: Exception) -> str:
-    """What the disk said; torch tells it in errors of its own, which follow from it."""
+    """The disk's error as text, also where torch has raised an error of its own because of it."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
         seen = seen.__cause__ or seen.__context__

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1 to a rank that Slurm started: a request to save and leave, not a death.
+"""Makes SIGTERM and SIGUSR1 to a rank that Slurm started a request to save and leave, instead of a death.
 
 Slurm sends signals to every process of a step: before the end of the time limit, and when the job must make room.
-The byte that Python's own handler writes (``signal.set_wakeup_fd``) is read by a thread, because the main thread may
-be inside a collective for long.
+A thread reads the byte that Python's own handler writes (``signal.set_wakeup_fd``), because the main thread may be
+inside a collective for long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def stop_on_signals(place: Place, request_stop: Callable[[str], None]) -> Iterator[None]:
-    """While inside, the leader of a group calls ``request_stop('signal SIGTERM')``, in a thread of its own; the other
-    ranks only stay alive. Does nothing where another launcher than Slurm sees to signals. For the main thread."""
+    """Inside this context a signal makes the leader of a group call ``request_stop('signal SIGTERM')``, in a thread of
+    its own; the other ranks ignore it. Does nothing where the launcher is not Slurm. For the main thread."""
     if place.launcher != "slurm":
         yield
         return

@@ -1,4 +1,4 @@
-"""Where training begins: at step 0, or with the newest good checkpoint, chosen by position 0 for its group."""
+"""Chooses where training begins, at step 0 or from a checkpoint, and loads it; position 0 chooses for its group."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins."""
+    """The step and the samples after which training begins."""
 
     step: int = 0
     consumed_samples: int = 0
     rank_state: Any = None
-    """What this rank position's engine needs beside model and optimizer."""
+    """The state of this rank position's engine beside model and optimizer."""
 
     def batches(self, job: JobArguments) -> BatchSchedule:
-        """The batch size of each step from here on."""
+        """The batch size of each step from this one on."""
         return job.batches.schedule(self.step + 1, self.consumed_samples)
 
 
 def load_start(job: JobArguments, replica: Replica) -> Start:
-    """Load what there is to load into ``replica``; where training begins. Collective in the group.
+    """Load a checkpoint into ``replica`` if there is one; returns where training begins. Collective in the group.
 
-    ConfigError where what was asked for is not there or is damaged.
+    Raises ConfigError where the checkpoint that was asked for is missing or damaged.
     """
     chosen: list[Any] = [None, None]
     if job.place.is_leader:
@@ -64,7 +64,8 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
 
 
 def _checkpoint(job: JobArguments) -> Path | None:
-    """The directory to load, None to begin anew. A later life begins with what the job itself saved, if anything."""
+    """The checkpoint to load, None to begin at step 0. A later life begins with the newest one that the job itself
+    saved, if any."""
     config = job.checkpoint
     if job.place.life > 1 and config.save:
         own, _ = _newest(Path(config.save))

@@ -1,4 +1,4 @@
-"""One step of one rank: run the plan, reduce over the groups, vote, wait for the commit. Failures are ordinary here.
+"""Runs one step of one rank: computes its plan, reduces over the groups, votes and waits for the commit.
 
 The runner interprets the newest :class:`~spare_megatron.controller.member.Orders` until the step is committed:
 
@@ -7,13 +7,12 @@ The runner interprets the newest :class:`~spare_megatron.controller.member.Order
    job overlaps, that begins while the newest segment still runs its last backward passes;
 3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
 
-A newer epoch never interrupts computing and throws nothing away: accumulators grow until the commit. What a rank does
+A newer epoch neither interrupts computing nor discards anything: accumulators grow until the commit. What a rank does
 *inside* its group follows from the sequence of segments alone, so ranks of a group that learn of an epoch at
 different moments still call the same collectives in the same order (protocol rule 4).
 
-An overlapped reduction takes copies of what is final, so it needs no care: when its epoch ends before it does, it is
-void, the accumulators are what they were, and whatever comes next (a patch, or nothing) is followed by a reduction of
-everything in the newer epoch.
+An overlapped reduction copies what is final. When its epoch ends first, it is dropped and the accumulators are as they
+were; after the patch, if there is one, everything is reduced in the newer epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, Reduc
 from spare_megatron.trainer.engine import StepEngine
 
 Parts = Mapping[int, Mapping[str, int]]
-"""Piece -> parameter -> checksum."""
+"""Piece -> parameter -> checksum of its gradient."""
 
 
 class LeaveError(Exception):
@@ -53,7 +52,7 @@ class Replicas(Protocol):
         """Sum over the groups of ``epoch``; returns at once when the epoch is stale."""
 
     def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
-        """As ``reduce``, before the tensors are final. Never waits."""
+        """Begin a reduction before its tensors are final. Never waits."""
 
 
 @dataclass
@@ -64,9 +63,9 @@ class StepTimes:
     patch_s: float = 0.0
     rebuild_s: float = 0.0
     reduce_s: float = 0.0
-    """Of the reduction that was committed."""
+    """The time of the reduction that was committed."""
     commit_s: float = 0.0
-    """Between the end of the reduction and the commit."""
+    """The time between the end of the reduction and the commit."""
     attempts: int = 0
     early: int = 0
     """Buckets of the committed reduction that were summed while the last segment still ran."""
@@ -83,21 +82,22 @@ class Committed:
     scalars: Mapping[str, float]
     times: StepTimes
     live: tuple[int, ...]
-    """Groups that committed it: the members of ``epoch``."""
+    """The groups that committed it, which are the members of ``epoch``."""
     leave: bool
-    """The run ends with this step."""
+    """Whether the run ends with this step."""
     save: int = 0
-    """What the commit ordered to be saved (:func:`spare_megatron.controller.saves.order`)."""
+    """The last step at which a save was due, if the commit ordered one (:func:`spare_megatron.controller.saves.order`);
+    0 if not."""
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What this rank has for the reduction, after the newest segment."""
+    """This rank's contribution to the reduction after the newest segment."""
 
     tensors: Sequence[torch.Tensor] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
     opened: OpenReduction | None = None
-    """The reduction that began during that segment."""
+    """The reduction that began during that segment, if it is overlapped."""
 
 
 @dataclass
@@ -118,12 +118,12 @@ class StepRunner:
     session: Session
     replicas: Replicas
     inject: Callable[[str, int, int], None]
-    """``inject(point, step, n)``: where faults can be injected."""
+    """``inject(point, step, n)`` is called wherever a fault can be injected."""
     clock: Callable[[], float] = time.monotonic
     method: GradientReduction = field(default_factory=PlainReduction)
-    """How gradients travel between groups."""
+    """The number format in which gradients travel between groups."""
     overlap: bool = False
-    """Reduce while the last backward passes run; the same on every rank of the job."""
+    """Whether to reduce while the last backward passes run; must be the same on every rank of the job."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _audited: list[int] = field(default_factory=list, init=False)
@@ -131,7 +131,7 @@ class StepRunner:
     _patching: bool = field(default=False, init=False)
     _computing: bool = field(default=False, init=False)
     _weights: str = field(default="", init=False)
-    """Digest of the weights that the step in flight began with."""
+    """Digest of the weights with which the step in flight began."""
 
     def run(self, step: int) -> Committed:
         """Compute ``step`` until it is committed.
@@ -161,7 +161,8 @@ class StepRunner:
                 self.session.wait(orders.version)
 
     def vote_on_the_end(self, step: int, view: View) -> None:
-        """The run ended with ``step``: vote once more, in the epoch of ``view``, on the weights that came of it."""
+        """Vote on the weights after ``step``, the last one, in the epoch of ``view``: as a step after it without
+        pieces."""
         self._pieces, self._audited, self._done = [], [], 0
         self._weights = self.engine.weights_digest()
         self._step = step + 1
@@ -176,7 +177,7 @@ class StepRunner:
             self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
-        """Called between the buckets of a reduction. A rank that still computes waits for nobody."""
+        """Called as buckets of a reduction end. It reports progress only after the computing, which reports its own."""
         if not self._computing:
             self.session.progress("reduce", self._step, self._done)
         if 0 < done < total:
@@ -210,7 +211,7 @@ class StepRunner:
         return opened
 
     def _attempt(self, view: View, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
-        """Reduce in the newest epoch and tell the leader; a stale attempt tells nobody."""
+        """Reduce in the newest epoch and report the outcome to the leader, unless the epoch has ended meanwhile."""
         times.attempts += 1
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
@@ -243,12 +244,13 @@ class StepRunner:
         return stale
 
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
-        """A sum that is not what the groups put in is a failed reduction: the accumulators are good, try again."""
+        """The outcome, as a failure if the sum is not that of what the groups put in: the accumulators are good, so
+        another attempt may succeed."""
         fault = self.engine.result_fault(outcome.tensors)
         return replace(outcome, ok=False, error=fault) if fault else outcome
 
     def _report(self, view: View, outcome: ReduceOutcome, times: StepTimes) -> None:
-        """Tell the leader, which votes for the group."""
+        """Report the outcome to the leader, which votes for the group."""
         inside, audited = self.engine.piece_checksums(audited=False), self.engine.piece_checksums(audited=True)
         compared = selected(self.session.spec, self._step, self._pieces)
         result = ReductionResult(
@@ -295,5 +297,5 @@ class StepRunner:
 
 
 def _checksum(parts: Mapping[str, int]) -> int:
-    """One figure of a piece's gradient on this rank from those of its parameters."""
+    """Combine the checksums of a piece's parameters on this rank into one."""
     return checksum_of(",".join(f"{name}={checksum}" for name, checksum in parts.items()))

@@ -1,4 +1,4 @@
-"""The job's tokenizer and its vocabulary, padded as Megatron pads it."""
+"""Builds the job's tokenizer and pads its vocabulary as Megatron does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def padded(vocab_size: int, divisible_by: int, tensor: int) -> int:
 
 
 def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
-    """Rows of the embedding: what --padded-vocab-size says, or Megatron's padding of the tokenizer's ids."""
+    """Number of rows of the embedding: --padded-vocab-size, or the tokenizer's ids with Megatron's padding."""
     tensor = args.tensor_model_parallel_size
     if args.padded_vocab_size is None:
         return padded(vocab_size + args.vocab_extra_ids, args.make_vocab_size_divisible_by, tensor)
@@ -30,7 +30,7 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
 
 
 def build_tokenizer(args: Namespace) -> Any:
-    """The tokenizer of the flags; sets ``args.padded_vocab_size``. Imports megatron-core."""
+    """Build the tokenizer that the flags name; sets ``args.padded_vocab_size``. Imports megatron-core."""
     from spare_megatron.megatron_adapter.data import tokenizers
 
     tokenizer = tokenizers.build_tokenizer(args)

@@ -1,8 +1,8 @@
-"""What Megatron's users ask for from anywhere: ``get_args()``, ``get_tokenizer()``, ``get_timers()``.
+"""The state of the process that users' code reads: ``get_args()``, ``get_tokenizer()``, ``get_timers()``.
 
-Users' forward steps and providers have no arguments through which these could be passed, so one module keeps them for
-the process. It is written once, by ``pretrain``, and read by users' code only: the framework itself passes what it
-needs. Importing this module imports neither torch nor megatron.
+Users' forward steps and providers have no arguments through which these could be passed, so this module keeps them for
+the process. ``pretrain`` sets them once, and only users' code reads them: the framework itself passes what it needs.
+Importing this module imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class UserState:
-    """What is there once the job has started."""
+    """What users' code can ask for once the job has started."""
 
     args: Namespace
     tokenizer: Any = None
@@ -31,7 +31,7 @@ class UserState:
 
     @cached_property
     def timers(self) -> Any:
-        """megatron-core's timers, made when they are first asked for."""
+        """megatron-core's timers, which are made when they are first used."""
         from spare_megatron.megatron_adapter import timers
 
         return timers.make_timers(self.args.timing_log_level, self.args.timing_log_option)
@@ -42,13 +42,13 @@ _startup: dict[str, float] = {}
 
 
 def start(state: UserState) -> None:
-    """Make the state of this process known; a later call replaces it (several jobs in one test process)."""
+    """Set the state of this process; a later call replaces it, as where a test process runs several jobs."""
     global _state
     _state = state
 
 
 def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
-    """:func:`start` for a Megatron job: what users' code reads from ``args`` that only torch can say is set here.
+    """Set the state of this process for a Megatron job, and the values in ``args`` that need torch.
 
     ``args.padded_vocab_size`` must be set (:func:`spare_megatron.trainer.tokenizer.build_tokenizer` does).
     """
@@ -73,19 +73,19 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
 
 
 def set_startup_timestamps(program_start: float | None = None, main_entry: float | None = None) -> None:
-    """Unix times at which the script began and at which its main part did; the job's first log line has the gap."""
+    """Note the Unix times at which the script and its main part began; the time between them is logged at the start."""
     given = {"program_start": program_start, "main_entry": main_entry}
     _startup.update({name: value for name, value in given.items() if value is not None})
 
 
 def clear() -> None:
-    """Forget it."""
+    """Forget the state of this process."""
     global _state
     _state = None
 
 
 def current(name: str) -> UserState:
-    """The state; ``name`` is the function that asks."""
+    """The state of this process; ``name`` is the function that asks, for the error message."""
     if _state is None:
         raise RuntimeError(
             f"{name} was called before pretrain() started the job; call it inside forward_step or a provider"
@@ -109,17 +109,17 @@ def get_timers() -> Any:
 
 
 def get_one_logger() -> None:
-    """Nothing, as under Megatron where its one-logger is not installed."""
+    """Returns None, as Megatron does where its one-logger is not installed."""
 
 
 def get_adlr_autoresume() -> None:
-    """Nothing, as under Megatron without --adlr-autoresume."""
+    """Returns None, as Megatron does without --adlr-autoresume."""
 
 
 def core_transformer_config_from_args(args: Namespace | None = None, config_class: type | None = None) -> Any:
     """megatron-core's TransformerConfig of this rank, of ``config_class`` where one is given.
 
-    ``args`` is taken for the sake of Megatron's signature; the config is that of the job's flags.
+    ``args`` is accepted as in Megatron but not used: the config is that of the job's flags.
     """
     make = current("core_transformer_config_from_args()").make_transformer_config
     if make is None:
@@ -134,7 +134,7 @@ def core_transformer_config_from_args(args: Namespace | None = None, config_clas
 
 
 def print_rank_0(message: object, rank: int | None = None) -> None:
-    """Print once per job: on rank 0 of the whole job, or where ``rank`` is 0."""
+    """Print on rank 0 of the whole job only, or, if ``rank`` is given, where that is 0."""
     mine = rank if rank is not None else (0 if _state is None else _state.args.rank)
     if mine == 0:
         print(message, flush=True)

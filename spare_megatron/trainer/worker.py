@@ -1,7 +1,7 @@
-"""The main of one rank, whatever the model: connect, train, leave with an exit code that says why.
+"""Runs one rank with any engine: connects it, trains, and returns an exit code that says how it ended.
 
 ``pretrain`` calls :func:`train_rank` with Megatron's engine, the protocol tests with a small one. The control thread
-takes over the views: it moves the replica communicators to a new epoch before the training thread sees it.
+receives the views, and moves the replica communicators to a new epoch before the training thread sees it.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankJob:
-    """One rank's place in a job, and the job."""
+    """A job, one rank's place in it, and how that rank reduces over the groups."""
 
     place: Place
     spec: JobSpec
     job: JobDescription
     backend: str
-    """Of the replica communicators: 'gloo', 'nccl' or 'gloo-staged'."""
+    """The backend of the replica communicators: 'gloo', 'nccl' or 'gloo-staged'."""
     device: torch.device
     method: GradientReduction = field(default_factory=PlainReduction)
-    """How gradients travel between groups."""
+    """The number format in which gradients travel between groups."""
     overlap: bool = False
-    """The reduction over groups begins while the last backward passes run."""
+    """Whether the reduction over groups begins while the last backward passes run."""
     coordinator: str = ""
-    """host:port; empty: read from the run directory."""
+    """host:port; empty where it is read from the run directory."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
-    """Train until the job is over for this rank. The engine holds the state of ``job.spec.first_step``.
+    """Train until the job is over for this rank; returns its exit code. The engine must hold the state after
+    ``job.spec.first_step``.
 
     Raises:
         ConfigError: the coordinator cannot be reached or refuses this rank.

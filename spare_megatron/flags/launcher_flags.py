@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
@@ -48,7 +48,8 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
         if spec.dest in DEGREES + OTHERS:
-            add_flag(parser, spec, "")
+            # a script of another kind may have a flag of this name that takes no value
+            add_flag(parser, replace(spec, nargs="?") if spec.kind == "str" else spec, "")
     namespace, _ = parser.parse_known_args(with_yaml(words, environ))
     for name, value in degrees(namespace, saved).items():
         setattr(namespace, name, value)

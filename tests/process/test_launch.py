@@ -275,7 +275,10 @@ def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> 
         ("--num-groups 2 --group-size 0 -m x", "--group-size is 0"),
         ("--num-groups 2 --inject boom:group=1 -m x", "'boom' is no kind of"),
         ("--num-groups 2 --inject sigkill:group=2,step=1,at=vote -m x", "the job has groups 0 to 1"),
-        ("--num-groups 2 -m x --tensor-model-parallel-size many", "--tensor-model-parallel-size many is no number"),
+        (
+            "--num-groups 2 -m x --tensor-model-parallel-size many",
+            "--tensor-model-parallel-size: takes a whole number, but got 'many'",
+        ),
         ("--num-groups 2 --listen nowhere -m x", "--listen nowhere is not HOST:PORT"),
     ],
 )

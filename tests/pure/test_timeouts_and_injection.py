@@ -135,6 +135,7 @@ def test_a_degree_that_is_no_number_is_refused() -> None:
 def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model_parallel:\n  tensor_model_parallel_size: 2\nsave: there\n")
+    assert launcher_flags(["--load", "--steps", "3"], {}, no_checkpoint).checkpoint_dirs == ()
     told = launcher_flags(["--yaml-cfg", str(config), "--load=here", "--spare-run-dir", "runs/a"], {}, no_checkpoint)
     assert (told.group_size, told.run_dir, told.checkpoint_dirs) == (2, "runs/a", ("there", "here"))
 

@@ -104,10 +104,11 @@ class ControlJob:
         return list(read(self.run_dir.journal))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """metrics.jsonl so far."""
+        """The whole lines of metrics.jsonl so far: the last one may be in the middle of being written."""
         if not self.run_dir.metrics.exists():
             return []
-        return [json.loads(line) for line in self.run_dir.metrics.read_text().splitlines()]
+        text = self.run_dir.metrics.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def committed(self) -> int:
         """Step of the last line of metrics.jsonl."""

@@ -48,7 +48,7 @@ def _train(job, args, world, record) -> None:
 
     import pretrain_gpt
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
-    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.model import rng
     from spare_megatron.trainer import user_state
@@ -71,7 +71,7 @@ def _train(job, args, world, record) -> None:
     shape = job.shape
     order = SampleOrder(shape, len(data.train) if data.train is not None else 1)
     consumed = train_consumed(0, shape.global_batch_size)
-    loader = PieceLoader(data.train, order, inner=world.data_rank, hosted=None, consumed=consumed, threads=0)
+    loader = MicrobatchLoader(data.train, order, inner=world.data_rank, hosted=None, consumed=consumed, threads=0)
     for step in range(1, job.train_iters + 1):
         started_s = time.perf_counter()
         model.zero_grad_buffer()

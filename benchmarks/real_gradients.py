@@ -56,7 +56,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     world = init_group_world(job.shape, 0, dist.HashStore())
     import pretrain_gpt
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
-    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
@@ -67,7 +67,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     replica = build_replica(job.settings(args.padded_vocab_size), world, pretrain_gpt.model_provider)
     provider = pretrain_gpt.train_valid_test_datasets_provider
     train = build_datasets(provider, sample_counts(job.train_iters, args), args, (), leads=True).train
-    loader = PieceLoader(
+    loader = MicrobatchLoader(
         train,
         SampleOrder(job.shape, len(train)),
         inner=0,

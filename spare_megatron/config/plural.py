@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 piece', '4 pieces': for nouns whose plural has an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """'1 piece', '4 pieces'; ``plural`` where it is not the noun and an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

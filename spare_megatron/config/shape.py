@@ -1,8 +1,9 @@
 """The shape of a job: its number of groups, the parallelism inside a group, and how a global batch is cut into pieces.
 
 The words: a *group* is one model replica of ``group_size`` ranks; a *shard* is 1/N of the
-global batch; a *piece* is one microbatch of a shard (with ``inner_data`` > 1: one microbatch for each inner data
-rank, which always move together).
+global batch; a *piece* is C consecutive microbatches of a shard, which one group computes together and in order (with
+``inner_data`` > 1: C for each inner data rank, which always move together). Microbatch m of shard i has the number
+``i * N_m + m``, with N_m the microbatches of a shard, and belongs to piece ``i * K + m // C``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class JobShape:
     context: int = 1
     inner_data: int = 1
     """D: number of data-parallel ranks inside a group."""
+    piece_microbatches: int = 1
+    """C: microbatches of a piece."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -37,6 +41,7 @@ class JobShape:
             "pipeline",
             "context",
             "inner_data",
+            "piece_microbatches",
         ):
             value = getattr(self, name)
             if value < 1:
@@ -50,6 +55,16 @@ class JobShape:
                 f"{self.inner_data} inner data ranks x --micro-batch-size {self.micro_batch_size}; "
                 f"use --global-batch-size {fix}"
             )
+        there, wanted = self.microbatches_per_shard, self.piece_microbatches
+        if there % wanted:
+            fits = [size for size in range(1, there + 1) if there % size == 0]
+            near = [max(size for size in fits if size < wanted), *[size for size in fits if size > wanted][:1]]
+            problem = "is larger than a shard:" if wanted > there else "does not divide a shard:"
+            raise ConfigError(
+                f"--spare-piece-microbatches {wanted} {problem} --global-batch-size {self.global_batch_size} gives "
+                f"each of the {self.num_groups} shards {counted(there, 'microbatch', 'microbatches')}; "
+                f"use --spare-piece-microbatches {' or '.join(map(str, near))}"
+            )
 
     @property
     def group_size(self) -> int:
@@ -62,9 +77,14 @@ class JobShape:
         return self.num_groups * self.group_size
 
     @property
+    def microbatches_per_shard(self) -> int:
+        """Number of microbatches of one shard in one step, on each inner data rank."""
+        return self.global_batch_size // (self.num_groups * self.microbatch_samples)
+
+    @property
     def pieces_per_shard(self) -> int:
         """K: number of pieces of one shard in one step."""
-        return self.global_batch_size // (self.num_groups * self.inner_data * self.micro_batch_size)
+        return self.microbatches_per_shard // self.piece_microbatches
 
     @property
     def pieces(self) -> int:
@@ -72,6 +92,24 @@ class JobShape:
         return self.num_groups * self.pieces_per_shard
 
     @property
+    def microbatches(self) -> int:
+        """Number of microbatches of one step, on each inner data rank of all groups together."""
+        return self.num_groups * self.microbatches_per_shard
+
+    @property
+    def microbatch_samples(self) -> int:
+        """Samples of one microbatch, over all its inner data ranks."""
+        return self.inner_data * self.micro_batch_size
+
+    @property
     def piece_samples(self) -> int:
         """Samples of one piece, over all its inner data ranks."""
-        return self.inner_data * self.micro_batch_size
+        return self.piece_microbatches * self.microbatch_samples
+
+    def microbatches_of(self, piece: int, batch: int) -> range:
+        """The numbers of the microbatches of ``piece``, in order, in a step of ``batch`` samples. A batch that is not
+        full has only the first microbatches of each shard, so its last pieces are shorter or empty."""
+        full, there = self.microbatches_per_shard, batch // (self.num_groups * self.microbatch_samples)
+        shard, j = divmod(piece, self.pieces_per_shard)
+        first = j * self.piece_microbatches
+        return range(shard * full + first, shard * full + max(first, min(first + self.piece_microbatches, there)))

@@ -17,7 +17,12 @@ class SpareConfig:
     """r: how many groups host each shard of the data. auto: all groups with --spare-data shared; else r follows from
     the number of groups, or, with --save and from the second start of a job on, from the figures that it measured."""
     granularity: Literal["microbatch", "shard"] = "microbatch"
-    """The smallest unit that moves to another group after a failure."""
+    """The smallest unit that moves to another group after a failure: a piece of --spare-piece-microbatches, or a
+    shard."""
+    piece_microbatches: int | None = flag(None, kind="int-or-auto")
+    """C: microbatches of a piece, which one group computes in order and sums in fp32 before its sum is rounded; C
+    divides the microbatches of a shard. More of them cost less, and survivors share the work of a lost group in
+    larger portions. auto: as many as lose less by that than they save."""
     placement: Literal["independent", "consecutive"] = "independent"
     """Which groups host a shard: groups at offsets of pairwise distinct differences (independent), or neighbours
     (consecutive)."""

@@ -1,8 +1,9 @@
-"""Says which samples a piece has: Megatron's order as a function of (samples consumed, piece, inner data rank).
+"""Says which samples a microbatch has: Megatron's order as a function of (samples consumed, microbatch, inner data
+rank).
 
-Piece ``p = i * K + j`` is microbatch j of shard i. On inner data rank d it has the samples that Megatron's sampler
-gives to data-parallel rank ``i * D + d`` of ``N * D`` as its microbatch j of the step. Nothing here depends on the
-group that computes the piece, so a run goes on from a checkpoint of Megatron-LM at the same sample, and a piece that
+On inner data rank d, microbatch j of shard i has the samples that Megatron's sampler gives to data-parallel rank
+``i * D + d`` of ``N * D`` as its microbatch j of the step (``config/shape.py`` numbers microbatches). Nothing here
+depends on the group that computes it, so a run goes on from a checkpoint of Megatron-LM at the same sample, and what
 moves to another group keeps its samples. Shuffling (``cyclic``) needs torch's generator; ``single`` is arithmetic.
 """
 
@@ -55,16 +56,18 @@ class SampleOrder:
         """Number of samples in one microbatch of every data-parallel rank."""
         return self.ranks * self.shape.micro_batch_size
 
-    def microbatch(self, consumed: int, piece: int, inner: int) -> list[int]:
-        """The numbers of the samples of ``piece`` on inner data rank ``inner``, in a step before which the job has
-        consumed ``consumed`` samples.
+    def microbatch(self, consumed: int, number: int, inner: int) -> list[int]:
+        """The numbers of the samples of microbatch ``number`` on inner data rank ``inner``, in a step before which the
+        job has consumed ``consumed`` samples.
 
-        IndexError when a 'single' order has not enough samples left, or there is no such piece or rank.
+        IndexError when a 'single' order has not enough samples left, or there is no such microbatch or rank.
         """
         shape = self.shape
-        if not 0 <= piece < shape.pieces or not 0 <= inner < shape.inner_data:
-            raise IndexError(f"piece {piece} of {shape.pieces} on inner data rank {inner} of {shape.inner_data}")
-        shard, j = divmod(piece, shape.pieces_per_shard)
+        if not 0 <= number < shape.microbatches or not 0 <= inner < shape.inner_data:
+            raise IndexError(
+                f"microbatch {number} of {shape.microbatches} on inner data rank {inner} of {shape.inner_data}"
+            )
+        shard, j = divmod(number, shape.microbatches_per_shard)
         rank = shard * shape.inner_data + inner
         before = consumed + j * self.row
         size = shape.micro_batch_size

@@ -62,8 +62,16 @@ class Format(Protocol):
     def begin_step(self, loss_scale_bits: int) -> None:
         """Choose the scales of a step whose loss is multiplied by 2^loss_scale_bits."""
 
-    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
-        """Add the rounded gradient of slot ``number`` to ``accumulator``, its checksum and flags to ``report``."""
+    def add(
+        self,
+        number: int,
+        gradient: torch.Tensor,
+        partial: torch.Tensor | None,
+        accumulator: torch.Tensor,
+        report: torch.Tensor,
+    ) -> None:
+        """Add the rounded gradient of slot ``number`` to ``accumulator``, its checksum and flags to ``report``. With
+        ``partial`` (fp32) the gradient is the fp32 sum of ``partial`` and ``gradient``."""
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         """Set ``gradient`` to the sum ``total`` of slot ``number`` / ``divisor``; note the largest element of the
@@ -108,7 +116,16 @@ class Int64:
         self._exponents = self.scales.exponents(loss_scale_bits)
         self._peaks.zero_()
 
-    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
+    def add(
+        self,
+        number: int,
+        gradient: torch.Tensor,
+        partial: torch.Tensor | None,
+        accumulator: torch.Tensor,
+        report: torch.Tensor,
+    ) -> None:
+        if partial is not None:
+            gradient = partial.add_(gradient)
         index, exponent = self._slots[number].index, self._exponents[number]
         kernels.accumulate(gradient, accumulator, exponent, index, self.scales.bound_bits, report)
 
@@ -161,7 +178,16 @@ class Int32:
         self._exponents = self.scales.exponents(loss_scale_bits)
         self._peaks.zero_()
 
-    def add(self, number: int, gradient: torch.Tensor, accumulator: torch.Tensor, report: torch.Tensor) -> None:
+    def add(
+        self,
+        number: int,
+        gradient: torch.Tensor,
+        partial: torch.Tensor | None,
+        accumulator: torch.Tensor,
+        report: torch.Tensor,
+    ) -> None:
+        if partial is not None:
+            gradient = partial.add_(gradient)
         index, exponents = self._slots[number].index, self._exponents[self._blocks[number]]
         kernels.accumulate32(gradient, accumulator, exponents, index, self.scales.bound_bits, report)
 

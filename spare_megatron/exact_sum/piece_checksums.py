@@ -1,8 +1,8 @@
 """Computes the checksums of single pieces' gradients on one rank, for audits.
 
 The backward passes of a rank run one after the other. The checksum of a summed piece is the increase of the running
-checksums over its passes (it has several where the rank has virtual stages). The gradient of an audited piece is added
-to no sum: its passes report to a tensor of their own.
+checksums over its passes (it has several where the rank has virtual stages, or the piece several microbatches). The
+gradient of an audited piece is added to no sum: its passes report to a tensor of their own.
 """
 
 from __future__ import annotations

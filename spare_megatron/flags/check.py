@@ -138,7 +138,8 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
         f"  {counted(shape.num_groups, 'group')} of {counted(shape.group_size, 'rank')} (TP {shape.tensor} x PP "
         f"{shape.pipeline} x CP {shape.context} x inner data {shape.inner_data}), {counted(shape.world_size, 'rank')}",
         f"  {counted(shape.pieces_per_shard, 'piece')} per shard, each shard on {counted(redundancy, 'group')}; "
-        f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_samples, 'sample')} per step; "
+        f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_microbatches, 'microbatch', 'microbatches')}, "
+        f"{counted(shape.piece_samples, 'sample')}, per step; "
         f"{counted(ns.train_iters, 'step')} of {counted(shape.global_batch_size, 'sample')}",
         "the job needs:",
         f"  {counted(shape.world_size, 'rank')}, one process each",

@@ -237,6 +237,7 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
         pipeline=ns.pipeline_model_parallel_size,
         context=ns.context_parallel_size,
         inner_data=inner,
+        piece_microbatches=1 if ns.spare_piece_microbatches is None else ns.spare_piece_microbatches,
     )
 
 
@@ -348,7 +349,7 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
 
 def batch_plan(ns: Namespace, shape: JobShape) -> BatchPlan:
     """The plan of batch sizes, step by step."""
-    unit = shape.num_groups * shape.piece_samples
+    unit = shape.num_groups * shape.microbatch_samples
     return BatchPlan(ns.global_batch_size, unit, ns.rampup_batch_size, ns.decrease_batch_size_if_needed)
 
 

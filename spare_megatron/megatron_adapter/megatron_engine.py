@@ -33,7 +33,7 @@ from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, grad
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.model.schedule import ForwardStep, PieceRun, PieceSource, routing_counts
+from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -59,7 +59,7 @@ class MegatronEngine:
         replica: Replica,
         world: GroupWorld,
         forward_step: ForwardStep,
-        source: PieceSource,
+        source: MicrobatchSource,
         *,
         probe_piece: int = 0,
         on_piece: PieceHook | None = None,
@@ -129,7 +129,7 @@ class MegatronEngine:
         if real or twice:
             for chunk in self.replica.chunks:
                 chunk.train()
-            run = self._piece_run(step, real, self._sums, forward_only=False)
+            run = self._piece_run(step, real, self._sums, self._batches.size(step), forward_only=False)
             if self.exact is not None:
                 self.exact.pieces.begin_run(compared)
                 run.audits, run.passes = twice, self.exact
@@ -257,7 +257,7 @@ class MegatronEngine:
 
     # ------------------------------------------------------------------------------------------- evaluation
 
-    def evaluate(self, step: int, pieces: Sequence[int], source: PieceSource) -> Mapping[str, float]:
+    def evaluate(self, step: int, pieces: Sequence[int], source: MicrobatchSource) -> Mapping[str, float]:
         """Run ``pieces`` of ``source`` forward only; returns their sums under the names of :meth:`scalars`. Collective
         in the group.
 
@@ -265,17 +265,17 @@ class MegatronEngine:
         """
         sums = self._new_sums()
         if pieces:
-            self._forward(step, pieces, source, sums)
+            self._forward(step, pieces, source, sums, self.world.shape.global_batch_size)
         values = self._group_sums(sums)
         return {name: value for name, value in values.items() if name not in (OVERFLOWS, NOT_FINITE)}
 
-    def _forward(self, step: int, pieces: Sequence[int], source: PieceSource, sums: LossSums) -> None:
+    def _forward(self, step: int, pieces: Sequence[int], source: MicrobatchSource, sums: LossSums, batch: int) -> None:
         chunks = self.replica.chunks
         for chunk in chunks:
             chunk.eval()
         try:
             with torch.no_grad():
-                self._piece_run(step, pieces, sums, forward_only=True).execute(source, self._seq_length)
+                self._piece_run(step, pieces, sums, batch, forward_only=True).execute(source, self._seq_length)
         finally:
             for chunk in chunks:
                 chunk.train()
@@ -288,15 +288,15 @@ class MegatronEngine:
 
     def _has_samples(self, piece: int) -> bool:
         """Whether a piece has samples in this step: a batch smaller than the full one leaves some pieces empty."""
-        shape = self.world.shape
-        number = self._batches.size(self._step) // (shape.num_groups * shape.piece_samples)
-        return piece % shape.pieces_per_shard < number
+        return bool(self.world.shape.microbatches_of(piece, self._batches.size(self._step)))
 
     def _new_sums(self) -> LossSums:
         shape = self.world.shape
         return LossSums(shape.micro_batch_size * self.replica.settings.seq_length // shape.context)
 
-    def _piece_run(self, step: int, pieces: Sequence[int], sums: LossSums, *, forward_only: bool) -> PieceRun:
+    def _piece_run(
+        self, step: int, pieces: Sequence[int], sums: LossSums, batch: int, *, forward_only: bool
+    ) -> PieceRun:
         return PieceRun(
             replica=self.replica,
             world=self.world,
@@ -304,6 +304,7 @@ class MegatronEngine:
             pieces=tuple(pieces),
             forward_step=self._forward_step,
             sums=sums,
+            batch=batch,
             on_piece=None if forward_only else self.on_piece,
             forward_only=forward_only,
             arrivals=None if forward_only else self._outflow.arrivals,
@@ -392,7 +393,7 @@ class MegatronEngine:
         dist.broadcast_object_list(names, src=holder, device=compute_device())
         if not names[0]:
             sums = self._new_sums()
-            self._forward(self._step, (self._probe_piece,), self._source, sums)
+            self._forward(self._step, (self._probe_piece,), self._source, sums, self._batches.size(self._step))
             names = [sum_names(sums.values())]
             dist.broadcast_object_list(names, src=holder, device=compute_device())
         return names[0]

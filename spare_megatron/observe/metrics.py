@@ -55,12 +55,12 @@ class RealPieces:
 
     batches: BatchSchedule
     pieces_per_shard: int
-    """K, the microbatches of a shard, in the largest batch."""
+    """K of the largest batch."""
 
     def __call__(self, step: int, pieces: Iterable[int]) -> int:
         """How many of ``pieces`` have samples in ``step``."""
         full = self.batches.phases[-1][2]
-        number = self.pieces_per_shard * self.batches.size(step) // full
+        number = -(-self.pieces_per_shard * self.batches.size(step) // full)
         return sum(piece % self.pieces_per_shard < number for piece in pieces)
 
 

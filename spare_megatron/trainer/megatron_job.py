@@ -28,8 +28,8 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
-from spare_megatron.data.piece_loader import (
-    PieceLoader,
+from spare_megatron.data.microbatch_loader import (
+    MicrobatchLoader,
     check_enough,
     evaluation_consumed,
     evaluation_source,
@@ -163,16 +163,16 @@ class _Loaders:
         self._job, self._args, self._world, self._start = job, args, world, start
         stack = placement.stacks()[job.place.group].tolist()
         self._hosted = None if job.spare.data == "shared" else frozenset(stack)
-        self._made: list[PieceLoader] = []
+        self._made: list[MicrobatchLoader] = []
 
-    def make(self, name: str, dataset: Any, needed: int) -> PieceLoader:
+    def make(self, name: str, dataset: Any, needed: int) -> MicrobatchLoader:
         """A loader of ``dataset``, which must have ``needed`` samples; it is None on a rank that reads no data."""
         job, batch = self._job, self._job.shape.global_batch_size
         kind = self._args.dataloader_type or "single"
         check_enough(name, dataset, needed, kind)
         batches = self._start.batches(job)
         size = needed if dataset is None else len(dataset)
-        loader = PieceLoader(
+        loader = MicrobatchLoader(
             dataset,
             SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
             inner=self._world.data_rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,22 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     )
     if job.place.is_leader:
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
+        _compare_pieces(job, loaded.args)
     return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
+
+
+def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:
+    """Say what it means that the run which wrote the checkpoint had pieces of other microbatches."""
+    ours, theirs = job.shape.piece_microbatches, before.get("spare_piece_microbatches") or 1
+    if ours != theirs and job.spare.reduce.startswith("exact"):
+        log.warning(
+            "the checkpoint is of a run with --spare-piece-microbatches %s and this run has %d: weights, optimizer and "
+            "scales go on, and sums are as exact as before, but their last bits are not those of a run that goes on "
+            "with %s",
+            theirs,
+            ours,
+            theirs,
+        )
 
 
 def _checkpoint(job: JobArguments) -> Path | None:

@@ -45,15 +45,16 @@ def shape_of(case: dict[str, Any]) -> JobShape:
         tensor=case["tensor"],
         pipeline=case["pipeline"],
         inner_data=case["inner_data"],
+        piece_microbatches=case["piece_microbatches"],
     )
 
 
 def source_of(shape: JobShape, data_rank: int) -> Any:
-    """Microbatches of (step, piece) in Megatron's sampler order."""
+    """Microbatches of (step, number) in Megatron's sampler order."""
 
-    def source(step: int, pieces: Sequence[int]) -> Iterator[dict[str, torch.Tensor]]:
-        for piece in pieces:
-            shard, j = divmod(piece, shape.pieces_per_shard)
+    def source(step: int, numbers: Sequence[int]) -> Iterator[dict[str, torch.Tensor]]:
+        for number in numbers:
+            shard, j = divmod(number, shape.microbatches_per_shard)
             row = (j * shape.num_groups + shard) * shape.inner_data + data_rank
             first = (step - 1) * shape.global_batch_size + row * shape.micro_batch_size
             yield toy.microbatch(range(first, first + shape.micro_batch_size))
@@ -80,6 +81,7 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
         world,
         partial(toy.forward_step, convention=case["convention"]),
         source_of(shape, world.data_rank),
+        method=case["reduce"],
     )
 
 

@@ -43,7 +43,7 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     import pretrain_gpt
     from spare_megatron.checkpoint.saved_args import plain
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
-    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
@@ -63,7 +63,9 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
         provider = pretrain_gpt.train_valid_test_datasets_provider
         built = build_datasets(provider, sample_counts(job.train_iters, args), args, leads=True)
         order = SampleOrder(job.shape, len(built.train))
-        loader = PieceLoader(built.train, order, inner=0, hosted=None, consumed=train_consumed(0, 2), vocab_size=1001)
+        loader = MicrobatchLoader(
+            built.train, order, inner=0, hosted=None, consumed=train_consumed(0, 2), vocab_size=1001
+        )
         pieces = range(job.shape.pieces)
         samples = list(loader(1, pieces))
         engine = MegatronEngine(replica, here, pretrain_gpt.forward_step, loader)

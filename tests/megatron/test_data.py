@@ -100,12 +100,12 @@ def count_writes() -> list[str]:
 def read(job: Any, args: Any, built: Any, group: int, world: Any) -> dict[str, Any]:
     """Every step's microbatches of the group's shard, through the loader and the user's get_batch."""
     import pretrain_gpt
-    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
 
     shape: JobShape = job.shape
     order = SampleOrder(shape, 0 if built.train is None else len(built.train))
-    loader = PieceLoader(
+    loader = MicrobatchLoader(
         built.train,
         order,
         inner=world.data_rank,

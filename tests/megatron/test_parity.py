@@ -24,6 +24,8 @@ BASE: dict[str, Any] = {
     "pipeline": 1,
     "virtual": None,
     "inner_data": 1,
+    "piece_microbatches": 1,
+    "reduce": "fp32",
     "expert": 1,
     "micro_batch_size": 2,
     "global_batch_size": 16,

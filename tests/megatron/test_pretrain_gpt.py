@@ -33,7 +33,7 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     """Two steps of a job of one rank through pretrain_gpt's functions."""
     import pretrain_gpt
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
-    from spare_megatron.data.piece_loader import PieceLoader, train_consumed
+    from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world as group_world
@@ -50,7 +50,7 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     provider = pretrain_gpt.train_valid_test_datasets_provider
     built = build_datasets(provider, sample_counts(job.train_iters, args), args, leads=True)
     order = SampleOrder(shape, len(built.train))
-    loader = PieceLoader(built.train, order, inner=0, hosted=None, consumed=train_consumed(0, 2), vocab_size=1001)
+    loader = MicrobatchLoader(built.train, order, inner=0, hosted=None, consumed=train_consumed(0, 2), vocab_size=1001)
     engine = MegatronEngine(replica, world, pretrain_gpt.forward_step, loader)
     losses = []
     for step in (1, 2):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.data.piece_loader import validation_batch
+from spare_megatron.data.microbatch_loader import validation_batch
 from spare_megatron.data.sampling import SampleOrder, permutation
 
 Rows = list[list[int]]
@@ -37,13 +37,18 @@ def shuffled(total: int, consumed: int, size: int, rank: int, ranks: int, shardi
 
 
 shapes = st.builds(
-    lambda groups, inner, size, pieces: JobShape(
-        num_groups=groups, micro_batch_size=size, global_batch_size=groups * inner * size * pieces, inner_data=inner
+    lambda groups, inner, size, pieces, microbatches: JobShape(
+        num_groups=groups,
+        micro_batch_size=size,
+        global_batch_size=groups * inner * size * pieces * microbatches,
+        inner_data=inner,
+        piece_microbatches=microbatches,
     ),
     st.integers(1, 5),
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 4),
+    st.integers(1, 3),
 )
 
 
@@ -59,9 +64,9 @@ def test_in_order_is_megatrons_sampler(shape: JobShape, steps_before: int, steps
             rank = shard * shape.inner_data + inner
             want = iter(in_order(total, consumed, shape.micro_batch_size, rank, ranks))
             for step in range(steps):
-                for j in range(shape.pieces_per_shard):
-                    piece = shard * shape.pieces_per_shard + j
-                    assert order.microbatch(consumed + step * batch, piece, inner) == next(want)
+                for j in range(shape.microbatches_per_shard):
+                    number = shard * shape.microbatches_per_shard + j
+                    assert order.microbatch(consumed + step * batch, number, inner) == next(want)
             assert list(want) == []
 
 
@@ -76,15 +81,15 @@ def test_shuffled_is_megatrons_random_sampler(
     total = epoch_rows * row + rest % row
     order = SampleOrder(shape, total, "cyclic", sharding)
     consumed = rows_before * row
-    for piece in range(0, shape.pieces, shape.pieces_per_shard):
-        shard = piece // shape.pieces_per_shard
+    for first in range(0, shape.microbatches, shape.microbatches_per_shard):
+        shard = first // shape.microbatches_per_shard
         for inner in range(shape.inner_data):
             rank = shard * shape.inner_data + inner
             want: Rows = []
-            while len(want) < shape.pieces_per_shard:
+            while len(want) < shape.microbatches_per_shard:
                 want += shuffled(total, consumed + len(want) * row, size, rank, ranks, sharding)
-            got = [order.microbatch(consumed, piece + j, inner) for j in range(shape.pieces_per_shard)]
-            assert got == list(islice(want, shape.pieces_per_shard))
+            got = [order.microbatch(consumed, first + j, inner) for j in range(shape.microbatches_per_shard)]
+            assert got == list(islice(want, shape.microbatches_per_shard))
 
 
 @settings(max_examples=30)
@@ -93,9 +98,9 @@ def test_a_step_takes_each_of_its_samples_once(shape: JobShape, kind: str) -> No
     order = SampleOrder(shape, shape.global_batch_size, kind)
     taken = [
         sample
-        for piece in range(shape.pieces)
+        for number in range(shape.microbatches)
         for inner in range(shape.inner_data)
-        for sample in order.microbatch(0, piece, inner)
+        for sample in order.microbatch(0, number, inner)
     ]
     assert sorted(taken) == list(range(shape.global_batch_size))
 
@@ -106,7 +111,7 @@ def test_the_order_of_the_public_contract() -> None:
     order = SampleOrder(shape, 1000)
     i, j, d = 2, 3, 1
     want = [96 + (j * 3 * 2 + i * 2 + d) * 2 + b for b in (0, 1)]
-    assert order.microbatch(96, i * shape.pieces_per_shard + j, d) == want
+    assert order.microbatch(96, i * shape.microbatches_per_shard + j, d) == want
 
 
 def test_the_end_of_the_data() -> None:
@@ -115,7 +120,7 @@ def test_the_end_of_the_data() -> None:
     assert order.microbatch(4, 0, 0) == [4, 5]
     with pytest.raises(IndexError, match="samples 8 to 9 of a data set of 11"):
         order.microbatch(4, 1, 0)
-    with pytest.raises(IndexError, match="piece 4 of 4"):
+    with pytest.raises(IndexError, match="microbatch 4 of 4"):
         order.microbatch(0, 4, 0)
     with pytest.raises(ConfigError, match="the data set has 3 samples, but --dataloader-type cyclic needs at least 4"):
         SampleOrder(shape, 3, "cyclic")

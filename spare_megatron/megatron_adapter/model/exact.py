@@ -5,11 +5,16 @@ says how) and added; integers add exactly in any order, so it does not matter wh
 For each parameter the checksums of its pieces are summed too, as the pieces are added. The checksum is linear, so this
 sum must be the checksum of the accumulator, and its sum over groups the checksum of the reduced result.
 
-Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to 8 bytes per element for
-int64. During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into
-the same memory.
+A piece of several microbatches is summed in fp32 first, in megatron-core's gradient buffer and with its arithmetic; the
+last microbatch's gradient and this partial sum are added, rounded and taken into the accumulator in one pass over
+memory. Whoever computes a piece adds its microbatches in the same order, so these bits do not depend on it either.
 
-May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass. Promises:
+Memory: where pieces are single microbatches, the accumulator uses the storage of megatron-core's fp32 gradient buffer,
+enlarged to the size of the integers. During a step it has integers; after the commit they are no longer needed, and the
+fp32 gradient is written into the same memory. Where pieces have several, that buffer has the partial sums until then.
+
+May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass; backward
+passes of one rank run one after the other, and those of a chunk in the order of its microbatches. Promises:
 what :meth:`ExactGradients.tensors` returns depends on the *set* of pieces alone.
 """
 
@@ -40,16 +45,17 @@ run, for points within a backward pass; else 0."""
 
 
 class _Buffer:
-    """One of megatron-core's gradient buffers, with an integer accumulator in the same memory."""
+    """One of megatron-core's gradient buffers, with an integer accumulator, in the same memory where ``shared``."""
 
-    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype, shared: bool) -> None:
         gradient = buffer.grad_data
-        storage = gradient.untyped_storage()
-        assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
-        storage.resize_(dtype.itemsize * gradient.numel())
         self.gradient = gradient
-        self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
-        self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
+        self.accumulator = torch.empty(0 if shared else gradient.numel(), dtype=dtype, device=gradient.device)
+        if shared:
+            storage = gradient.untyped_storage()
+            assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
+            storage.resize_(dtype.itemsize * gradient.numel())
+            self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
         """The parts of the sum that each rank of ``group`` keeps."""
@@ -66,10 +72,14 @@ class ExactGradients:
         self._buffers: list[_Buffer] = []
         self._slots: list[Slot] = []
         self._numbers: dict[torch.nn.Parameter, int] = {}
+        self._chunks: list[int] = []
+        """The chunk of each slot."""
+        self.needs_all = world.shape.piece_microbatches > 1
         for number, buffer, group in gradient_buffers(replica):
             chunk = replica.chunks[number]
             names = {parameter: name for name, parameter in chunk.module.named_parameters()}
             self._add(buffer, group, names, kind.dtype)
+            self._chunks += [number] * (len(self._slots) - len(self._chunks))
         for chunk in replica.chunks:
             chunk.accumulate = self._accumulate
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
@@ -84,6 +94,10 @@ class ExactGradients:
         self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
         """Memory to which audited gradients are added; it is never read."""
         self._flips, self._n = flips, 0
+        self._partial: set[int] = set()
+        """Slots whose part of the gradient buffer has the sum of the first microbatches of a piece."""
+        self._chunk, self._ends_piece = 0, True
+        """Of the present backward pass: its chunk, and whether it is of a piece's last microbatch."""
         self._checked = 0
         """Number of parameters whose accumulators were checked before they left in the present run."""
         self._given: tuple[torch.Tensor, ...] = ()
@@ -93,7 +107,7 @@ class ExactGradients:
     def _add(
         self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
     ) -> None:
-        mine, end = _Buffer(buffer, group, dtype), 0
+        mine, end = _Buffer(buffer, group, dtype, shared=not self.needs_all), 0
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
             self._numbers[parameter] = len(self._slots)
             last = self._slots[-1] if self._slots else None
@@ -135,6 +149,7 @@ class ExactGradients:
         for buffer in self._buffers:
             buffer.accumulator.zero_()
         self._reports.zero_()
+        self._partial.clear()
         self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
 
@@ -146,27 +161,47 @@ class ExactGradients:
         flat = gradient.detach().contiguous().view(-1)
         if self._flips("gradient", self._n):
             flip_bit(flat)
+        if self._ends_piece:
+            self._take(number, flat, self._partial_of(number) if number in self._partial else None)
+        elif number in self._partial:
+            self._partial_of(number).add_(flat)
+        else:
+            self._partial_of(number).copy_(flat)
+            self._partial.add(number)
+
+    def _take(self, number: int, gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
+        """Add the rounded gradient of a piece, ``gradient`` or the fp32 sum of both, to the accumulator; of an audited
+        piece to the scratch memory."""
+        slot, report = self._slots[number], self.pieces.report
+        if report is not None:
+            accumulator = self._room(slot.size)
+        else:
+            report, accumulator = self._reports, self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
+        self.format.add(number, gradient, partial, accumulator, report[number])
+        self._partial.discard(number)
+
+    def _partial_of(self, number: int) -> torch.Tensor:
         slot = self._slots[number]
-        if self.pieces.report is not None:
-            self.format.add(number, flat, self._room(slot.size), self.pieces.report[number])
-            return
-        accumulator = self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
-        self.format.add(number, flat, accumulator, self._reports[number])
+        return self._buffers[slot.buffer].gradient[slot.start : slot.stop]
 
     def _room(self, size: int) -> torch.Tensor:
         if self._scratch.numel() < size:
             self._scratch = self._scratch.new_zeros(max(slot.size for slot in self._slots))
         return self._scratch[:size]
 
-    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
-        """Note that a backward pass of ``piece``, the ``n``-th of a run, begins; audited pieces are added to no
-        accumulator."""
-        self._n = n
+    def pass_begins(self, chunk: int, piece: int, n: int, *, audited: bool, ends_piece: bool) -> None:
+        """Note that a backward pass of a microbatch of ``piece``, the ``n``-th of a run, begins on ``chunk``; audited
+        pieces are added to no accumulator."""
+        self._n, self._chunk, self._ends_piece = n, chunk, ends_piece
         self.pieces.pass_begins(piece, audited)
 
     def pass_ends(self) -> None:
-        """Note that the backward pass is over."""
-        self._n = 0
+        """Note that the backward pass is over. Where it ends a piece, take the sums of parameters that it left out, as
+        of experts to which its microbatch sent no token."""
+        if self._ends_piece and self._partial:
+            for number in sorted(number for number in self._partial if self._chunks[number] == self._chunk):
+                self._take(number, self._partial_of(number), None)
+        self._n, self._ends_piece = 0, True
         self.pieces.pass_ends()
 
     def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
@@ -297,9 +332,9 @@ class ExactGradients:
         return f"the {what} of {name}{more} does not have the checksum of its pieces"
 
     def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """After the commit, write sums / divisor into the fp32 gradients, which overwrite the accumulators, and choose
-        the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group where sums
-        are scattered."""
+        """After the commit, write sums / divisor into the fp32 gradients, which may have the accumulators' memory, and
+        choose the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group
+        where sums are scattered."""
         for buffer in self._buffers:
             for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
                 gap.zero_()
@@ -324,7 +359,8 @@ def _unit_bits(replica: Replica, world: GroupWorld) -> int:
     """log2, rounded up, of how many times larger than a mean loss a piece's loss is; see ``Scales``."""
     shape = world.shape
     tokens = shape.micro_batch_size * replica.settings.seq_length // shape.context
-    return (tokens - 1).bit_length() if replica.config.calculate_per_token_loss else 0
+    units = tokens if replica.config.calculate_per_token_loss else 1
+    return (shape.piece_microbatches * units - 1).bit_length()
 
 
 def flip_bit(values: torch.Tensor) -> None:

@@ -1,17 +1,18 @@
 """Runs a list of pieces through megatron-core's pipeline schedule, as one continuous pipeline.
 
-:class:`PieceRun` wraps the user's forward step for the schedule: it sets the generator states of each piece, tells the
-caller which piece this stage computes, collects what the loss function returns, and cancels the effects of pieces that
-only fill up an interleaved pipeline (*pads*).
+:class:`PieceRun` wraps the user's forward step for the schedule: it sets the generator states of each microbatch, tells
+the caller which piece this stage computes, collects what the loss function returns, and cancels the effects of
+microbatches that only fill up an interleaved pipeline (*pads*).
 
-May assume: every rank of the group runs the same list. Promises: a pad adds exactly zero to every gradient, to the loss
+May assume: every rank of the group runs the same list. Each chunk computes the microbatches of a run in the list's
+order, forward and backward. Promises: a pad adds exactly zero to every gradient, to the loss
 sums and to the routing counts; the contribution of a piece does not depend on the other pieces of the list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch.autograd import Variable
 
 from spare_megatron.config.engine_hooks import PieceHook
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
@@ -34,9 +36,9 @@ from spare_megatron.megatron_adapter.model.world import GroupWorld
 ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""
 
-PieceSource = Callable[[int, Sequence[int]], Iterator[Any]]
-"""(step, pieces) -> iterator over this rank's microbatch of each piece, in order. It is called once for each chunk, but
-consumed only where the forward step reads samples, so it must cost nothing before."""
+MicrobatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
+"""(step, numbers) -> iterator over this rank's microbatches of these numbers, in order. It is called once for each
+chunk, but consumed only where the forward step reads samples, so it must cost nothing before."""
 
 _AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
 
@@ -44,9 +46,12 @@ _AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
 class PassWatch(Protocol):
     """Is told to which piece each backward pass of this rank belongs."""
 
-    def pass_begins(self, piece: int, n: int, audited: bool) -> None:
-        """A backward pass of ``piece`` begins. ``n`` is its number in the run, where audited pieces are counted after
-        the others, though they run first."""
+    needs_all: bool
+    """Whether each backward pass must be told of; else passes of chunks whose output is no tensor are left out."""
+
+    def pass_begins(self, chunk: int, piece: int, n: int, *, audited: bool, ends_piece: bool) -> None:
+        """A backward pass of one microbatch of ``piece`` begins on ``chunk``; ``ends_piece``: of its last one. ``n`` is
+        the piece's number in the run, where audited pieces are counted after the others, though they run first."""
 
     def pass_ends(self) -> None:
         """The backward pass is over."""
@@ -62,6 +67,8 @@ class PieceRun:
     pieces: Sequence[int]
     forward_step: ForwardStep
     sums: LossSums
+    batch: int
+    """Samples of the step's batch: a small one has fewer pieces, and the last one may be short."""
     on_piece: PieceHook | None = None
     forward_only: bool = False
     arrivals: Arrivals | None = None
@@ -70,24 +77,22 @@ class PieceRun:
     """Audited pieces: only ``passes`` takes their gradients, and they count in no sum. They run before the others, so
     that the run ends with a gradient that is summed."""
     passes: PassWatch | None = None
-    pads: int = 0
+    _order: Sequence[_Which] = ()
     _started: list[int] = field(default_factory=list)
     _finished: int = 0
 
-    def execute(self, source: PieceSource, seq_length: int) -> None:
+    def execute(self, source: MicrobatchSource, seq_length: int) -> None:
         """Run all pieces forward and, unless ``forward_only``, backward into the gradient buffers."""
         chunks, config, shape = self.replica.chunks, self.replica.config, self.world.shape
         self._started = [0] * len(chunks)
         self._finished = 0
-        order = [*self.audits, *self.pieces]
-        self.pads = max(0, shape.pipeline - len(order)) if self.world.virtual_pipeline else 0
-        order += [order[-1]] * self.pads
+        order = self._order = self._ordered()
         for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
             self._set_run_fields(chunk_config, len(order))
         run = get_forward_backward_func()
         run(
             forward_step_func=self._forward_step,
-            data_iterator=[source(self.step, order) for _ in chunks],
+            data_iterator=[source(self.step, [which.microbatch for which in order]) for _ in chunks],
             model=list(chunks),
             num_microbatches=len(order),
             seq_length=seq_length,
@@ -96,6 +101,21 @@ class PieceRun:
             forward_only=self.forward_only,
         )
         config.grad_scale_func = None
+
+    def _ordered(self) -> list[_Which]:
+        """What the run computes: the microbatches of the audits, then those of the pieces, then pads."""
+        order = []
+        for pieces, is_audit in ((self.audits, True), (self.pieces, False)):
+            for n, piece in enumerate(pieces):
+                numbers = self.world.shape.microbatches_of(piece, self.batch)
+                order += [
+                    _Which(piece, number, n, number == numbers[0], number == numbers[-1], is_audit=is_audit)
+                    for number in numbers
+                ]
+        if self.world.virtual_pipeline:
+            pad = replace(order[-1], is_audit=False, is_pad=True)
+            order += [pad] * (self.world.shape.pipeline - len(order))
+        return order
 
     def _set_run_fields(self, config: Any, load: int) -> None:
         """Set the fields that the schedule reads from the config, for a run of ``load`` microbatches.
@@ -116,36 +136,25 @@ class PieceRun:
 
     def _forward_step(self, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         chunk = next(index for index, candidate in enumerate(self.replica.chunks) if candidate is model)
-        which = self._which(self._started[chunk])
+        which, last = self._order[self._started[chunk]], self._started[chunk] == len(self._order) - 1
         self._started[chunk] += 1
-        if chunk == 0 and not which.is_pad:
+        if chunk == 0 and which.begins_piece and not which.is_pad:
             self._tell("audit" if which.is_audit else "forward", which.n)
-        self._set_states(which.piece, chunk)
+        self._set_states(which.microbatch, chunk)
         counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
         _restore(counts)
         if not self.forward_only:
-            self._watch_backward(output, model, chunk, which)
+            self._watch_backward(output, model, chunk, which, last)
         return output, self._wrap_loss(loss_function, which)
-
-    def _which(self, index: int) -> _Which:
-        """The piece, audit or pad at position ``index`` of the run."""
-        audits, pieces = self.audits, self.pieces
-        order = len(audits) + len(pieces)
-        if index >= order:
-            return _Which(pieces[-1] if pieces else audits[-1], 0, is_pad=True, is_last=index == order + self.pads - 1)
-        is_last = index == order + self.pads - 1
-        if index < len(audits):
-            return _Which(audits[index], index, is_audit=True, is_last=is_last)
-        return _Which(pieces[index - len(audits)], index - len(audits), is_last=is_last)
 
     def _tell(self, phase: str, n: int) -> None:
         if self.on_piece is not None:
             self.on_piece(phase, n)
 
-    def _set_states(self, piece: int, chunk: int) -> None:
+    def _set_states(self, number: int, chunk: int) -> None:
         shape, world = self.world.shape, self.world
-        shard, j = divmod(piece, shape.pieces_per_shard)
+        shard, j = divmod(number, shape.microbatches_per_shard)
         microbatch = (j * shape.num_groups + shard) * shape.inner_data + world.data_rank
         keys = rng.RankKeys(
             pipeline=world.pipeline_rank,
@@ -172,12 +181,17 @@ class PieceRun:
 
     # ---------------------------------------------------------------------------------------- backward side
 
-    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which) -> None:
-        """Have autograd call back when the backward of this piece on this chunk begins and ends.
+    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which, last: bool) -> None:
+        """Have autograd call back when the backward of this microbatch on this chunk begins and ends.
 
         The hook on the chunk's output runs first in that backward pass; a callback that it queues with the engine
         runs when the pass is over (the mechanism of torch's own DDP).
         """
+        if not torch.is_tensor(output) and self.passes is not None and self.passes.needs_all:
+            raise ConfigError(
+                f"the forward step returned {type(output).__name__}, but pieces of several microbatches need a tensor, "
+                "whose backward pass tells where a piece ends; use --spare-piece-microbatches 1"
+            )
         if not (torch.is_tensor(output) and output.requires_grad):
             return
 
@@ -185,10 +199,10 @@ class PieceRun:
             restore = self._weigh_nothing(model) if which.is_pad else None
             counts = self._routing_counts(model) if which.is_audit else []
             if self.arrivals is not None:
-                self.arrivals.pass_begins(chunk, last=which.is_last)
+                self.arrivals.pass_begins(chunk, last=last)
             if self.passes is not None and not which.is_pad:
                 n = which.n + len(self.pieces) if which.is_audit else which.n
-                self.passes.pass_begins(which.piece, n, which.is_audit)
+                self.passes.pass_begins(chunk, which.piece, n, audited=which.is_audit, ends_piece=which.ends_piece)
 
             def ends() -> None:
                 if self.passes is not None:
@@ -198,7 +212,7 @@ class PieceRun:
                 _restore(counts)
                 if restore is not None:
                     restore()
-                elif chunk == 0:
+                elif chunk == 0 and which.ends_piece:
                     self._done(which)
 
             Variable._execution_engine.queue_callback(ends)
@@ -234,15 +248,16 @@ class PieceRun:
 
 @dataclass(frozen=True)
 class _Which:
-    """What a run computes at one position: a piece, an audit or a pad."""
+    """What a run computes at one position: a microbatch of a piece or of an audit, or a pad."""
 
     piece: int
+    microbatch: int
     n: int
-    """Its number among the pieces, or among the audits."""
+    """The piece's number among the pieces, or among the audits."""
+    begins_piece: bool
+    ends_piece: bool
     is_audit: bool = False
     is_pad: bool = False
-    is_last: bool = False
-    """Whether it is the last of the run."""
 
 
 def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -1,8 +1,8 @@
-"""Loads the microbatches of pieces: collated, read ahead by threads, and only for shards that the group hosts.
+"""Loads microbatches: collated, read ahead by threads, and only for shards that the group hosts.
 
-A :class:`PieceLoader` is the engine's source of data: called with a step and a list of pieces, it returns an iterator
-over this rank's microbatch of each piece, in order. It guesses what to read ahead (the same pieces in the next step),
-but what it returns depends on (step, piece) alone. Evaluation uses the same class with another data set and another
+A :class:`MicrobatchLoader` is the engine's source of data: called with a step and the numbers of microbatches, it
+returns an iterator over them, in order. It guesses what to read ahead (the same numbers in the next step), but what it
+returns depends on (step, number) alone. Evaluation uses the same class with another data set and another
 count of consumed samples.
 """
 
@@ -25,10 +25,10 @@ Microbatch = Any
 
 
 class ShardNotHostedError(RuntimeError):
-    """The shard of a requested piece is not hosted by this group: the plan or the placement is wrong."""
+    """The shard of a requested microbatch is not hosted by this group: the plan or the placement is wrong."""
 
 
-class PieceLoader:
+class MicrobatchLoader:
     """Microbatches of one data set on one rank. Thread-safe; close it when the job ends."""
 
     def __init__(
@@ -46,7 +46,7 @@ class PieceLoader:
         """
         Args:
             dataset: samples by number, with ``len()``; None on a rank that needs no data.
-            order: which samples each piece has.
+            order: which samples each microbatch has.
             inner: this rank's index among the D inner data-parallel ranks of its group.
             hosted: shards that the group hosts; None means all.
             consumed: number of samples consumed before a step (or before an evaluation's batch).
@@ -69,26 +69,28 @@ class PieceLoader:
         """Change the hosted shards (a new placement)."""
         self._hosted = hosted
 
-    def __call__(self, step: int, pieces: Sequence[int]) -> Iterator[Microbatch]:
-        """The microbatches of ``pieces`` in ``step``. Nothing is read before the first is asked for."""
-        return self._iterate(step, tuple(pieces))
+    def __call__(self, step: int, numbers: Sequence[int]) -> Iterator[Microbatch]:
+        """The microbatches ``numbers`` of ``step``. Nothing is read before the first is asked for."""
+        return self._iterate(step, tuple(numbers))
 
-    def _iterate(self, step: int, pieces: tuple[int, ...]) -> Iterator[Microbatch]:
+    def _iterate(self, step: int, numbers: tuple[int, ...]) -> Iterator[Microbatch]:
         if self._dataset is None:
             raise RuntimeError("this rank has no data: only the first and the last pipeline stage read samples")
-        for piece in pieces:
-            self._check_hosted(piece)
-        wanted = [(step, piece) for piece in pieces] + [(step + 1, piece) for piece in pieces]
+        for number in numbers:
+            self._check_hosted(number)
+        wanted = [(step, number) for number in numbers] + [(step + 1, number) for number in numbers]
         self._forget_before(step)
-        for index, piece in enumerate(pieces):
+        for index, number in enumerate(numbers):
             self._read_ahead(wanted[index : index + 1 + self._ahead])
-            yield self._take(step, piece)
+            yield self._take(step, number)
             self._read_ahead(wanted[index + 1 : index + 1 + self._ahead])
 
-    def _check_hosted(self, piece: int) -> None:
-        shard = piece // self._order.shape.pieces_per_shard
+    def _check_hosted(self, number: int) -> None:
+        shard = number // self._order.shape.microbatches_per_shard
         if self._hosted is not None and shard not in self._hosted:
-            raise ShardNotHostedError(f"piece {piece} is of shard {shard}, but this group hosts {sorted(self._hosted)}")
+            raise ShardNotHostedError(
+                f"microbatch {number} is of shard {shard}, but this group hosts {sorted(self._hosted)}"
+            )
 
     def _read_ahead(self, wanted: Sequence[tuple[int, int]]) -> None:
         if self._pool is None:
@@ -98,18 +100,18 @@ class PieceLoader:
                 if key not in self._reading and self._exists(*key):
                     self._reading[key] = self._pool.submit(self._read, *key)
 
-    def _exists(self, step: int, piece: int) -> bool:
-        """Whether the piece has samples in that step: the step after the last one may have none."""
+    def _exists(self, step: int, number: int) -> bool:
+        """Whether the microbatch has samples in that step: the step after the last one may have none."""
         try:
-            self._order.microbatch(self._consumed(step), piece, self._inner)
+            self._order.microbatch(self._consumed(step), number, self._inner)
         except IndexError:
             return False
         return True
 
-    def _take(self, step: int, piece: int) -> Microbatch:
+    def _take(self, step: int, number: int) -> Microbatch:
         with self._lock:
-            reading = self._reading.pop((step, piece), None)
-        return self._read(step, piece) if reading is None else reading.result()
+            reading = self._reading.pop((step, number), None)
+        return self._read(step, number) if reading is None else reading.result()
 
     def _forget_before(self, step: int) -> None:
         """Drop what was read ahead for steps before ``step`` and never used."""
@@ -117,15 +119,15 @@ class PieceLoader:
             for key in [key for key in self._reading if key[0] < step]:
                 self._reading.pop(key).cancel()
 
-    def _read(self, step: int, piece: int) -> Microbatch:
+    def _read(self, step: int, number: int) -> Microbatch:
         try:
-            numbers = self._order.microbatch(self._consumed(step), piece, self._inner)
+            chosen = self._order.microbatch(self._consumed(step), number, self._inner)
         except IndexError as error:
             raise ConfigError(
                 f"step {step} needs {error}; use more data, fewer --train-iters or --dataloader-type cyclic"
             ) from None
-        samples = [self._dataset[number] for number in numbers]
-        self._check_tokens(samples, numbers)
+        samples = [self._dataset[index] for index in chosen]
+        self._check_tokens(samples, chosen)
         return default_collate(samples)
 
     def _check_tokens(self, samples: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -171,6 +173,6 @@ def validation_batch(state: int, iteration: int, eval_iters: int, eval_interval:
     return (rounds if final else rounds - 1) * eval_iters + iteration
 
 
-def evaluation_source(loader: PieceLoader, batch: int) -> Callable[[int, Sequence[int]], Iterator[Microbatch]]:
-    """A source of data that returns the pieces of evaluation batch ``batch``, whatever step it is called with."""
-    return lambda _step, pieces: loader(batch, pieces)
+def evaluation_source(loader: MicrobatchLoader, batch: int) -> Callable[[int, Sequence[int]], Iterator[Microbatch]]:
+    """A source of data that returns the microbatches of evaluation batch ``batch``, whatever step it is called with."""
+    return lambda _step, numbers: loader(batch, numbers)

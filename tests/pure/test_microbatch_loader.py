@@ -10,8 +10,8 @@ import torch
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.data.piece_loader import (
-    PieceLoader,
+from spare_megatron.data.microbatch_loader import (
+    MicrobatchLoader,
     ShardNotHostedError,
     check_enough,
     evaluation_consumed,
@@ -46,8 +46,8 @@ def samples() -> Samples:
 
 
 @pytest.fixture(params=[0, 2], ids=["no threads", "two threads"])
-def loader(samples: Samples, request: pytest.FixtureRequest) -> Iterator[PieceLoader]:
-    made = PieceLoader(
+def loader(samples: Samples, request: pytest.FixtureRequest) -> Iterator[MicrobatchLoader]:
+    made = MicrobatchLoader(
         samples,
         SampleOrder(SHAPE, len(samples)),
         inner=0,
@@ -63,7 +63,7 @@ def wanted(step: int, piece: int) -> list[int]:
     return SampleOrder(SHAPE, 240).microbatch((step - 1) * 24, piece, 0)
 
 
-def test_each_piece_gets_its_samples(loader: PieceLoader, samples: Samples) -> None:
+def test_each_piece_gets_its_samples(loader: MicrobatchLoader, samples: Samples) -> None:
     plans = {1: [0, 1, 2, 3], 2: [0, 1, 2, 3, 8, 9], 3: [9, 8, 8], 5: [11]}
     for step, pieces in plans.items():
         for piece, batch in zip(pieces, loader(step, pieces), strict=True):
@@ -74,7 +74,7 @@ def test_each_piece_gets_its_samples(loader: PieceLoader, samples: Samples) -> N
     assert set(samples.read) <= needed
 
 
-def test_nothing_is_read_before_it_is_asked_for(loader: PieceLoader, samples: Samples) -> None:
+def test_nothing_is_read_before_it_is_asked_for(loader: MicrobatchLoader, samples: Samples) -> None:
     iterator = loader(1, [0, 1])
     assert samples.read == []
     next(iterator)
@@ -82,7 +82,7 @@ def test_nothing_is_read_before_it_is_asked_for(loader: PieceLoader, samples: Sa
     assert set(wanted(1, 0)) <= set(samples.read)
 
 
-def test_the_last_step_reads_nothing_behind_the_end(loader: PieceLoader, samples: Samples) -> None:
+def test_the_last_step_reads_nothing_behind_the_end(loader: MicrobatchLoader, samples: Samples) -> None:
     list(loader(10, [0, 1, 2, 3]))
     loader.close()
     assert max(samples.read) < 240
@@ -90,8 +90,10 @@ def test_the_last_step_reads_nothing_behind_the_end(loader: PieceLoader, samples
         list(loader(11, [0]))
 
 
-def test_a_shard_that_is_not_hosted_is_refused_before_anything_is_read(loader: PieceLoader, samples: Samples) -> None:
-    with pytest.raises(ShardNotHostedError, match=r"piece 4 is of shard 1, but this group hosts \[0, 2\]"):
+def test_a_shard_that_is_not_hosted_is_refused_before_anything_is_read(
+    loader: MicrobatchLoader, samples: Samples
+) -> None:
+    with pytest.raises(ShardNotHostedError, match=r"microbatch 4 is of shard 1, but this group hosts \[0, 2\]"):
         next(loader(1, [0, 4]))
     assert samples.read == []
     loader.host(None)
@@ -100,7 +102,7 @@ def test_a_shard_that_is_not_hosted_is_refused_before_anything_is_read(loader: P
 
 def test_a_rank_without_data_may_be_given_the_iterator_but_must_not_read_it() -> None:
     order = SampleOrder(SHAPE, 240)
-    loader = PieceLoader(None, order, inner=0, hosted=None, consumed=train_consumed(0, 24))
+    loader = MicrobatchLoader(None, order, inner=0, hosted=None, consumed=train_consumed(0, 24))
     iterator = loader(1, [0])
     with pytest.raises(RuntimeError, match="this rank has no data"):
         next(iterator)
@@ -109,7 +111,7 @@ def test_a_rank_without_data_may_be_given_the_iterator_but_must_not_read_it() ->
 
 def test_tokens_outside_the_vocabulary(samples: Samples) -> None:
     order = SampleOrder(SHAPE, 240)
-    loader = PieceLoader(samples, order, inner=0, hosted=None, consumed=train_consumed(0, 24), vocab_size=24)
+    loader = MicrobatchLoader(samples, order, inner=0, hosted=None, consumed=train_consumed(0, 24), vocab_size=24)
     list(loader(1, [0]))
     with pytest.raises(ConfigError, match=r"sample 24 of the data has token id 24, but .* has 24 ids"):
         list(loader(2, [0]))
@@ -121,7 +123,9 @@ def test_an_error_of_the_data_set_reaches_the_caller(samples: Samples) -> None:
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
             raise OSError("the disk is gone")
 
-    loader = PieceLoader(Broken(240), SampleOrder(SHAPE, 240), inner=0, hosted=None, consumed=train_consumed(0, 24))
+    loader = MicrobatchLoader(
+        Broken(240), SampleOrder(SHAPE, 240), inner=0, hosted=None, consumed=train_consumed(0, 24)
+    )
     with pytest.raises(OSError, match="the disk is gone"):
         list(loader(1, [0]))
     loader.close()
@@ -129,7 +133,7 @@ def test_an_error_of_the_data_set_reaches_the_caller(samples: Samples) -> None:
 
 def test_evaluation_batches_count_over_the_whole_job(samples: Samples) -> None:
     order = SampleOrder(SHAPE, 240)
-    loader = PieceLoader(samples, order, inner=0, hosted=None, consumed=evaluation_consumed(24))
+    loader = MicrobatchLoader(samples, order, inner=0, hosted=None, consumed=evaluation_consumed(24))
     got = next(evaluation_source(loader, 3)(17, [5]))["tokens"][:, 0].tolist()
     assert got == order.microbatch(72, 5, 0)
     loader.close()

@@ -59,7 +59,7 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
             total.add_(whole)
             report_[0] += whole.mul_(weights).sum()
 
-        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, False)
+        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, None)
         yield Case(
             f"accumulate {str(dtype).removeprefix('torch.')}",
             16 + gradient.element_size(),
@@ -78,7 +78,7 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
         narrow.add_(whole)
         report_[0] += whole.mul_(weights).sum()
 
-    arguments32 = (gradient, narrow, exponents, 0, 30, report_, False)
+    arguments32 = (gradient, narrow, exponents, 0, 30, report_, None)
     yield Case(
         "accumulate32 float32",
         12,

@@ -56,23 +56,29 @@ SPARE_INLINE double power_of_two(int exponent) { return from_bits((uint64_t)(exp
 struct Fp32 {
   typedef uint32_t Bits;
   enum { mantissa = 23, bias = 127, max_finite = 0x7f7fffff, magnitude = 0x7fffffff };
-  SPARE_INLINE double value(uint32_t bits) { return (double)float_from_bits(bits); }
+  SPARE_INLINE float single(uint32_t bits) { return float_from_bits(bits); }
 };
 
 struct Bf16 {
   typedef uint16_t Bits;
   enum { mantissa = 7, bias = 127, max_finite = 0x7f7f, magnitude = 0x7fff };
-  SPARE_INLINE double value(uint32_t bits) { return (double)float_from_bits(bits << 16); }
+  SPARE_INLINE float single(uint32_t bits) { return float_from_bits(bits << 16); }
 };
 
 struct Fp16 {
   typedef uint16_t Bits;
   enum { mantissa = 10, bias = 15, max_finite = 0x7bff, magnitude = 0x7fff };
   // The bits read as fp32 are the value times 2^-112, denormal numbers included.
-  SPARE_INLINE double value(uint32_t bits) {
-    return (double)float_from_bits((bits & 0x7fff) << 13 | (bits & 0x8000) << 16) * 0x1p112;
+  SPARE_INLINE float single(uint32_t bits) {
+    return float_from_bits((bits & 0x7fff) << 13 | (bits & 0x8000) << 16) * 0x1p112f;
   }
 };
+
+// Exact, as every finite number of the format is one of fp32.
+template <class Format>
+SPARE_INLINE double value_of(uint32_t bits) {
+  return (double)Format::single(bits);
+}
 
 // The largest bit pattern whose finite magnitude is at most 2^power.
 template <class Format>
@@ -105,7 +111,7 @@ SPARE_INLINE uint64_t round_checked(uint32_t bits, double scale, double bound, u
     *flags |= SPARE_NOT_FINITE;
     return 0;
   }
-  double value = Format::value(bits) * scale;
+  double value = value_of<Format>(bits) * scale;
   if (value > bound || value < -bound) {
     *flags |= SPARE_OVERFLOW;
     value = value > 0 ? bound : -bound;

@@ -82,14 +82,40 @@ __device__ void store_four(Element* data, int64_t at, int64_t count, const Eleme
     if (at + k >= 0 && at + k < count) data[at + k] = values[k];
 }
 
-template <class Format, class Accumulator>
+// What is rounded, as bits of a format: the source, or its sum with the partial in fp32.
+template <class Source, bool partial>
+struct Rounded {
+  typedef Source Format;
+};
+
+template <class Source>
+struct Rounded<Source, true> {
+  typedef Fp32 Format;
+};
+
+template <class Source, bool partial>
+__device__ void load_rounded(const SpareAccumulate& job, int64_t at,
+                             typename Rounded<Source, partial>::Format::Bits* bits) {
+  const typename Source::Bits* source = static_cast<const typename Source::Bits*>(job.source);
+  if constexpr (partial) {
+    typename Source::Bits own[kPerThread];
+    float earlier[kPerThread];
+    load_four(source, at, job.count, own);
+    load_four(job.partial, at, job.count, earlier);
+    for (int k = 0; k < kPerThread; ++k)
+      bits[k] = float_to_bits(__fadd_rn(earlier[k], Source::single(own[k])));
+  } else {
+    load_four(source, at, job.count, bits);
+  }
+}
+
+template <class Source, class Accumulator, bool partial>
 __global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate job, int64_t blocks) {
-  typedef typename Format::Bits Bits;
+  typedef typename Rounded<Source, partial>::Format Format;
   uint64_t weights[kPerThread];
   checksum_weights(weights);
   const int64_t first_block = job.first_index / SPARE_BLOCK;
   const double bound = power_of_two(job.bound_bits);
-  Bits* source = static_cast<Bits*>(job.source);
   Accumulator* accumulator = static_cast<Accumulator*>(job.accumulator);
   uint32_t flags = 0;
   uint64_t total = 0;
@@ -99,23 +125,21 @@ __global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate jo
     const int exponent = job.exponents ? job.exponents[number] : job.exponent;
     const double scale = power_of_two(exponent);
     const uint32_t limit = threshold<Format>(job.bound_bits - exponent);
-    Bits bits[kPerThread];
+    typename Format::Bits bits[kPerThread];
     Accumulator sums[kPerThread];
-    load_four(source, at, job.count, bits);
+    load_rounded<Source, partial>(job, at, bits);
     load_four(accumulator, at, job.count, sums);
     uint64_t sum = 0;
     for (int k = 0; k < kPerThread; ++k) {
       uint64_t value;
       if ((bits[k] & Format::magnitude) <= limit)
-        value = static_cast<uint64_t>(__double2ll_rn(Format::value(bits[k]) * scale));
+        value = static_cast<uint64_t>(__double2ll_rn(value_of<Format>(bits[k]) * scale));
       else
         value = round_checked<Format>(bits[k], scale, bound, &flags);
       sums[k] = static_cast<Accumulator>(static_cast<uint64_t>(sums[k]) + value);
       sum += value * weights[k];
-      bits[k] = 0;
     }
     store_four(accumulator, at, job.count, sums);
-    if (job.zero_source) store_four(source, at, job.count, bits);
     total += checksum_factor(block) * sum;
   }
   add_sum(job.report, total);
@@ -151,7 +175,7 @@ __device__ double add_lanes(double even, double odd) {
 __device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
 __device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
 __device__ double load_one(float value) { return value; }
-__device__ double load_one(uint16_t bits) { return Bf16::value(bits); }
+__device__ double load_one(uint16_t bits) { return value_of<Bf16>(bits); }
 
 template <class Element>
 __device__ Element magnitude(Element value) {
@@ -366,12 +390,20 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const uint8_t* data, i
   add_sum(sums + 1, totals[1]);
 }
 
-template <class Format>
+template <class Source, class Accumulator>
+void accumulate_into(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
+  if (job.partial)
+    accumulate_kernel<Source, Accumulator, true><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+  else
+    accumulate_kernel<Source, Accumulator, false><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+}
+
+template <class Source>
 void accumulate_from(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
   if (job.accumulator_type == SPARE_INT64)
-    accumulate_kernel<Format, int64_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+    accumulate_into<Source, int64_t>(job, blocks, stream);
   else
-    accumulate_kernel<Format, int32_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+    accumulate_into<Source, int32_t>(job, blocks, stream);
 }
 
 template <class Element, class Destination>

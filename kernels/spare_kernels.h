@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 3
+#define SPARE_KERNELS_VERSION 4
 
 #define SPARE_BLOCK 1024
 #define SPARE_LANES 64
@@ -20,9 +20,11 @@ enum SpareFloat { SPARE_FP32 = 0, SPARE_BF16 = 1, SPARE_FP16 = 2 };
 enum SpareElement { SPARE_INT64 = 0, SPARE_INT32 = 1, SPARE_FLOAT = 2 };
 enum SpareFlag { SPARE_OVERFLOW = 1, SPARE_NOT_FINITE = 2 };
 
-// accumulator += rint(source * 2^exponent). exponents: one for each block of the index space, or null for `exponent`.
+// accumulator += rint(source * 2^exponent), or with a `partial` rint((partial + source) * 2^exponent), where the sum in
+// brackets is rounded to fp32. exponents: one for each block of the index space, or null for `exponent`.
 struct SpareAccumulate {
-  void* source;
+  const void* source;
+  const float* partial;
   void* accumulator;
   const int16_t* exponents;
   int64_t* report;  // [0] += checksum, [1] |= flags
@@ -32,7 +34,6 @@ struct SpareAccumulate {
   int32_t accumulator_type;  // SPARE_INT64 or SPARE_INT32
   int32_t exponent;
   int32_t bound_bits;
-  int32_t zero_source;
 };
 
 // destination = total / (divisor * 2^exponent). peaks: int64[1], or int32 for each block when `exponents` is given.

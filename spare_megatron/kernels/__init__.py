@@ -66,23 +66,24 @@ def accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    zero_source: bool = False,
+    partial: torch.Tensor | None = None,
 ) -> None:
     """accumulator (int64) += rint(source * 2^exponent), ties to even.
 
+    With a ``partial``, what is rounded is partial + source, added in fp32 as ``partial.add_(source)`` does.
+
     Args:
-        source: fp32, bf16 or fp16; set to zero afterwards when ``zero_source``.
+        source: fp32, bf16 or fp16.
         accumulator: int64, as many elements as ``source``.
         exponent: -800..800.
         first_index: index of the first element in the index space of checksums.
         bound_bits: 1..62; a value above 2^bound_bits in magnitude is flagged and counts as that bound.
         report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
+        partial: fp32, as many elements as ``source``; only read.
     """
-    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report)
+    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report, partial)
     _check_exponent(exponent)
-    dispatch.kernels(source.device).accumulate(
-        source, accumulator, exponent, first_index, bound_bits, report, zero_source
-    )
+    dispatch.kernels(source.device).accumulate(source, accumulator, exponent, first_index, bound_bits, report, partial)
 
 
 def accumulate32(
@@ -92,7 +93,7 @@ def accumulate32(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    zero_source: bool = False,
+    partial: torch.Tensor | None = None,
 ) -> None:
     """Do what :func:`accumulate` does, into an int32 accumulator, with an exponent for each block of BLOCK indices.
 
@@ -100,11 +101,9 @@ def accumulate32(
         exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
         bound_bits: 1..30.
     """
-    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report)
+    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report, partial)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
-    dispatch.kernels(source.device).accumulate(
-        source, accumulator, exponents, first_index, bound_bits, report, zero_source
-    )
+    dispatch.kernels(source.device).accumulate(source, accumulator, exponents, first_index, bound_bits, report, partial)
 
 
 def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
@@ -281,6 +280,7 @@ def _check_accumulate(
     bound_bits: int,
     bound_bits_max: int,
     report: torch.Tensor,
+    partial: torch.Tensor | None,
 ) -> None:
     _check("source", source, FLOATS)
     _check("accumulator", accumulator, (dtype,), source.numel(), source.device)
@@ -289,6 +289,9 @@ def _check_accumulate(
     if not 1 <= bound_bits <= bound_bits_max:
         raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
     _check_apart("source", source, "accumulator", accumulator)
+    if partial is not None:
+        _check("partial", partial, (torch.float32,), source.numel(), source.device)
+        _check_apart("partial", partial, "accumulator", accumulator)
 
 
 def _check_finalize(

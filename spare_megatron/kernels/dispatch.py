@@ -27,7 +27,7 @@ class Kernels(Protocol):
         first_index: int,
         bound_bits: int,
         report: torch.Tensor,
-        zero_source: bool,
+        partial: torch.Tensor | None,
     ) -> None: ...
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...

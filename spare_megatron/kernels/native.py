@@ -17,7 +17,7 @@ import torch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.kernels.weights import BLOCK
 
-VERSION = 3
+VERSION = 4
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -27,6 +27,7 @@ _ELEMENTS = {torch.int64: 0, torch.int32: 1, torch.float32: 2}
 class _Accumulate(Structure):
     _fields_ = (
         ("source", c_void_p),
+        ("partial", c_void_p),
         ("accumulator", c_void_p),
         ("exponents", c_void_p),
         ("report", c_void_p),
@@ -36,7 +37,6 @@ class _Accumulate(Structure):
         ("accumulator_type", c_int32),
         ("exponent", c_int32),
         ("bound_bits", c_int32),
-        ("zero_source", c_int32),
     )
 
 
@@ -104,11 +104,12 @@ class Library:
         first_index: int,
         bound_bits: int,
         report: torch.Tensor,
-        zero_source: bool,
+        partial: torch.Tensor | None,
     ) -> None:
         single = isinstance(exponents, int)
         job = _Accumulate(
             source.data_ptr(),
+            None if partial is None else partial.data_ptr(),
             accumulator.data_ptr(),
             None if single else exponents.data_ptr(),
             report.data_ptr(),
@@ -118,7 +119,6 @@ class Library:
             _ELEMENTS[accumulator.dtype],
             exponents if single else 0,
             bound_bits,
-            zero_source,
         )
         self.call("accumulate", source.device, byref(job))
 

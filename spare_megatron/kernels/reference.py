@@ -42,11 +42,13 @@ def accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    zero_source: bool,
+    partial: torch.Tensor | None,
 ) -> None:
     bound = 2.0**bound_bits
     for start, stop in _chunks(source.numel(), first_index):
         part = source[start:stop]
+        if partial is not None:
+            part = partial[start:stop] + part
         scale = 2.0**exponents if isinstance(exponents, int) else _scale(exponents, first_index, start, stop)
         scaled = part.double() * scale
         finite = scaled.isfinite()
@@ -56,8 +58,6 @@ def accumulate(
         accumulator[start:stop] += values.to(accumulator.dtype)
         _add_checksum(values, first_index + start, report[0])
         report[1:2] |= over.any().long() + 2 * (~finite).any().long()
-        if zero_source:
-            part.zero_()
 
 
 def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:

@@ -52,11 +52,63 @@ def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
                 exponents = torch.randint(-3, 4, (blocks,), dtype=torch.int16, generator=random) + exponent
             results = []
             for implementation in (cpu, reference):
-                accumulator, part, report = start.clone(), source.clone(), torch.tensor([5, 0])
-                implementation.accumulate(part, accumulator, exponents, first, bound, report, count % 2 == 1)
-                results.append((accumulator, part, report))
+                accumulator, report = start.clone(), torch.tensor([5, 0])
+                implementation.accumulate(source, accumulator, exponents, first, bound, report, None)
+                results.append((accumulator, report))
             case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
             assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+
+
+def only_in_the_sum(source: torch.Tensor, partial: torch.Tensor) -> None:
+    """Make some sums infinite, NaN, 0, denormal, a tie of fp32 or just beyond one, though their addends are not."""
+    largest, tiny = torch.finfo(source.dtype).max, torch.finfo(torch.float32).smallest_normal
+    for number, (own, earlier) in enumerate(
+        [
+            (largest, torch.finfo(torch.float32).max),
+            (torch.inf, -torch.inf),
+            (1.5, -1.5),
+            (1.0, 2.0**-24),
+            (1.0, 2.0**-24 + 2.0**-47),
+            (-(1.0 + 2.0**-7), 2.0**-24),
+        ]
+    ):
+        source[number::53], partial[number::53] = own, earlier
+    if source.dtype != torch.float16:
+        source[7::53], partial[7::53] = -tiny, 1.5 * tiny
+        source[8::53], partial[8::53] = tiny / 8, tiny / 4
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_accumulate_with_partial(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    """What is rounded has the bits of torch's own sum; neither addend is written."""
+    random = torch.Generator().manual_seed(SEED)
+    small = itertools.product(LENGTHS, (0, 777), (-20, 40, 140), (1, 20, 51, 62), (False, True))
+    small = small if torch.get_num_threads() == 1 else ()
+    for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
+        source = gradients(count, dtype, exponent, wild, random)
+        partial = gradients(count, torch.float32, exponent, wild, random)
+        if wild:
+            only_in_the_sum(source, partial)
+        both, before = partial.clone().add_(source), (source.clone(), partial.clone())
+        for kind in (torch.int64, torch.int32)[: 2 if bound <= 30 else 1]:
+            start = torch.randint(-(2**20), 2**20, (count + 1,), dtype=kind, generator=random)[1:]
+            exponents: int | torch.Tensor = exponent
+            if kind == torch.int32:
+                blocks = kernels._num_blocks(first, count)
+                exponents = torch.randint(-3, 4, (blocks,), dtype=torch.int16, generator=random) + exponent
+            results = []
+            for implementation, rounded, earlier in (
+                (cpu, source, partial),
+                (reference, source, partial),
+                (cpu, both, None),
+            ):
+                accumulator, report = start.clone(), torch.tensor([5, 0])
+                implementation.accumulate(rounded, accumulator, exponents, first, bound, report, earlier)
+                results.append((accumulator, report))
+            case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
+            for other in results[1:]:
+                assert all(same(one, two) for one, two in zip(results[0], other, strict=True)), case
+        assert all(same(one, other) for one, other in zip((source, partial), before, strict=True))
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
@@ -141,13 +193,32 @@ def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
             assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}"
 
 
-def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary) -> None:
-    source = torch.full((3000,), 2.0**-140)
+@pytest.mark.parametrize(
+    ("own", "earlier"), [(2.0**-140, None), (2.0**-141, 2.0**-141), (-(2.0**-126), 2.0**-126 + 2.0**-140)]
+)
+def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary, own: float, earlier: float | None) -> None:
+    """Of the source, of the partial, or of the sum of two normal numbers."""
+    source = torch.full((3000,), own)
+    partial = None if earlier is None else torch.full((3000,), earlier)
     accumulator, report = torch.zeros(3000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     supported = torch.set_flush_denormal(True)
     try:
-        kernels.accumulate(source, accumulator, 150, 0, 50, report)
+        kernels.accumulate(source, accumulator, 150, 0, 50, report, partial=partial)
     finally:
         torch.set_flush_denormal(False)
     assert supported
     assert accumulator.tolist() == [1024] * 3000
+
+
+def test_neither_addend_of_a_sum_is_at_fault(cpu: native.CpuLibrary) -> None:
+    """Infinite and NaN sums of finite and infinite numbers, a sum beyond the bound, one that comes back within it."""
+    largest = torch.finfo(torch.float32).max
+    source = torch.tensor([largest, torch.inf, 3.0, 2.0**40, 1.0])
+    partial = torch.tensor([largest, -torch.inf, 3.0, -(2.0**40), 2.0**-24])
+    for position, (value, flags) in enumerate(
+        [(0, kernels.NOT_FINITE), (0, kernels.NOT_FINITE), (4, kernels.OVERFLOW), (0, 0), (1, 0)]
+    ):
+        accumulator, report = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        own, earlier = source[position : position + 1], partial[position : position + 1]
+        kernels.accumulate(own, accumulator, 0, 0, 2, report, partial=earlier)
+        assert (int(accumulator), int(report[1])) == (value, flags)

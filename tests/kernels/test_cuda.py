@@ -39,11 +39,13 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
     for dtype in kernels.FLOATS:
         values = torch.randn(count + offset, generator=generator).to(dtype)[offset:]
         values[count // 2] = torch.nan
+        partial = torch.randn(count + offset, generator=generator)[offset:]
         both = []
         for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
             accumulator = torch.zeros(count + offset, dtype=torch.int64, device=where)[offset:]
             report = torch.zeros(2, dtype=torch.int64, device=where)
-            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, False)
+            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, None)
+            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, partial.to(where))
             norm, peak = torch.zeros(1, dtype=torch.float64, device=where), torch.zeros_like(report[:1])
             out = torch.empty(count, device=where)
             run.finalize(accumulator, out, 40, 0, 3.0, norm, peak)
@@ -58,7 +60,8 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
     for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
         narrow = torch.zeros(count + offset, dtype=torch.int32, device=where)[offset:]
         report = torch.zeros(2, dtype=torch.int64, device=where)
-        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, False)
+        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, None)
+        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, partial.to(where))
         peaks = torch.zeros(blocks, dtype=torch.int32, device=where)
         for dtype in (torch.float32, torch.bfloat16):
             out = torch.empty(count, dtype=dtype, device=where)

@@ -124,10 +124,8 @@ class Int64:
         accumulator: torch.Tensor,
         report: torch.Tensor,
     ) -> None:
-        if partial is not None:
-            gradient = partial.add_(gradient)
         index, exponent = self._slots[number].index, self._exponents[number]
-        kernels.accumulate(gradient, accumulator, exponent, index, self.scales.bound_bits, report)
+        kernels.accumulate(gradient, accumulator, exponent, index, self.scales.bound_bits, report, partial)
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         peak = self._peaks[number : number + 1]
@@ -186,10 +184,8 @@ class Int32:
         accumulator: torch.Tensor,
         report: torch.Tensor,
     ) -> None:
-        if partial is not None:
-            gradient = partial.add_(gradient)
         index, exponents = self._slots[number].index, self._exponents[self._blocks[number]]
-        kernels.accumulate32(gradient, accumulator, exponents, index, self.scales.bound_bits, report)
+        kernels.accumulate32(gradient, accumulator, exponents, index, self.scales.bound_bits, report, partial)
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         blocks, index = self._blocks[number], self._slots[number].index

@@ -1,13 +1,15 @@
 """Compares the time of a step with that of plain megatron-core data parallelism with the same ranks, model and batch.
 
-    python benchmarks/step_overhead.py [--rounds 10] [--steps 4]
+    python benchmarks/step_overhead.py [--rounds 10] [--steps 4] [--level avx2]
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
 
-All sides (ours with exact sums, plain, ours with fp32 sums) are alive at once and take turns of a few steps
-(``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall
+All sides (ours with exact sums of pieces of one microbatch and of four, plain, ours with fp32 sums) are alive at once
+and take turns of a few steps (``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step of the plain side is its wall
 time on rank 0. ``ratio`` is the median over the rounds of a side's mean step over that of the side it is held against;
 ``cpu_ratio`` compares the CPU time of all processes of a side for a step, the launcher's and the coordinator's too.
+
+With --level neither our kernels nor torch and its libraries use newer instructions than those, on any side.
 
 With --reduce all sides are ours, each mode against fp32. A mode costs the same for every piece, so its share
 falls with the tokens of a piece (--seq-length).
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
 import statistics
 import subprocess
@@ -32,6 +35,9 @@ from pathlib import Path
 
 from _report import report
 from _turns import Side, take_turns
+from limited_pretrain import LEVEL
+
+from spare_megatron import kernels
 
 MORE_STEPS_THAN_ARE_RUN = "4000"
 CASES = {
@@ -43,6 +49,11 @@ OVERLAP_CASES = {
     "PP2 x 2 groups, K=4": (2, 2, ("--pipeline-model-parallel-size", "2"), 4),
 }
 SEQ_LENGTH = 256
+LIBRARIES = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {},
+}
+"""Level -> environment that holds torch, MKL and oneDNN to it."""
 NAMESPACE = "spare-step-overhead"
 MODEL = (
     *("--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4"),
@@ -60,10 +71,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="number of steps of a turn")
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="number of tokens of a piece")
     parser.add_argument("--case", default="", metavar="TEXT", help="run only cases whose name contains TEXT")
+    parser.add_argument("--level", choices=("avx2", "avx512"), help="use no newer instruction set")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes to compare with fp32")
     parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
+    if options.level:
+        os.environ |= {LEVEL: options.level, **LIBRARIES[options.level]}
     if options.overlap:
         _overlap(options)
     elif options.reduce:
@@ -77,12 +91,14 @@ def _against_plain(options: argparse.Namespace) -> None:
     for name, groups, size, flags in _chosen(CASES, options):
         with _folder() as folder:
             sides = {
-                "exact": ours(folder / "exact", groups, (*flags, "--spare-reduce", "exact")),
+                "exact": ours(folder / "exact", groups, (*flags, *exact(1))),
+                "exact, C=4": ours(folder / "exact4", groups, (*flags, *exact(4))),
                 "plain": _plain(folder / "plain", groups, size, flags),
                 "fp32": ours(folder / "fp32", groups, (*flags, "--spare-reduce", "fp32")),
             }
             rounds = take_turns(sides, options.rounds, options.steps)
-        for one, other in (("fp32", "plain"), ("exact", "plain"), ("exact", "fp32")):
+        pairs = [("fp32", "plain"), *((one, other) for one in ("exact", "exact, C=4") for other in ("plain", "fp32"))]
+        for one, other in pairs:
             rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
     _report("step_overhead", options, rows)
 
@@ -129,8 +145,14 @@ def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
 def ours(run_dir: Path, groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> Side:
     """A job of this framework, with time-outs so long that none ends while the other sides have their turns."""
     command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
-    command += ["--run-dir", str(run_dir), "pretrain_gpt.py", *flags, "--spare-heartbeat-timeout-s", "600"]
+    script = "benchmarks/limited_pretrain.py" if LEVEL in os.environ else "pretrain_gpt.py"
+    command += ["--run-dir", str(run_dir), script, *flags, "--spare-heartbeat-timeout-s", "600"]
     return Side([command], run_dir / "metrics.jsonl")
+
+
+def exact(piece: int) -> tuple[str, ...]:
+    """The flags of exact sums of pieces of ``piece`` microbatches."""
+    return "--spare-reduce", "exact", "--spare-piece-microbatches", str(piece)
 
 
 def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...]) -> Side:
@@ -155,7 +177,13 @@ def _chosen(cases: Mapping[str, tuple], options: argparse.Namespace) -> list[tup
 def _report(benchmark: str, options: argparse.Namespace, rows: list[dict]) -> None:
     """Write the report; another sequence length than the default has a file of its own."""
     name = benchmark if options.seq_length == SEQ_LENGTH else f"{benchmark}_{options.seq_length}"
-    config = {"model": " ".join(model(options.seq_length)), "rounds": options.rounds, "steps": options.steps}
+    name += f"_{options.level}" if options.level else ""
+    config = {
+        "instructions": options.level or kernels.implementation(),
+        "model": " ".join(model(options.seq_length)),
+        "rounds": options.rounds,
+        "steps": options.steps,
+    }
     report(name, config, rows)
 
 

@@ -1,4 +1,4 @@
-"""pretrain_gpt.py with kernels that use no newer instruction set than SPARE_BENCHMARK_LEVEL says (plain, avx2 or avx512).
+"""pretrain_gpt.py with kernels that use no newer instruction set than SPARE_BENCHMARK_LEVEL names (avx2 or avx512).
 
 benchmarks/step_overhead.py --level starts it; torch and its libraries are limited by their own variables.
 """

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.megatron.test_exact import FLAGS, said, train
+from tests.megatron.test_exact import FLAGS, STEPS, said, train
 from tests.megatron.test_parity import BALANCED, SEED, case
+from tests.process.harness import launch
 from tests.spawn import run_ranks
 
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
@@ -118,7 +119,7 @@ def test_a_piece_is_megatrons_sum_rounded_once_in_any_order(results: list[Any], 
         assert one["losses"][0] == pytest.approx(one["losses"][1], rel=1e-12)
 
 
-STAGES = (
+INTERLEAVED = (
     *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2", "--num-layers", "4"),
     *("--spare-piece-microbatches", "4", "--global-batch-size", "16"),
     *("--spare-audit-rate", "0.5", "--overlap-grad-reduce"),
@@ -132,10 +133,22 @@ EXPERTS = (
 """2 groups of D2: a shard has 3 microbatches and then 6, so in the first steps its second piece is a short one."""
 
 
+@pytest.mark.timeout(300)
+def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> None:
+    batch = ("--global-batch-size", "4")
+    train(tmp_path / "two", 1, (*batch, "--spare-piece-microbatches", "2"))
+    words = (*FLAGS, *batch, "--spare-piece-microbatches", "4", "--train-iters", str(STEPS + 1))
+    words = (*words, "--load", str(tmp_path / "two" / "save"))
+    job = launch(tmp_path / "four", *words, groups=1, group_size=None, script="pretrain_gpt.py")
+    assert [line["step"] for line in job.finish(timeout_s=200)] == [STEPS + 1]
+    output = "".join(path.read_text() for path in (tmp_path / "four" / "logs").rglob("*") if path.is_file())
+    assert "of a run with --spare-piece-microbatches 2 and this run has 4" in output
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",
-    [STAGES, EXPERTS, pytest.param((*STAGES, *TENSOR), marks=pytest.mark.full)],
+    [INTERLEAVED, EXPERTS, pytest.param((*INTERLEAVED, *TENSOR), marks=pytest.mark.full)],
     ids=["PP2 x V2, 4 microbatches, audits", "MoE EP2 D2 bf16, 2 microbatches, growing batch", "TP2 x PP2 x V2"],
 )
 def test_a_masked_failure_leaves_no_trace(tmp_path: Path, flags: tuple[str, ...]) -> None:

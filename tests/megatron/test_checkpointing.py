@@ -128,6 +128,12 @@ def read(engine: Any, start: str) -> None:
     if start.endswith("experts"):
         with pytest.raises(ConfigError, match=r"cannot be loaded into this model: .*; give the flags of the model"):
             group_checkpoint.load(start.replace("experts", "dense"), engine.replica)
+    if start.endswith("dense"):
+        scheduler = engine.replica.scheduler
+        scheduler.lr_decay_steps, scheduler.use_checkpoint_opt_param_scheduler = 1, False
+        with pytest.raises(ConfigError, match=r"schedule of .* is not that of these flags .*--override-opt_param"):
+            group_checkpoint.load(start, engine.replica)
+        scheduler.use_checkpoint_opt_param_scheduler = True
     loaded = group_checkpoint.load(start, engine.replica)
     assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)
     assert loaded.args.get("flag", "value") == "value"

@@ -138,7 +138,7 @@ def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> Non
     batch = ("--global-batch-size", "4")
     train(tmp_path / "two", 1, (*batch, "--spare-piece-microbatches", "2"))
     words = (*FLAGS, *batch, "--spare-piece-microbatches", "4", "--train-iters", str(STEPS + 1))
-    words = (*words, "--load", str(tmp_path / "two" / "save"))
+    words = (*words, "--load", str(tmp_path / "two" / "save"), "--override-opt_param-scheduler")
     job = launch(tmp_path / "four", *words, groups=1, group_size=None, script="pretrain_gpt.py")
     assert [line["step"] for line in job.finish(timeout_s=200)] == [STEPS + 1]
     output = "".join(path.read_text() for path in (tmp_path / "four" / "logs").rglob("*") if path.is_file())

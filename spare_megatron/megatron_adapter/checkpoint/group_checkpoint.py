@@ -180,7 +180,14 @@ def load(
         whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], saved, whole))
         optimizer_gather.scatter(whole, replica)
         replica.scheduler.num_steps = 0
-        replica.scheduler.load_state_dict(common["opt_param_scheduler"])
+        try:
+            replica.scheduler.load_state_dict(common["opt_param_scheduler"])
+        except AssertionError as error:  # megatron-core's way to say that two schedules differ
+            raise ConfigError(
+                f"the learning-rate schedule of {directory} is not that of these flags ({error}); add "
+                "--override-opt_param-scheduler to go on with that of the flags, or "
+                "--use-checkpoint-opt_param-scheduler to go on with the checkpoint's"
+            ) from None
     else:
         replica.optimizer.reload_model_params()
     args = vars(common["args"]) if "args" in common else {}

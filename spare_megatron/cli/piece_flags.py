@@ -44,6 +44,8 @@ def add_flags(made: argparse.ArgumentParser, auto: str = "") -> None:
 
 
 def _size_or_auto(text: str) -> int | str:
+    if text != "auto" and not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
     return text if text == "auto" else int(text)
 
 

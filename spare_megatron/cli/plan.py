@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--compute-s", type=float, required=True, help="time in which a group computes one shard, seconds")
     add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
     add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
-    add_flags(made, auto=" (auto: of least time to train; default: auto where sums are exact, else 1)")
+    add_flags(made, auto=" (auto: of the shortest expected steps; default: auto where sums are exact, else 1)")
     add("--rejoin-s", type=float, help="seconds until a lost group is back (default: only a restart brings it back)")
     add(
         "--standby-groups",
@@ -183,9 +183,12 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
     C or 'auto'."""
     microbatches, size = pieces_of(args)
     exact = args.reduce in ACCUMULATOR_BYTES
-    if not exact and (given := given_cost_flags(args)):
-        raise ConfigError(f"{given[0]} has no effect with --reduce {args.reduce}; use --reduce exact or leave it out")
     size = size or ("auto" if exact else 1)
+    if (given := given_cost_flags(args)) and not (exact and size == "auto"):
+        what = "where the pieces are given" if exact else f"with --reduce {args.reduce}"
+        raise ConfigError(
+            f"{given[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
+        )
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):

@@ -271,6 +271,7 @@ def test_both_commands_refuse_pieces_that_do_not_fit(
     ("more", "words"),
     [
         (["--exact-cost", "0.1"], "--exact-cost 0.1 has no effect with --reduce fp32"),
+        (["--reduce", "exact", "--pieces-per-shard", "8", "--device", "cpu"], "cpu has no effect where the pieces are"),
         (["--reduce", "exact", "--exact-cost", "inf"], "--exact-cost is inf, but must be a finite number"),
         (["--reduce", "exact", "--microbatch-tokens", "0"], "--microbatch-tokens is 0, but must be at least 1"),
     ],
@@ -280,6 +281,12 @@ def test_spare_plan_refuses_costs_that_cannot_be(
 ) -> None:
     assert plan.main([*PLAN, *more]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_size_is_a_number_or_auto(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan.main([*PLAN, "--piece-microbatches", "many"])
+    assert "--piece-microbatches: 'many' is neither a number nor auto" in capsys.readouterr().err
 
 
 def test_spare_simulate_computes_pieces_of_c(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.theory.reduction_cost import ACCUMULATOR_BYTES
 from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
+from spare_megatron.tuner.piece_size import PieceSize, with_figures, without_figures
 from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
@@ -61,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--compute-s", type=float, required=True, help="time in which a group computes one shard, seconds")
     add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
     add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
-    add("--pieces-per-shard", type=int, default=16, help="number of microbatches of a shard (default: 16)")
+    add_flags(made, auto=" (auto: of the shortest expected steps; default: auto where sums are exact, else 1)")
     add("--rejoin-s", type=float, help="seconds until a lost group is back (default: only a restart brings it back)")
     add(
         "--standby-groups",
@@ -113,9 +116,15 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ConfigError: a figure is impossible, the model does not fit, or no redundancy makes progress."""
-    cluster = _cluster(args)
-    needed = _memory(args)
+    cluster, microbatches, size = _cluster(args)
+    needed = _memory(args, size if isinstance(size, int) else 1)
     plan, other = _plan(args, cluster)
+    chosen, advised = _piece_size(args, cluster, plan, microbatches) if size == "auto" else (None, "")
+    if chosen is not None:
+        needed = _memory(args, chosen.microbatches)
+        if chosen.microbatches > 1:
+            cluster = replace(cluster, pieces_per_shard=chosen.pieces_per_shard)
+            plan, other = _plan(args, cluster)
     cluster = replace(cluster, granularity="shard" if plan.chosen.granularity == "shard" else "microbatch")
     shared: dict[str, object] = {
         "inner_data_parallel": args.inner_data_parallel,
@@ -132,12 +141,35 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "weibull_shape": cluster.weibull_shape,
         "standby_groups": cluster.standby_groups,
         "advised_standby_groups": cluster.standby_groups + count,
-        "reason": "; ".join(filter(None, (plan.reason, other, advice))),
+        "pieces_per_shard": cluster.pieces_per_shard,
+        "piece_microbatches": microbatches // cluster.pieces_per_shard,
+        "piece_step_times": None if chosen is None else {str(c): round(time, 6) for c, time in chosen.times.items()},
+        "reason": "; ".join(filter(None, (plan.reason, other, advice, advised))),
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
     if args.topology is not None:
         found["topology"] = _topology(args.topology, cluster.num_groups, plan)
     return found
+
+
+def _piece_size(
+    args: argparse.Namespace, cluster: ClusterFigures, plan: RedundancyPlan, microbatches: int
+) -> tuple[PieceSize, str]:
+    """The best number of microbatches of a piece, of those whose fp32 sums fit into memory, and why."""
+    share, best = share_of(args, args.reduce), plan.chosen
+    if best.granularity == "shard":
+        size = without_figures([microbatches], share, moves=False)
+    else:
+        restart_after = best.outcome.restart_after if best.outcome is not None else None
+        size = with_figures(cluster, best.redundancy, [microbatches], share, restart_after)
+    if size.microbatches == 1:
+        return size, size.reason
+    try:
+        _memory(args, size.microbatches)
+    except ConfigError:
+        why = f"pieces of 1 microbatch, because the fp32 sums of pieces of {size.microbatches} do not fit into a GPU"
+        return replace(size, microbatches=1, pieces_per_shard=microbatches), why
+    return size, size.reason
 
 
 def _plan(args: argparse.Namespace, cluster: ClusterFigures) -> tuple[RedundancyPlan, str]:
@@ -146,7 +178,17 @@ def _plan(args: argparse.Namespace, cluster: ClusterFigures) -> tuple[Redundancy
     return choose(cluster, args.redundancy), ""
 
 
-def _cluster(args: argparse.Namespace) -> ClusterFigures:
+def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
+    """The cluster with the pieces that are given, with C = 1 where C is to be chosen; the microbatches of a shard; and
+    C or 'auto'."""
+    microbatches, size = pieces_of(args)
+    exact = args.reduce in ACCUMULATOR_BYTES
+    size = size or ("auto" if exact else 1)
+    if (given := given_cost_flags(args)) and not (exact and size == "auto"):
+        what = "where the pieces are given" if exact else f"with --reduce {args.reduce}"
+        raise ConfigError(
+            f"{given[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
+        )
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -160,7 +202,7 @@ def _cluster(args: argparse.Namespace) -> ClusterFigures:
         trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
         mtbf_s = trace.mtbf_s
         shape = trace.weibull_shape() if shape is None else shape
-    return ClusterFigures(
+    cluster = ClusterFigures(
         gpus=args.gpus,
         gpus_per_group=args.gpus_per_group,
         mtbf_s=mtbf_s,
@@ -170,7 +212,7 @@ def _cluster(args: argparse.Namespace) -> ClusterFigures:
         reduce_s=args.reduce_s,
         rebuild_s=args.rebuild_s,
         weibull_shape=1.0 if shape is None else shape,
-        pieces_per_shard=args.pieces_per_shard,
+        pieces_per_shard=microbatches // (size if isinstance(size, int) else 1),
         rejoin_s=args.rejoin_s,
         standby_groups=args.standby_groups,
         granularity="shard" if args.granularity == "shard" else "microbatch",
@@ -180,14 +222,15 @@ def _cluster(args: argparse.Namespace) -> ClusterFigures:
         data_gib=args.data_gib,
         stage_gib_per_s=args.stage_gib_per_s,
     )
+    return cluster, microbatches, size
 
 
-def _memory(args: argparse.Namespace) -> Memory | None:
+def _memory(args: argparse.Namespace, piece_microbatches: int) -> Memory | None:
     shape = Shape(args.gpus, args.gpus_per_group, args.inner_data_parallel, args.context_parallel_size)
     shape.check()
     if args.params is None:
         return None
-    return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib)
+    return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib, piece_microbatches)
 
 
 def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:

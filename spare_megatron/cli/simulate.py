@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import write_plot
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -114,12 +115,7 @@ def parser() -> argparse.ArgumentParser:
         default=_D.cluster.jitter,
         help=f"relative standard deviation of a group's step time (default: {_D.cluster.jitter:g})",
     )
-    add(
-        "--pieces-per-shard",
-        type=int,
-        default=_D.policy.pieces_per_shard,
-        help=f"number of microbatches of a shard (default: {_D.policy.pieces_per_shard})",
-    )
+    add_flags(made)
     add(
         "--placement",
         default=_D.policy.placement,
@@ -164,6 +160,7 @@ def case_of(args: argparse.Namespace) -> Case:
     """The case that the flags describe; ConfigError where it cannot be simulated."""
     _refuse_without_effect(args)
     groups, trace = args.num_groups, _trace(args.trace, args.num_groups)
+    pieces, share = _pieces(args)
     cluster = Cluster(
         num_groups=groups,
         mtbf_s=_or(args.mtbf_s, _D.cluster.mtbf_s if trace is None else _mtbf_s(trace)),
@@ -181,7 +178,8 @@ def case_of(args: argparse.Namespace) -> Case:
     policy = Policy(
         name=args.policy,
         redundancy=_or(args.redundancy, min(_D.policy.redundancy, groups)),
-        pieces_per_shard=args.pieces_per_shard,
+        pieces_per_shard=pieces,
+        exact_share=share,
         placement=args.placement,
         steps=args.steps,
         save_interval_s=args.save_interval_s,
@@ -191,7 +189,7 @@ def case_of(args: argparse.Namespace) -> Case:
         async_save=args.async_save,
         soft_wipe_out_s=args.soft_wipe_out_s,
         reading=Reading(replication_rebuilds=args.rebuild_s is not None),
-        injections=scripted(args.inject, groups, args.pieces_per_shard),
+        injections=scripted(args.inject, groups, pieces),
     )
     policy.check(cluster)
     if args.trials < 1:
@@ -199,6 +197,21 @@ def case_of(args: argparse.Namespace) -> Case:
     if args.seed < 0:
         raise ConfigError(f"--seed is {args.seed}, but must not be negative")
     return Case(cluster, policy, trace, _domains(args, policy), args.check)
+
+
+def _pieces(args: argparse.Namespace) -> tuple[int, float]:
+    """Pieces of a shard, and what exact sums add to their computing: nothing without --piece-microbatches."""
+    microbatches, size = pieces_of(args)
+    if args.piece_microbatches is None:
+        if given := given_cost_flags(args):
+            raise ConfigError(f"{given[0]} has no effect without --piece-microbatches C; give both")
+        return microbatches, 0.0
+    if args.policy != "microbatch":
+        raise ConfigError(
+            f"--piece-microbatches is only for --policy microbatch, but the policy is {args.policy}; leave it out"
+        )
+    assert isinstance(size, int)
+    return microbatches // size, share_of(args, "exact")(size)
 
 
 def _or(given: Any, otherwise: Any) -> Any:

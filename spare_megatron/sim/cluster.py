@@ -101,6 +101,8 @@ class Policy:
     """One of ``POLICIES``; 'spare' is the published scheme, 'microbatch' ours."""
     redundancy: int = 8
     pieces_per_shard: int = 16
+    exact_share: float = 0.0
+    """What exact sums add to the computing of every piece, as a share of it. The failure-free run has none."""
     placement: str = "independent"
     steps: int = 10_000
     save_interval_s: float | None = None
@@ -126,6 +128,7 @@ class Policy:
         _one_of("--placement", self.placement, ("independent", "consecutive"))
         _at_least("--redundancy", self.redundancy, 1)
         _at_least("--pieces-per-shard", self.pieces_per_shard, 1)
+        _not_negative("--exact-cost", self.exact_share)
         _at_least("--steps", self.steps, 1)
         _not_negative("--standby-groups", self.standby_groups)
         if self.redundancy > cluster.num_groups:

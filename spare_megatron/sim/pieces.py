@@ -28,7 +28,7 @@ class PiecesEngine(PolicyTrial):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.piece_s = self.cluster.compute_s / self.policy.pieces_per_shard
+        self.piece_s = self.cluster.compute_s / self.policy.pieces_per_shard * (1 + self.policy.exact_share)
         self.returns = Returns(self.policy.standby_groups)
         self.arriving: list[int] = []
         self.leaving = False

@@ -268,7 +268,7 @@ def _cycles(
     )
 
 
-def _binomial(trials: int, chance: float) -> Floats:
+def binomial(trials: int, chance: float) -> Floats:
     """Probabilities [trials + 1] of 0, 1, ... hits in independent trials that each hit with probability ``chance``."""
     hits = np.arange(trials + 1)
     if chance <= 0:
@@ -298,7 +298,7 @@ def _steady(
     members = num_groups + costs.standby_groups
     alive_s = num_groups * costs.mtbf_s / rate
     away = np.arange(members + 1)
-    chance = _binomial(members, costs.rejoin_s / (alive_s + costs.rejoin_s))
+    chance = binomial(members, costs.rejoin_s / (alive_s + costs.rejoin_s))
     lost = np.clip(away - costs.standby_groups, 0, num_groups - 1)
     share = np.bincount(lost, weights=chance, minlength=num_groups)
     states = np.arange(num_groups)

@@ -7,6 +7,7 @@ the candidates within ``TIE`` of the best, the one with the smallest r is chosen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -157,7 +158,7 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     num_groups = cluster.num_groups
     whole = cluster.granularity == "shard"
     pieces = 1 if whole else cluster.pieces_per_shard
-    lives, loads = _load(num_groups, redundancy, pieces)
+    lives, loads = expected_load(num_groups, redundancy, pieces)
     hosts = max(1, redundancy - 1)
     patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
@@ -183,10 +184,16 @@ def _lasting_s(cluster: ClusterFigures, endurable_failures: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.MaxLoad]:
-    offsets = range(num_groups) if redundancy == num_groups else _offsets(num_groups, redundancy)
-    lives = endured.endured(num_groups, offsets)
+def expected_load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.MaxLoad]:
+    """How many losses are endured, and the load after them, with ``pieces`` pieces to a shard."""
+    lives, offsets = _lives(num_groups, redundancy)
     return lives, depth.work(num_groups, offsets, pieces, lives)
+
+
+@lru_cache(maxsize=256)
+def _lives(num_groups: int, redundancy: int) -> tuple[endured.Endured, Sequence[int]]:
+    offsets = range(num_groups) if redundancy == num_groups else _offsets(num_groups, redundancy)
+    return endured.endured(num_groups, offsets), offsets
 
 
 def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:

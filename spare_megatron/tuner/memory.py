@@ -20,6 +20,8 @@ OPTIMIZER_BYTES = 12.0
 """fp32 master weights and Adam's two moments."""
 PLAIN_GRADIENT_BYTES = 4.0
 """fp32 main gradient of plain Megatron."""
+PIECE_BYTES = 4.0
+"""fp32 sum of a piece of several microbatches, where sums over pieces are exact."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,24 @@ class GradientBytes:
     """Bytes per parameter of one reduction mode."""
 
     accumulator: float
-    """The sum of a step's pieces, whose memory holds the fp32 main gradient after the commit. The sum over the ranks of
-    a group that hold the same parameters has the same dtype (megatron_adapter/model/group_sum.py)."""
+    """The sum of a step's pieces, whose memory holds the fp32 main gradient after the commit, unless ``piece`` does.
+    The sum over the ranks of a group that hold the same parameters has the same dtype
+    (megatron_adapter/model/group_sum.py)."""
     result: float
     """The sum over groups, which has memory of its own."""
     wire: float
     """Bytes per parameter that are all-reduced; a ring sends 2 (N - 1) / N times as many."""
+    piece: float = 0.0
+    """The sum of a piece of more than one microbatch, where it is not the accumulator itself."""
+
+    def accumulators(self, piece_microbatches: int = 1) -> float:
+        """What one rank keeps during a step, with pieces of so many microbatches."""
+        return self.accumulator + (self.piece if piece_microbatches > 1 else 0.0)
 
 
 GRADIENT_BYTES = {
-    "exact": GradientBytes(8.0, 8.0, 8.0),
-    "exact32": GradientBytes(4.0, 4.0, 4.0),
+    "exact": GradientBytes(8.0, 8.0, 8.0, PIECE_BYTES),
+    "exact32": GradientBytes(4.0, 4.0, 4.0, PIECE_BYTES),
     "fp32": GradientBytes(4.0, 4.0, 4.0),
     "bf16": GradientBytes(4.0, 2.0, 2.0),
 }
@@ -100,18 +109,20 @@ class Shape:
         )
 
 
-def memory(parameters: float, shape: Shape, mode: str, activations_gib: float = 0.0) -> Memory:
+def memory(
+    parameters: float, shape: Shape, mode: str, activations_gib: float = 0.0, piece_microbatches: int = 1
+) -> Memory:
     """The memory of one GPU for a model of ``parameters`` parameters in reduction mode ``mode``.
 
     Tensor and pipeline parallelism divide the weights; ``activations_gib`` is added as it is.
     """
     here, sharing = parameters * shape.sharing / shape.group_size / GIB, shape.sharing
-    accumulator = GRADIENT_BYTES[mode].accumulator * here
+    widths = GRADIENT_BYTES[mode]
     parts = {
         "weights": WEIGHT_BYTES * here,
-        "accumulator": accumulator,
-        "group_sum": accumulator / sharing if sharing > 1 else 0.0,
-        "reduced_result": GRADIENT_BYTES[mode].result * here / sharing,
+        "accumulator": widths.accumulators(piece_microbatches) * here,
+        "group_sum": widths.accumulator * here / sharing if sharing > 1 else 0.0,
+        "reduced_result": widths.result * here / sharing,
         "optimizer": OPTIMIZER_BYTES * here / sharing,
         "activations": activations_gib,
     }
@@ -125,13 +136,24 @@ def memory(parameters: float, shape: Shape, mode: str, activations_gib: float = 
 
 
 def fitting(
-    parameters: float, shape: Shape, mode: str, gpu_memory_gib: float | None, activations_gib: float = 0.0
+    parameters: float,
+    shape: Shape,
+    mode: str,
+    gpu_memory_gib: float | None,
+    activations_gib: float = 0.0,
+    piece_microbatches: int = 1,
 ) -> Memory:
     """The memory of this shape; ConfigError when a GPU has less, naming the D and the group size that would fit."""
     shape.check()
-    needed = memory(parameters, shape, mode, activations_gib)
+    needed = memory(parameters, shape, mode, activations_gib, piece_microbatches)
     if gpu_memory_gib is None or needed.total <= gpu_memory_gib:
         return needed
+    if piece_microbatches > 1 and memory(parameters, shape, mode, activations_gib).total <= gpu_memory_gib:
+        raise ConfigError(
+            f"{parameters:.4g} parameters with --reduce {mode} and pieces of {piece_microbatches} microbatches need "
+            f"{needed.total:.1f} GiB per GPU, more than --gpu-memory-gib {gpu_memory_gib:g}; use --piece-microbatches "
+            "1, which needs no fp32 sum of a piece"
+        )
     replica = shape.group_size // shape.inner_data
     fact = (
         f"{parameters:.4g} parameters on {replica} GPUs per replica with --inner-data-parallel {shape.inner_data} and "
@@ -141,13 +163,13 @@ def fitting(
         if shape.gpus % (replica * degree):
             continue
         wider = replace(shape, group_size=replica * degree, inner_data=degree)
-        there = memory(parameters, wider, mode, activations_gib)
+        there = memory(parameters, wider, mode, activations_gib, piece_microbatches)
         if there.total <= gpu_memory_gib:
             raise ConfigError(
                 f"{fact}; use --inner-data-parallel {degree} with --gpus-per-group {wider.group_size} "
                 f"({wider.num_groups} groups, {there.total:.1f} GiB)"
             )
-    lasting = (WEIGHT_BYTES + GRADIENT_BYTES[mode].accumulator) * parameters * shape.context / GIB
+    lasting = (WEIGHT_BYTES + GRADIENT_BYTES[mode].accumulators(piece_microbatches)) * parameters * shape.context / GIB
     room = gpu_memory_gib - activations_gib
     raise ConfigError(
         f"{fact}, and no inner data-parallel degree that leaves two groups makes it fit; use "
@@ -166,6 +188,7 @@ def table() -> str:
     modes = GRADIENT_BYTES.values()
     rows = (
         ("accumulator, later the fp32 main gradient", [f"{one.accumulator:g}" for one in modes], "4"),
+        ("fp32 sum of a piece, where C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
         ("sum over these D, where D > 1", [f"{one.accumulator:g} / D" for one in modes], "-"),
         ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
         ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),

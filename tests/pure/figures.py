@@ -468,12 +468,43 @@ def _theory() -> Iterator[Claim]:
         figures = [simulated("ratio", policy=name, groups=groups, redundancy=r, pieces=k) for name, r, k in rows]
         cells = " | ".join(f"{{}} | {value}" for value in theory)
         yield Claim(page, f"| {groups} | {cells} |", tuple(figures))
+    yield from _piece_size(page)
     time = Results("plan_time.json")
     yield Claim(
         page,
         "takes {} s of CPU (staged) and {} s (shared)",
         tuple(time("cpu_s", data=data) for data in ("staged", "shared")),
     )
+
+
+def _piece_size(page: str) -> Iterator[Claim]:
+    pieces = Results("piece_size.json")
+    rows, sizes = pieces.content["results"], (1, 2, 4, 8)
+    names = {"rejoin": "come back", "stay": "stay lost", "rare": "rare"}
+    costs = {row["cost"]: pieces.of(100 * row["cost"], "cost, in percent") for row in rows}
+    yield Claim(page, "{}% was measured on a CPU with 256 tokens, {}% is the roofline", tuple(costs.values()))
+    words, cells = "|---|---|---|---|---|---|---|---|---|", []
+    for row in rows:
+        case = {key: row[key] for key in ("groups", "losses", "cost")}
+        words += (
+            f" | {row['groups']} | {names[row['losses']]} | {{}}% |" + " {} |" * len(sizes) + " {}: {}% | {}: {}% |"
+        )
+        choices = (pieces(key, **case) for name in ("auto", "default") for key in (name, f"{name}_off_percent"))
+        cells += [costs[row["cost"]], *(pieces(f"at_{size}", **case) for size in sizes), *choices]
+    yield Claim(page, words, tuple(cells))
+    alone = max(100 * (row["at_1"] / min(row[f"at_{size}"] for size in sizes) - 1) for row in rows)
+    yield Claim(
+        page,
+        "within {}% of the best. The default is up to {}% off, which is what its promise costs; with C = 1 it would be "
+        "up to {}%. A",
+        (
+            pieces.of(max(pieces.every("auto_off_percent")), "largest auto_off_percent"),
+            pieces.of(max(pieces.every("default_off_percent")), "largest default_off_percent"),
+            pieces.of(alone, "largest excess of at_1"),
+        ),
+    )
+    config = tuple(pieces.config(key) for key in ("microbatches", "redundancy", "steps"))
+    yield Claim(page, "{} microbatches per shard, r = {}, the published cluster with {} steps, two", config)
 
 
 def pattern(words: str) -> re.Pattern[str]:

@@ -1,0 +1,225 @@
+"""A roofline of what sums of gradients cost on a GPU: bytes and time per parameter and microbatch, beside the GEMMs.
+
+Everything is per parameter that a rank holds, so tensor and pipeline parallelism cancel. A *piece* of C microbatches is
+summed in fp32; its sum is rounded and added to an integer accumulator of a = 8 bytes (``exact``) or 4 (``exact32``).
+g: bytes of an element of a microbatch's gradient, 2 (bf16) or 4 (fp32). How a gradient gets into the sum (``way``):
+
+``separate``
+    The weight-gradient GEMM writes g bytes, a kernel of its own adds them: what this code does. In fp32 it reads g + 4
+    and writes 4. Exact, C = 1: it reads g + a, writes a. C > 1: it reads g and writes 4 at the first microbatch, reads
+    g + 4 and writes 4 at the next, reads g + 4 + a and writes a at the last: per microbatch g + 8 + (2 a - 8) / C.
+``fused``
+    The GEMM itself adds to an fp32 buffer (megatron-core's gradient_accumulation_fusion: reads 4, writes 4). Exact:
+    once per piece a sweep reads 4 + a, writes a and zeroes the 4: (8 + 2 a) / C.
+``epilogue``
+    A GEMM, not written, whose epilogue rounds what is in registers: the last one of a piece reads and writes a.
+
+Bytes of the GEMM pass while it computes, if it has tokens enough (:func:`hidden_tokens`); those of separate kernels do
+not. Kernels never reach the published bandwidth, so their times are lower bounds.
+
+Sources. Memory bandwidth and dense bf16 FLOP/s: NVIDIA's data sheets of H100 SXM (3.35 TB/s) and H200 SXM (4.8 TB/s),
+both 1,979 TFLOP/s with sparsity and half without, and of HGX B200 (8 TB/s, 2.25 PFLOP/s). Network: one ConnectX-7 of
+400 Gb/s for each GPU (DGX H100, H200, B200). 6 FLOP per parameter and token: arXiv 2001.08361, section 2.1.
+``UTILISATION``: 38 to 43% on up to 16,384 H100 (Llama 3 405B, arXiv 2407.21783, section 3.3.2).
+Nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FLOPS_PER_TOKEN = 6.0
+"""Forward and backward pass, per parameter."""
+WEIGHT_GRADIENT_FLOPS = 2.0
+"""The part of them in weight-gradient GEMMs."""
+UTILISATION = 0.4
+"""Share of the dense bf16 FLOP/s that a step reaches."""
+TOKENS = 4096
+"""Tokens of a microbatch that a rank's parameters see, unless told otherwise. An expert sees its share of them."""
+ACCUMULATOR_BYTES = {"exact": 8, "exact32": 4}
+"""Value of ``--spare-reduce`` -> a. ``exact32`` has 16 bytes more for each 1024 parameters."""
+WIRE_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 8, "exact32": 4}
+"""Bytes that are all-reduced; plain: megatron-core's fp32 sums."""
+WAYS = ("separate", "fused", "epilogue")
+CPU_SHARES = {"exact": 0.065, "exact32": 0.01}
+"""On a CPU, measured: what exact sums add to the CPU time of a microbatch of ``CPU_TOKENS`` tokens at C = 1, over it.
+With AVX2 steps took 1.05 to 1.08 times those of fp32 sums, with exact32 1.01 times."""
+CPU_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Published figures of a GPU."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops: float
+    """Dense bf16 operations per second."""
+    network_bytes_per_s: float = 50e9
+
+
+GPUS = {
+    "h100": Gpu("H100", 3.35e12, 989.5e12),
+    "h200": Gpu("H200", 4.8e12, 989.5e12),
+    "b200": Gpu("B200", 8.0e12, 2250e12),
+}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per parameter and microbatch."""
+
+    gemm: float
+    """Written and read by the weight-gradient GEMM, beside its inputs."""
+    kernels: float
+    """Read and written by kernels that do nothing else."""
+
+
+def traffic(mode: str, microbatches: int, gradient_bytes: int, way: str) -> Traffic:
+    """The traffic of a mode ('plain' or a value of ``--spare-reduce``) with pieces of C = ``microbatches``, per
+    microbatch; where sums are not exact C has no effect."""
+    assert way in WAYS, way
+    a, c = ACCUMULATOR_BYTES.get(mode), microbatches
+    if way == "separate":
+        return Traffic(gradient_bytes, gradient_bytes + 8 + (0 if a is None else (2 * a - 8) / c))
+    if a is None:
+        return Traffic(8, 0)
+    if way == "fused":
+        return Traffic(8, (8 + 2 * a) / c)
+    # The first GEMM of a piece writes 4, the last reads 4 where there was one before.
+    return Traffic(8 + (2 * a - 8) / c, 0)
+
+
+def compute_s(gpu: Gpu, tokens: float = TOKENS, utilisation: float = UTILISATION) -> float:
+    """Seconds of computing per parameter and microbatch of ``tokens`` tokens."""
+    return FLOPS_PER_TOKEN * tokens / (gpu.flops * utilisation)
+
+
+def kernels_s(gpu: Gpu, moved: Traffic) -> float:
+    """Seconds of the kernels beside the GEMM, per parameter and microbatch, at the published bandwidth."""
+    return moved.kernels / gpu.memory_bytes_per_s
+
+
+def hidden_tokens(gpu: Gpu, gemm_bytes: float) -> float:
+    """From so many tokens on, a weight-gradient GEMM at full speed computes for longer than it moves these bytes."""
+    return gemm_bytes / gpu.memory_bytes_per_s * gpu.flops / WEIGHT_GRADIENT_FLOPS
+
+
+def exact_share(
+    device: str,
+    mode: str,
+    microbatches: int,
+    tokens: float = TOKENS,
+    way: str = "separate",
+    utilisation: float = UTILISATION,
+) -> float:
+    """What exact sums add to the time of a microbatch, with pieces of C = ``microbatches``, over its computing.
+
+    ``device``: 'cpu' (as measured; with fewer tokens not more, as other costs do not shrink either) or one of ``GPUS``,
+    with bf16 gradients. 0 where sums are not exact. Inverse to C, but in way 'fused' at C = 1, where no fp32 buffer is
+    kept and the gradient is added as in 'separate'."""
+    if mode not in ACCUMULATOR_BYTES:
+        return 0.0
+    if device == "cpu":
+        return CPU_SHARES[mode] * min(1.0, CPU_TOKENS / tokens) / microbatches
+    gpu = GPUS[device]
+    here = kernels_s(gpu, traffic(mode, microbatches, 2, way)) - kernels_s(gpu, traffic("fp32", 1, 2, way))
+    if way == "fused" and microbatches == 1:
+        here = min(here, kernels_s(gpu, traffic(mode, 1, 2, "separate")))
+    return here / compute_s(gpu, tokens, utilisation)
+
+
+def device_of(gpu_name: str | None) -> str:
+    """The device of :func:`exact_share` for a GPU of this name ('NVIDIA H100 80GB HBM3'), 'h100' for one that is not
+    known; 'cpu' without a GPU."""
+    if gpu_name is None:
+        return "cpu"
+    return next((device for device in GPUS if device in gpu_name.lower()), "h100")
+
+
+def shard_s(device: str, step_flops: float, num_groups: int, group_size: int) -> float | None:
+    """Seconds in which a group of ``group_size`` GPUs computes one of the N shards of a step of ``step_flops``
+    operations; None on a CPU, which is not modelled."""
+    if device == "cpu":
+        return None
+    return step_flops / (num_groups * group_size * GPUS[device].flops * UTILISATION)
+
+
+def per_step(mode: str) -> dict[str, float]:
+    """Bytes per parameter that are moved once in a step, by part (D = 1; the wire is not among them)."""
+    a = ACCUMULATOR_BYTES.get(mode)
+    width = a or 4
+    return {
+        "zero the sums": width,
+        "checksums of sums and result": 0 if a is None else 2 * a,
+        "copies for the reduction": 0 if mode == "plain" else width + WIRE_BYTES[mode],
+        "finalize": 0 if mode == "plain" else WIRE_BYTES[mode] + 4,
+        "norm": 4,
+        # Adam reads the gradient, master weight and two moments, writes the last three, and the bf16 weight.
+        "optimizer": 16 + 12 + 2,
+        "digest of the weights": 0 if a is None else 2,
+    }
+
+
+def wire_s(wire_bytes: float, num_groups: int, bytes_per_s: float = 50e9) -> float:
+    """Seconds per parameter of a ring all-reduce over N groups: each rank sends 2 (N - 1) / N times the bytes."""
+    return 2 * (num_groups - 1) / num_groups * wire_bytes / bytes_per_s
+
+
+# -------------------------------------------------------------------------------------------- tables of the documents
+
+SHOWN = (
+    *(("plain", 1, way) for way in ("separate", "fused")),
+    *(("exact", c, "separate") for c in (1, 2, 4, 8)),
+    *(("exact32", c, "separate") for c in (1, 4)),
+    *(("exact", c, "fused") for c in (2, 4, 8)),
+    ("exact32", 4, "fused"),
+    ("exact", 1, "epilogue"),
+    ("exact32", 1, "epilogue"),
+)
+"""(mode, C, way) of the table's rows."""
+
+
+def traffic_table() -> str:
+    """Per parameter and microbatch, with gradients of 2 / 4 bytes: bytes, picoseconds, and their share of the computing
+    of ``TOKENS`` tokens, as Markdown."""
+    lines = [
+        "| sums, C | way | bytes of the GEMM | of kernels | " + " | ".join(gpu.name for gpu in GPUS.values()) + " |",
+        "|---" * (4 + len(GPUS)) + "|",
+    ]
+    for mode, c, way in SHOWN:
+        both = [traffic(mode, c, gradient_bytes, way) for gradient_bytes in (2, 4)]
+        name = "fp32, bf16, plain" if mode == "plain" else f"{mode}, {c}"
+        cells = [_pair(f"{moved.gemm:g}" for moved in both), _pair(f"{moved.kernels:g}" for moved in both)]
+        for gpu in GPUS.values():
+            times = [kernels_s(gpu, moved) for moved in both]
+            shares = _pair(f"{100 * time / compute_s(gpu):.1f}" for time in times)
+            cells.append(f"{_pair(f'{time * 1e12:.1f}' for time in times)} ps, {shares}%")
+        lines.append(_row(f"{name} | {way}", cells))
+    return "\n".join(lines)
+
+
+def _pair(values: Iterable[str]) -> str:
+    """'2 / 4'; only '2' where both are the same."""
+    return " / ".join(dict.fromkeys(values))
+
+
+def step_table() -> str:
+    """Bytes that are moved once in a step, and their picoseconds, as Markdown."""
+    modes = ("plain", "fp32", "bf16", "exact", "exact32")
+    lines = ["| bytes per parameter and step | " + " | ".join(modes) + " |", "|---" * (1 + len(modes)) + "|"]
+    parts = {mode: per_step(mode) for mode in modes}
+    lines += [_row(part, (f"{parts[mode][part]:g}" for mode in modes)) for part in parts["plain"]]
+    totals = {mode: sum(parts[mode].values()) for mode in modes}
+    lines.append(_row("together", (f"{total:g}" for total in totals.values())))
+    for gpu in GPUS.values():
+        times = (f"{total / gpu.memory_bytes_per_s * 1e12:.0f} ps" for total in totals.values())
+        lines.append(_row(f"on {gpu.name}", times))
+    wires = (f"{wire_s(WIRE_BYTES[mode], 1000) * 1e12:.0f} ps" for mode in modes)
+    lines.append(_row("400 Gb/s, N = 1000", wires))
+    return "\n".join(lines)
+
+
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"| {name} | " + " | ".join(cells) + " |"

@@ -131,8 +131,9 @@ def files_named(ns: Namespace) -> list[Path]:
     return paths
 
 
-def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
-    """The text of ``--spare-check``: the job's shape, what it needs, and every flag's resolved value."""
+def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "") -> str:
+    """The text of ``--spare-check``: the job's shape, why it was ``chosen`` so where it was, what the job needs, and
+    every flag's resolved value."""
     lines = [
         "the flags are good",
         f"  {counted(shape.num_groups, 'group')} of {counted(shape.group_size, 'rank')} (TP {shape.tensor} x PP "
@@ -141,6 +142,7 @@ def report(ns: Namespace, shape: JobShape, redundancy: int) -> str:
         f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_microbatches, 'microbatch', 'microbatches')}, "
         f"{counted(shape.piece_samples, 'sample')}, per step; "
         f"{counted(ns.train_iters, 'step')} of {counted(shape.global_batch_size, 'sample')}",
+        *([f"  {chosen}"] if chosen else []),
         "the job needs:",
         f"  {counted(shape.world_size, 'rank')}, one process each",
         f"  megatron-core {' or '.join(TESTED_CORE_VERSIONS)}",

@@ -25,6 +25,7 @@ from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, checkpoint_args, parser, resolve, supported, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
+from spare_megatron.trainer.piece_choice import with_pieces
 from spare_megatron.trainer.saved_choice import redundancy_of
 
 __all__ = ["JobArguments", "parse_job"]
@@ -169,25 +170,28 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     resolve.resolve_training(namespace, shape)
     resolve.resolve_data(namespace)
     validate.check_all(namespace, shape)
+    shape, why = with_pieces(namespace, shape, resolve.batch_plan(namespace, shape).schedule())
     place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position
     namespace.data_parallel_size = shape.num_groups * shape.inner_data
-    job = job_of(namespace, shape, place, words)
+    job = job_of(namespace, shape, place, words, notes=(why,) if why else ())
     settings = job.settings(namespace.padded_vocab_size or 1)
     if namespace.spare_check:
         # the report lists what this machine lacks: check the settings as on a machine that has it
         likely = job.model.transformer_impl or "transformer_engine"
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
-        sys.stdout.write(check.report(namespace, shape, job.redundancy))
+        sys.stdout.write(check.report(namespace, shape, job.redundancy, why))
         raise SystemExit(0)
     check.check_machine(namespace)
     check_settings(settings, shape)
     return job
 
 
-def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str, ...]) -> JobArguments:
-    """The frozen sections of a resolved namespace."""
+def job_of(
+    namespace: Namespace, shape: JobShape, place: Place, words: tuple[str, ...], notes: tuple[str, ...] = ()
+) -> JobArguments:
+    """The frozen sections of a resolved namespace; ``notes``: what else the job says when it starts."""
     taken = namespace.spare_taken
     return JobArguments(
         shape=shape,
@@ -207,7 +211,12 @@ def job_of(namespace: Namespace, shape: JobShape, place: Place, words: tuple[str
         scheduler=resolve.scheduler_fields(namespace),
         train_iters=namespace.train_iters,
         batches=resolve.batch_plan(namespace, shape),
-        notes=(*(taken.sentences() if taken else ()), *namespace.spare_notes, *_restart_note(namespace, place)),
+        notes=(
+            *(taken.sentences() if taken else ()),
+            *namespace.spare_notes,
+            *_restart_note(namespace, place),
+            *notes,
+        ),
         max_position_embeddings=namespace.max_position_embeddings,
         seq_length=namespace.seq_length,
         words=words,

@@ -26,15 +26,23 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
 
     That is N where every group reads all data; else what an earlier life decided from its figures; in the first life
     what the published formula says, but at least 2 where there are 2 groups."""
-    if asked is not None:
-        return asked
-    if data == "shared" or num_groups < 2:
-        return num_groups
+    if asked is not None or data == "shared" or num_groups < 2:
+        return first_redundancy(asked, num_groups, data)
     for life in range(place.life - 1, 0, -1):
         found = _choice(place, life)
         if found is not None:
             choice = found["choice"]
             return int(choice.get("redundancy_next") or choice["redundancy"])
+    return first_redundancy(asked, num_groups, data)
+
+
+def first_redundancy(asked: int | None, num_groups: int, data: str) -> int:
+    """The redundancy of a job's first life, which follows from its flags alone; arguments as of
+    :func:`redundancy_of`."""
+    if asked is not None:
+        return asked
+    if data == "shared" or num_groups < 2:
+        return num_groups
     return min(num_groups, max(2, best_redundancy(num_groups)))
 
 

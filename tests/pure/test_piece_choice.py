@@ -1,0 +1,52 @@
+"""--spare-piece-microbatches auto: chosen from flags and the kind of GPU alone, and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.trainer import piece_choice
+from tests.pure.flags_of_a_job import job_of, launched
+
+NAME = "NVIDIA H100 80GB HBM3"
+
+
+def chosen(extra: str) -> tuple[int, list[str]]:
+    job, ns = job_of(f"--micro-batch-size 1 {extra}", launched(4))
+    assert ns.spare_piece_microbatches == job.shape.piece_microbatches
+    return job.shape.piece_microbatches, [note for note in job.notes if "--spare-piece-microbatches auto" in note]
+
+
+def test_small_shards_keep_single_microbatches_and_large_ones_do_not() -> None:
+    size, said = chosen("--global-batch-size 32")
+    assert size == 1
+    assert "2 would save" in said[0]
+    size, said = chosen("--global-batch-size 1024")
+    assert size == 4
+    assert "pieces of 4 of the 256 microbatches of a shard" in said[0]
+
+
+@pytest.mark.parametrize("mode", ["exact32", "fp32", "bf16"])
+def test_only_exact_sums_gain_by_larger_pieces(mode: str) -> None:
+    assert chosen(f"--global-batch-size 1024 --spare-reduce {mode}") == (1, [])
+
+
+def test_what_is_given_is_taken() -> None:
+    assert chosen("--global-batch-size 32 --spare-piece-microbatches 8") == (8, [])
+
+
+def test_a_batch_that_grows_has_whole_pieces_from_the_first_step_on() -> None:
+    size, _ = chosen("--global-batch-size 1024 --rampup-batch-size 1000 8 100000 --train-iters 100")
+    assert size == 2, "shards of 250, 252, 254 and 256 microbatches"
+
+
+def test_the_kind_of_gpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piece_choice.gpu_name() is None or piece_choice.DRIVER.exists()
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text(f"Model: \t\t {NAME}\nIRQ:   \t 11\n")
+    monkeypatch.setattr(piece_choice, "DRIVER", tmp_path)
+    assert piece_choice.gpu_name() == NAME
+    size, said = chosen("--global-batch-size 256 --train-iters 1000")
+    assert size == 64, "no loss is expected in a job of seconds, so nothing speaks for small pieces"
+    assert "a step takes" in said[0]

@@ -6,7 +6,8 @@ share a dead group's work in whole pieces, so after losses the largest load is a
 ``with_figures`` takes the least expected time of a step, where the rate of losses is known. docs/theory.md, section 8,
 derives both.
 
-A job must keep the C of its first start: fp32 sums inside a piece depend on it.
+The last bits of sums depend on C, so a job that is to repeat bit for bit keeps the C of its first start. What is chosen
+without measured figures is the same on every rank and at every start.
 """
 
 from __future__ import annotations

@@ -496,7 +496,7 @@ def _piece_size(page: str) -> Iterator[Claim]:
     yield Claim(
         page,
         "within {}% of the best. The default is up to {}% off, which is what its promise costs; with C = 1 it would be "
-        "up to {}%. A",
+        "up to {}%. The last",
         (
             pieces.of(max(pieces.every("auto_off_percent")), "largest auto_off_percent"),
             pieces.of(max(pieces.every("default_off_percent")), "largest default_off_percent"),

@@ -20,9 +20,10 @@ std::atomic<int64_t> bytes_per_thread{16 << 20};
 constexpr int64_t kStreamBytes = 4 << 20;
 
 Tables make_tables() {
-  Tables tables;
+  Tables tables = {};
   for (uint64_t k = 0; k < SPARE_BLOCK; ++k) {
     tables.checksum[k] = (splitmix64(SPARE_CHECKSUM_SEED + k) >> 32) | 1;
+    tables.checksum32[k] = static_cast<uint32_t>(tables.checksum[k]);
     tables.digest[k] = splitmix64(SPARE_DIGEST_SEED + k);
   }
   return tables;
@@ -205,8 +206,9 @@ void spare_cpu_finalize(const SpareFinalize* job, int threads) {
 int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads) {
   std::vector<Sums> found(std::max(1, threads));
   const Loops& table = loops();
+  const bool stream = count * bits / 8 >= kStreamBytes;
   in_ranges(count, 0, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
-    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out)) + 1;
+    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out, stream)) + 1;
   });
   for (const Sums& one : found)
     if (one.of[0]) return static_cast<int64_t>(one.of[0]) - 1;

@@ -39,8 +39,10 @@ def gradients(count: int, dtype: torch.dtype, exponent: int, wild: bool, random:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
-    small = itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True))
-    small = small if torch.get_num_threads() == 1 else ()
+    small = list(itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True)))
+    # around the largest and the smallest scale that fp32 has
+    small += itertools.product((1023, 5000), (777,), (-127, 128), (20, 30), (True,))
+    small = small if torch.get_num_threads() == 1 else []
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         for narrow in (False, True)[: 2 if bound <= 30 else 1]:
             source = gradients(count, dtype, exponent, wild, random)

@@ -42,12 +42,8 @@ def exact(pieces: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     for piece in pieces:
         kernels.accumulate(piece, total, exponent, 0, bound, report_)
     assert int(report_[1]) == 0, "a piece exceeded the bound"
-    out, norm, peak = (
-        torch.empty(pieces.shape[1]),
-        torch.zeros(1, dtype=torch.float64),
-        torch.zeros(1, dtype=torch.int64),
-    )
-    kernels.finalize(total, out, exponent, 1.0, norm, peak)
+    out, peak = torch.empty(pieces.shape[1]), torch.zeros(1, dtype=torch.int64)
+    kernels.finalize(total, out, exponent, 1.0, peak)
     return out
 
 
@@ -59,8 +55,8 @@ def exact32(pieces: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     for piece in pieces:
         kernels.accumulate32(piece, total, exponents, 0, bound, report_)
     assert int(report_[1]) == 0, "a piece exceeded the bound"
-    out, norm = torch.empty(pieces.shape[1]), torch.zeros(1, dtype=torch.float64)
-    kernels.finalize32(total, out, exponents, 1.0, norm, torch.zeros(len(exponents), dtype=torch.int32))
+    out = torch.empty(pieces.shape[1])
+    kernels.finalize32(total, out, exponents, 1.0, torch.zeros(len(exponents), dtype=torch.int32))
     return out
 
 

@@ -104,45 +104,29 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
 
 
 def finalize_cases(count: int, device: torch.device) -> Iterator[Case]:
-    """fp32 and bf16 gradients, with norm and peak."""
+    """fp32 and bf16 gradients, with the peak."""
     total = torch.randint(-(2**50), 2**50, (count,), device=device)
     double = torch.empty(count, dtype=torch.float64, device=device)
-    norm, peak = torch.zeros(1, dtype=torch.float64, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    peak = torch.zeros(1, dtype=torch.int64, device=device)
     for dtype in (torch.float32, torch.bfloat16):
         out = torch.empty(count, dtype=dtype, device=device)
 
         def sequence(out: torch.Tensor = out) -> None:
             double.copy_(total).mul_(2.0**-EXPONENT / DIVISOR)
             out.copy_(double)
-            norm.add_(out.double().square().sum())
             torch.maximum(peak, total.abs().max(), out=peak)
 
         yield Case(
             f"finalize {str(dtype).removeprefix('torch.')}",
             8 + out.element_size(),
-            lambda out=out: kernels.finalize(total, out, EXPONENT, DIVISOR, norm, peak),
+            lambda out=out: kernels.finalize(total, out, EXPONENT, DIVISOR, peak),
             sequence,
-            lambda out=out: reference.finalize(total, out, EXPONENT, 0, DIVISOR, norm, peak),
+            lambda out=out: reference.finalize(total, out, EXPONENT, 0, DIVISOR, peak),
         )
 
 
 def transport_cases(count: int, device: torch.device) -> Iterator[Case]:
-    """Combining received stacks and packing for the wire."""
-    for dtype in (torch.int64, torch.float32):
-        sources = [torch.randn(count, device=device).mul_(1e6).to(dtype) for _ in range(4)]
-        out = torch.empty(count, dtype=dtype, device=device)
-
-        def sequence(sources: list[torch.Tensor] = sources, out: torch.Tensor = out) -> None:
-            torch.add(sources[0], sources[1], out=out)
-            out.add_(sources[2]).add_(sources[3])
-
-        yield Case(
-            f"combine 4 {str(dtype).removeprefix('torch.')}",
-            5 * out.element_size(),
-            lambda sources=sources, out=out: kernels.combine(sources, out),
-            sequence,
-            lambda sources=sources, out=out: reference.combine(sources, out),
-        )
+    """Packing for the wire."""
     values = torch.randint(-(2**31), 2**31, (count,), device=device)
     for bits in (32, 48):
         packed = torch.empty(count * bits // 8, dtype=torch.uint8, device=device)

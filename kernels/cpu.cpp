@@ -1,6 +1,5 @@
 // The CPU's half of the C interface: picks the loops of this processor, cuts the work into ranges, one for each thread,
-// and adds what they found. Sums that threads share are integers, or are made from partial sums of fixed blocks in one
-// order, so the number of threads is not in the result.
+// and adds what they found. Sums that threads share are integers, so the number of threads is not in the result.
 
 #include <algorithm>
 #include <atomic>
@@ -21,9 +20,10 @@ std::atomic<int64_t> bytes_per_thread{16 << 20};
 constexpr int64_t kStreamBytes = 4 << 20;
 
 Tables make_tables() {
-  Tables tables;
+  Tables tables = {};
   for (uint64_t k = 0; k < SPARE_BLOCK; ++k) {
     tables.checksum[k] = (splitmix64(SPARE_CHECKSUM_SEED + k) >> 32) | 1;
+    tables.checksum32[k] = static_cast<uint32_t>(tables.checksum[k]);
     tables.digest[k] = splitmix64(SPARE_DIGEST_SEED + k);
   }
   return tables;
@@ -73,16 +73,19 @@ class DefaultArithmetic {
   fenv_t saved_;
 };
 
-// work(thread, start, stop) over ranges of whole blocks of positions. When the system gives no more threads, the calling
-// one does their ranges.
+// work(thread, start, stop) over ranges of positions that hold whole blocks of the index space. When the system gives no
+// more threads, the calling one does their ranges.
 template <class Work>
-void in_ranges(int64_t count, int64_t element_bytes, int threads, Work work) {
-  const int64_t blocks = (count + SPARE_BLOCK - 1) / SPARE_BLOCK;
+void in_ranges(int64_t count, int64_t first_index, int64_t element_bytes, int threads, Work work) {
+  const int64_t shift = first_index % SPARE_BLOCK, blocks = (shift + count + SPARE_BLOCK - 1) / SPARE_BLOCK;
   const int64_t useful = count * element_bytes / bytes_per_thread.load(std::memory_order_relaxed);
   const int64_t parts = std::max<int64_t>(1, std::min({static_cast<int64_t>(threads), useful, blocks}));
+  auto begin = [&](int64_t part) {
+    return std::min(count, std::max<int64_t>(0, blocks * part / parts * SPARE_BLOCK - shift));
+  };
   auto run = [&](int64_t part) {
     DefaultArithmetic arithmetic;
-    work(part, blocks * part / parts * SPARE_BLOCK, std::min(count, blocks * (part + 1) / parts * SPARE_BLOCK));
+    work(part, begin(part), begin(part + 1));
   };
   std::vector<std::thread> helpers;
   helpers.reserve(parts);
@@ -108,7 +111,7 @@ void digest(const uint8_t* bytes, int64_t num_bytes, int64_t* sums, int threads)
   std::vector<Sums> found(std::max(1, threads));
   const Loops& table = loops();
   const int64_t words = num_bytes / 8;
-  in_ranges(words, 8, threads, [&](int64_t part, int64_t start, int64_t stop) {
+  in_ranges(words, 0, 8, threads, [&](int64_t part, int64_t start, int64_t stop) {
     table.digest(bytes, start, stop, tables(), found[part].of);
   });
   uint64_t total[2] = {0, 0};
@@ -147,7 +150,7 @@ int64_t spare_cpu_bytes_per_thread(int64_t bytes) {
 void spare_cpu_accumulate(const SpareAccumulate* job, int threads) {
   std::vector<Sums> found(std::max(1, threads));
   const Loops& table = loops();
-  in_ranges(job->count, 16, threads, [&](int64_t part, int64_t start, int64_t stop) {
+  in_ranges(job->count, job->first_index, 16, threads, [&](int64_t part, int64_t start, int64_t stop) {
     table.accumulate(*job, start, stop, tables(), found[part].of);
   });
   uint64_t sum = static_cast<uint64_t>(job->report[0]);
@@ -168,7 +171,7 @@ void spare_cpu_checksums(const void* values, int type, const int64_t* segments, 
     count += segments[3 * number + 1] - segments[3 * number];
   }
   // Ranges of all segments laid end to end.
-  in_ranges(count, size_of(type), threads, [&](int64_t, int64_t start, int64_t stop) {
+  in_ranges(count, 0, size_of(type), threads, [&](int64_t, int64_t start, int64_t stop) {
     int64_t before = 0;
     for (int64_t number = 0; number < num_segments && before < stop; ++number) {
       const int64_t* segment = segments + 3 * number;
@@ -187,45 +190,25 @@ void spare_cpu_checksums(const void* values, int type, const int64_t* segments, 
 }
 
 void spare_cpu_finalize(const SpareFinalize* job, int threads) {
-  if (job->count == 0) return;
-  DefaultArithmetic arithmetic;
   std::vector<Sums> peaks(std::max(1, threads));
   const Loops& table = loops();
-  int64_t num_blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
-  double *partial = job->scratch, *next = job->scratch + num_blocks;
   const bool stream = job->count * (job->destination_type == SPARE_FP32 ? 4 : 2) >= kStreamBytes;
-  in_ranges(job->count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
+  in_ranges(job->count, job->first_index, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
     int64_t peak = 0;
-    table.finalize(*job, start, stop, partial, &peak, stream);
+    table.finalize(*job, start, stop, &peak, stream);
     peaks[part].of[0] = static_cast<uint64_t>(peak);
   });
-  if (!job->exponents)
-    for (const Sums& one : peaks) {
-      int64_t* peak = static_cast<int64_t*>(job->peaks);
-      *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
-    }
-  if (!job->norm) return;
-  while (num_blocks > 1) {
-    table.add_blocks(partial, num_blocks, next);
-    num_blocks = (num_blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;
-    std::swap(partial, next);
-  }
-  *job->norm += partial[0];
-}
-
-void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
-                       int threads) {
-  const Loops& table = loops();
-  in_ranges(count, size_of(type) * (num_sources + 1), threads, [&](int64_t, int64_t start, int64_t stop) {
-    table.combine(sources, num_sources, destination, type, start, stop, count * size_of(type) >= kStreamBytes);
-  });
+  if (job->exponents) return;
+  int64_t* peak = static_cast<int64_t*>(job->peaks);
+  for (const Sums& one : peaks) *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
 }
 
 int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads) {
   std::vector<Sums> found(std::max(1, threads));
   const Loops& table = loops();
-  in_ranges(count, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
-    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out)) + 1;
+  const bool stream = count * bits / 8 >= kStreamBytes;
+  in_ranges(count, 0, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
+    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out, stream)) + 1;
   });
   for (const Sums& one : found)
     if (one.of[0]) return static_cast<int64_t>(one.of[0]) - 1;
@@ -234,7 +217,7 @@ int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* 
 
 void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads) {
   const Loops& table = loops();
-  in_ranges(count, 12, threads, [&](int64_t, int64_t start, int64_t stop) {
+  in_ranges(count, 0, 12, threads, [&](int64_t, int64_t start, int64_t stop) {
     table.unpack(packed, bits, start, stop, out, count * 8 >= kStreamBytes);
   });
 }

@@ -1,99 +1,143 @@
-// `finalize` of int64 sums in one pass over registers where AVX-512 has the instructions: conversion of 64-bit integers,
-// rounding towards zero, eight lanes of the norm side by side. To the bit what the plain loops give.
+// `finalize` in one pass over registers, for AVX2 and AVX-512: conversion to double, quotient, largest magnitude,
+// rounding. To the bit what the plain loops give.
 #ifndef SPARE_CPU_FINALIZE_H
 #define SPARE_CPU_FINALIZE_H
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#if defined(__AVX2__)
 #define SPARE_FUSED_FINALIZE 1
 
-#include <immintrin.h>
-#include <stdint.h>
-
 #include "arithmetic.h"
+#include "cpu_words.h"
 
 namespace {
 
-// Store eight rounded quotients, and give them back as doubles. `normal`: none is denormal or infinite in fp32.
-template <bool normal>
-inline __m512d store_rounded(float* to, __m512d value) {
-  const __m256 rounded = _mm512_cvtpd_ps(value);
-  _mm256_storeu_ps(to, rounded);
-  return _mm512_cvtps_pd(rounded);
+#if defined(__AVX512F__)
+
+typedef __m512d Doubles;
+inline Doubles all_doubles(double value) { return _mm512_set1_pd(value); }
+inline Doubles to_doubles(const int64_t* from) { return _mm512_cvtepi64_pd(_mm512_loadu_si512(from)); }
+inline Doubles to_doubles(const int32_t* from) { return _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i*)from)); }
+inline Doubles bits_of(Doubles value, Doubles mask) { return _mm512_and_pd(value, mask); }
+inline Doubles larger(Doubles a, Doubles b) { return _mm512_max_pd(a, b); }
+inline __m512 singles(const Doubles* pair) {
+  const __m256d low = _mm256_castps_pd(_mm512_cvtpd_ps(pair[0])), high = _mm256_castps_pd(_mm512_cvtpd_ps(pair[1]));
+  return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1));
+}
+inline void store(float* to, const Doubles* four) {
+  _mm512_storeu_ps(to, singles(four));
+  _mm512_storeu_ps(to + 16, singles(four + 2));
+}
+// The upper halves: for numbers that bf16 has.
+inline __m256i upper_halves(__m512 values) {
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(values), 16));
+}
+inline void store(uint16_t* to, const Doubles* four) {
+  _mm256_storeu_si256((__m256i*)to, upper_halves(singles(four)));
+  _mm256_storeu_si256((__m256i*)(to + 16), upper_halves(singles(four + 2)));
 }
 
-template <bool normal>
-inline __m512d store_rounded(uint16_t* to, __m512d value) {
-  if (normal) {
-    // bf16 has the upper 7 of double's 52 bits: what is beyond a half, or is a half after an odd number, carries.
-    const __m512i bits = _mm512_castpd_si512(value), one = _mm512_set1_epi64(1);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi64(bits, 45), one);
-    const __m512i carried = _mm512_add_epi64(_mm512_add_epi64(bits, _mm512_set1_epi64((1ll << 44) - 1)), odd);
-    const __m512d rounded = _mm512_castsi512_pd(_mm512_and_si512(carried, _mm512_set1_epi64(-(1ll << 45))));
-    const __m256i single = _mm256_castps_si256(_mm512_cvtpd_ps(rounded));
-    _mm_storeu_si128((__m128i*)to, _mm256_cvtepi32_epi16(_mm256_srli_epi32(single, 16)));
-    return rounded;
+#else
+
+typedef __m256d Doubles;
+inline Doubles all_doubles(double value) { return _mm256_set1_pd(value); }
+// The halves as bits of 2^52 + low and 2^84 + 2^63 + high * 2^32; what is too much is taken off exactly, so that the
+// sum is rounded once.
+inline Doubles to_doubles(const int64_t* from) {
+  const __m256i value = _mm256_loadu_si256((const __m256i*)from);
+  const __m256i low = _mm256_blend_epi32(value, _mm256_set1_epi64x(0x4330000000000000), 0xaa);
+  const __m256i high = _mm256_xor_si256(_mm256_srli_epi64(value, 32), _mm256_set1_epi64x(0x4530000080000000));
+  return _mm256_add_pd(_mm256_sub_pd(_mm256_castsi256_pd(high), _mm256_set1_pd(0x1p84 + 0x1p63 + 0x1p52)),
+                       _mm256_castsi256_pd(low));
+}
+inline Doubles to_doubles(const int32_t* from) { return _mm256_cvtepi32_pd(_mm_loadu_si128((const __m128i*)from)); }
+inline Doubles bits_of(Doubles value, Doubles mask) { return _mm256_and_pd(value, mask); }
+inline Doubles larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b); }
+inline __m256 singles(const Doubles* pair) {
+  return _mm256_set_m128(_mm256_cvtpd_ps(pair[1]), _mm256_cvtpd_ps(pair[0]));
+}
+inline void store(float* to, const Doubles* four) {
+  _mm256_storeu_ps(to, singles(four));
+  _mm256_storeu_ps(to + 8, singles(four + 2));
+}
+// The upper halves: for numbers that bf16 has.
+inline void store(uint16_t* to, const Doubles* four) {
+  const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(singles(four)), 16);
+  const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(singles(four + 2)), 16);
+  _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+}
+
+#endif
+
+enum { kGroup = 4 * kWords };
+
+// Four vectors take each step side by side: in a row, each would wait for its own results.
+#define SPARE_EACH _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j)
+
+inline void round_to(const float*, Doubles*) {}
+
+// To the nearest number of 8 significant bits, ties to even: m has x's sign and a last bit as large as the eighth of x.
+// Subtracted in this order, a zero keeps its sign. For zeros and normal numbers of bf16.
+inline void round_to(const uint16_t*, Doubles* values) {
+  Doubles magnet[4];
+  SPARE_EACH magnet[j] = bits_of(values[j], all_doubles(from_bits(0xfff0000000000000ull)));
+  SPARE_EACH magnet[j] *= all_doubles(0x1.8p45);
+  SPARE_EACH values[j] = magnet[j] - values[j];
+  SPARE_EACH values[j] = magnet[j] - values[j];
+}
+
+// x / divisor. The divider alone would hold AVX-512 up, so half of the vectors go another way to the same bits: by
+// `inverse`, the double nearest to 1 / divisor. One correction leaves less than a unit of the last place, the next rounds
+// correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
+inline void divide_four(const Doubles* x, Doubles* quotient, Doubles divisor, Doubles inverse) {
+#if defined(__AVX512F__)
+  Doubles first[2], second[2];
+  for (int j = 0; j < 2; ++j) first[j] = x[j] * inverse;
+  for (int j = 0; j < 2; ++j) second[j] = _mm512_fmadd_pd(_mm512_fnmadd_pd(first[j], divisor, x[j]), inverse, first[j]);
+  for (int j = 0; j < 2; ++j)
+    quotient[j] = _mm512_fmadd_pd(_mm512_fnmadd_pd(second[j], divisor, x[j]), inverse, second[j]);
+  for (int j = 2; j < 4; ++j) quotient[j] = x[j] / divisor;
+#else
+  (void)inverse;
+  SPARE_EACH quotient[j] = x[j] / divisor;
+#endif
+}
+
+template <class Element, class Destination, bool power_of_two>
+inline Doubles divide_groups(const Element* total, Destination* out, int64_t count, double divisor, Doubles largest) {
+  const Doubles by = all_doubles(divisor), inverse = all_doubles(1 / divisor);
+  const Doubles magnitude = all_doubles(from_bits(0x7fffffffffffffffull));
+  for (int64_t k = 0; k < count; k += kGroup) {
+    fetch_ahead<kFarBytes, kGroup * sizeof(Element)>(total + k);
+    Doubles x[4], four[4];
+    SPARE_EACH x[j] = to_doubles(total + k + j * kWords);
+    SPARE_EACH largest = larger(largest, bits_of(x[j], magnitude));
+    if (power_of_two)
+      SPARE_EACH four[j] = x[j] * inverse;
+    else
+      divide_four(x, four, by, inverse);
+    round_to(out, four);
+    store(out + k, four);
   }
-  const __m256 towards_zero = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-  const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(towards_zero), value, _CMP_NEQ_UQ);
-  const __m256i one = _mm256_set1_epi32(1), odd = _mm256_castps_si256(towards_zero);
-  const __m256i bits = _mm256_mask_or_epi32(odd, inexact, odd, one);
-  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
-  const __m256i nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
-  const __m256i high = _mm256_srli_epi32(nearest, 16);
-  _mm_storeu_si128((__m128i*)to, _mm256_cvtepi32_epi16(high));
-  return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(high, 16)));
+  return largest;
 }
 
-// Rows of SPARE_LANES elements: quotients out, squares added to `lanes` if `norm`, extremes to `top` and `bottom`.
-template <class Destination, bool power_of_two, bool normal, bool norm>
-inline void finalize_rows(const int64_t* total, Destination* out, int64_t count, double divisor, double* lanes,
-                          int64_t* top, int64_t* bottom) {
-  enum { kEach = 8, kRow = SPARE_LANES / kEach };
-  const __m512d by = _mm512_set1_pd(power_of_two ? 1 / divisor : divisor);
-  __m512i highest = _mm512_set1_epi64(*top), lowest = _mm512_set1_epi64(*bottom);
-  __m512d sums[kRow];
-  for (int j = 0; norm && j < kRow; ++j) sums[j] = _mm512_loadu_pd(lanes + kEach * j);
-  for (int64_t row = 0; row < count; row += SPARE_LANES) {
-#pragma GCC unroll 8
-    for (int j = 0; j < kRow; ++j) {
-      const __m512i sum = _mm512_loadu_si512(total + row + kEach * j);
-      highest = _mm512_max_epi64(highest, sum);
-      lowest = _mm512_min_epi64(lowest, sum);
-      const __m512d x = _mm512_cvtepi64_pd(sum);
-      const __m512d value = power_of_two ? _mm512_mul_pd(x, by) : _mm512_div_pd(x, by);
-      const __m512d back = store_rounded<normal>(out + row + kEach * j, value);
-      if (norm) sums[j] = _mm512_add_pd(sums[j], _mm512_mul_pd(back, back));
-    }
+// Divides elements of one block; returns the largest magnitude as a double, which is exact below 2^53.
+template <class Element, class Destination, bool power_of_two>
+inline double divide_fused(const Element* total, Destination* out, int64_t count, double divisor) {
+  const int64_t whole = count / kGroup * kGroup, rest = count - whole;
+  Doubles largest = all_doubles(0);
+  largest = divide_groups<Element, Destination, power_of_two>(total, out, whole, divisor, largest);
+  if (rest) {
+    Element last[kGroup] = {};
+    Destination made[kGroup];
+    memcpy(last, total + whole, rest * sizeof *last);
+    largest = divide_groups<Element, Destination, power_of_two>(last, made, kGroup, divisor, largest);
+    memcpy(out + whole, made, rest * sizeof *made);
   }
-  for (int j = 0; norm && j < kRow; ++j) _mm512_storeu_pd(lanes + kEach * j, sums[j]);
-  *top = _mm512_reduce_max_epi64(highest);
-  *bottom = _mm512_reduce_min_epi64(lowest);
-}
-
-template <class Destination, bool power_of_two, bool normal>
-inline void finalize_rows(const int64_t* total, Destination* out, int64_t count, double divisor, double* lanes,
-                          int64_t* top, int64_t* bottom) {
-  if (lanes)
-    finalize_rows<Destination, power_of_two, normal, true>(total, out, count, divisor, lanes, top, bottom);
-  else
-    finalize_rows<Destination, power_of_two, normal, false>(total, out, count, divisor, lanes, top, bottom);
-}
-
-template <class Destination>
-inline void finalize_rows(const int64_t* total, Destination* out, int64_t count, double divisor, double* lanes,
-                          int64_t* top, int64_t* bottom) {
-  const double size = divisor < 0 ? -divisor : divisor;
-  const bool whole_power = (to_bits(divisor) & 0xfffffffffffffull) == 0;
-  // Sums are 0 or within 1..2^63.
-  const bool normal = power_of_two(-63) <= size && size <= power_of_two(126);
-  if (whole_power && normal)
-    finalize_rows<Destination, true, true>(total, out, count, divisor, lanes, top, bottom);
-  else if (whole_power)
-    finalize_rows<Destination, true, false>(total, out, count, divisor, lanes, top, bottom);
-  else if (normal)
-    finalize_rows<Destination, false, true>(total, out, count, divisor, lanes, top, bottom);
-  else
-    finalize_rows<Destination, false, false>(total, out, count, divisor, lanes, top, bottom);
+  double each[kWords], top = 0;
+  memcpy(each, &largest, sizeof each);
+  for (int k = 0; k < kWords; ++k) top = each[k] > top ? each[k] : top;
+  return top;
 }
 
 }  // namespace

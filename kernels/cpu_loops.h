@@ -1,5 +1,5 @@
-// What cpu_loops.inc gives for one instruction set. Ranges are positions; a range of accumulate or checksum may begin and
-// end anywhere, one of finalize begins at a multiple of SPARE_BLOCK positions.
+// What cpu_loops.inc gives for one instruction set. Ranges are positions and may begin and end anywhere, but no two of
+// one finalize share a block of the index space.
 #ifndef SPARE_CPU_LOOPS_H
 #define SPARE_CPU_LOOPS_H
 
@@ -7,6 +7,8 @@
 
 struct alignas(64) Tables {
   uint64_t checksum[SPARE_BLOCK];
+  // checksum's; a vector may be loaded from each element
+  uint32_t checksum32[SPARE_BLOCK + 16];
   uint64_t digest[SPARE_BLOCK];
 };
 
@@ -15,14 +17,10 @@ struct Loops {
   void (*accumulate)(const SpareAccumulate& job, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
   void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
                    const Tables& tables, uint64_t* sums);
-  // partial[i]: sum of squares of block i, if a norm is asked for; peak: the largest magnitude, where there is one for
-  // all; stream: the destination is written past the cache (so in the others)
-  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, double* partial, int64_t* peak, bool stream);
-  // out[i] = sum of values[1024 i ..] in the order of the lanes
-  void (*add_blocks)(const double* values, int64_t count, double* out);
-  void (*combine)(const void* const* sources, int num_sources, void* destination, int type, int64_t start,
-                  int64_t stop, bool stream);
-  int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out);
+  // peak: the largest magnitude, where there is one for all; stream: the destination is written past the cache (so in
+  // the others)
+  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, int64_t* peak, bool stream);
+  int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out, bool stream);
   void (*unpack)(const uint8_t* packed, int bits, int64_t start, int64_t stop, int64_t* out, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear
   void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);

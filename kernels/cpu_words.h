@@ -72,12 +72,13 @@ inline uint64_t total(Words words) {
 }
 
 // The processor's own prefetching stops at the end of a page, so prefetch what comes next; beyond the end of an array
-// that is harmless. The distances are measured: a single stream needs a larger one than each of several streams.
-enum { kFarBytes = 2048, kNearBytes = 512 };
+// that is harmless. The distance is measured.
+enum { kFarBytes = 2048 };
 
-template <int bytes>
+template <int ahead, int bytes>
 inline void fetch_ahead(const void* from) {
-  __builtin_prefetch((const char*)from + bytes);
+#pragma GCC unroll 4
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch((const void*)((uintptr_t)from + ahead + line));
 }
 
 // Copies with streaming stores, so that cache lines that are only written are not read first.

@@ -1,10 +1,9 @@
 // The CUDA half of the C interface. Each kernel strides over blocks of SPARE_BLOCK elements with a grid sized to the GPU,
-// reads and writes a thread's neighbouring elements (four; finalize: two) with accesses of up to 16 bytes where the
+// reads and writes a thread's neighbouring elements (four; packing: eight) with accesses of up to 16 bytes where the
 // addresses allow it, and queues on the caller's stream without waiting.
 //
-// Results have the same bits as on the CPU: checksums, flags and peaks are integers (atomics may add them in any order),
-// norms are partial sums of fixed blocks in fixed lanes. A thread has the same indices in every block, so it computes
-// its weights once.
+// Results have the same bits as on the CPU: checksums, flags and peaks are integers, and atomics may add them in any
+// order. A thread has the same indices in every block, so it computes its weights once.
 
 #include <cuda_runtime.h>
 
@@ -15,7 +14,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPerThread = SPARE_BLOCK / kThreads;  // 4
-constexpr int kSources = 8;
 constexpr unsigned kFull = 0xffffffffu;
 typedef unsigned long long Word;
 
@@ -163,20 +161,8 @@ __global__ void __launch_bounds__(kThreads)
   add_sum(report, total);
 }
 
-// Lanes 2t and 2t + 1 of thread t, added in halves; thread 0 has the result.
-__device__ double add_lanes(double even, double odd) {
-  for (int step = 16; step > 0; step /= 2) {
-    even += __shfl_down_sync(kFull, even, step);
-    odd += __shfl_down_sync(kFull, odd, step);
-  }
-  return even + odd;
-}
-
 __device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
 __device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
-__device__ double load_one(float value) { return value; }
-__device__ double load_one(uint16_t bits) { return value_of<Bf16>(bits); }
-
 template <class Element>
 __device__ Element magnitude(Element value) {
   const Element lowest = Element(Word(1) << (8 * sizeof(Element) - 1));
@@ -197,110 +183,30 @@ __device__ void raise_peak(int64_t* peak, int64_t value) {
 }
 __device__ void raise_peak(int32_t* peak, int32_t value) { raise(peak, value); }
 
-// One warp for each block of positions: row r has elements 64 r + 2 t and the next of thread t. A block of positions
-// meets at most two blocks of the index space; the second begins at `cut`.
-template <class Element, class Destination, bool paired>
+template <class Element, class Destination>
 __global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, int64_t blocks) {
-  const Element* total = static_cast<const Element*>(job.total);
-  Destination* destination = static_cast<Destination*>(job.destination);
-  const int lane = threadIdx.x % 32;
-  const int64_t warps = int64_t(gridDim.x) * (kThreads / 32);
-  const int64_t shift = job.exponents ? job.first_index % SPARE_BLOCK : 0;
+  const bool multiply = (to_bits(job.divisor) & 0xfffffffffffffull) == 0;
   Element peak = 0;
-  for (int64_t block = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; block < blocks; block += warps) {
-    const int64_t at = block * SPARE_BLOCK, cut = at + SPARE_BLOCK - shift;
-    const int first = job.exponents ? job.exponents[block] : job.exponent;
-    const int second = job.exponents && cut < job.count && shift ? job.exponents[block + 1] : first;
-    const double divisors[2] = {job.divisor * power_of_two(first), job.divisor * power_of_two(second)};
-    const bool multiply = (to_bits(job.divisor) & 0xfffffffffffffull) == 0;
-    Element peaks[2] = {0, 0};
-    double lanes[2] = {0, 0};
-#pragma unroll 4
-    for (int row = 0; row < SPARE_BLOCK / SPARE_LANES; ++row) {
-      const int64_t position = at + row * SPARE_LANES + lane * 2;
-      if (position >= job.count) break;
-      Pack<Element, 2> pair = {};
-      Pack<Destination, 2> out;
-      const bool both = position + 1 < job.count;
-      if (paired && both) {
-        pair = *reinterpret_cast<const Pack<Element, 2>*>(total + position);
-      } else {
-        pair.of[0] = total[position];
-        if (both) pair.of[1] = total[position + 1];
-      }
-      for (int k = 0; k < 2; ++k) {
-        const int part = position + k >= cut ? 1 : 0;
-        const double value = static_cast<double>(pair.of[k]);
-        const double divisor = part ? divisors[1] : divisors[0];
-        store_one(&out.of[k], multiply ? value * (1 / divisor) : value / divisor);
-        lanes[k] += load_one(out.of[k]) * load_one(out.of[k]);
-        const Element size = magnitude(pair.of[k]);
-        if (part)
-          peaks[1] = size > peaks[1] ? size : peaks[1];
-        else
-          peaks[0] = size > peaks[0] ? size : peaks[0];
-      }
-      if (paired && both) {
-        *reinterpret_cast<Pack<Destination, 2>*>(destination + position) = out;
-      } else {
-        destination[position] = out.of[0];
-        if (both) destination[position + 1] = out.of[1];
-      }
+  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
+    const int64_t block = job.first_index / SPARE_BLOCK + number;
+    const int64_t at = block * SPARE_BLOCK - job.first_index + threadIdx.x * kPerThread;
+    const double divisor = job.divisor * power_of_two(job.exponents ? job.exponents[number] : job.exponent);
+    Element sums[kPerThread];
+    Destination out[kPerThread];
+    load_four(static_cast<const Element*>(job.total), at, job.count, sums);
+    for (int k = 0; k < kPerThread; ++k) {
+      const double value = static_cast<double>(sums[k]);
+      store_one(out + k, multiply ? value * (1 / divisor) : value / divisor);
+      const Element size = magnitude(sums[k]);
+      peak = size > peak ? size : peak;
     }
-    __syncwarp();
-    const double sum = add_lanes(lanes[0], lanes[1]);
-    if (lane == 0 && job.norm) job.scratch[block] = sum;
+    store_four(static_cast<Destination*>(job.destination), at, job.count, out);
     if (job.exponents) {
-      raise_peak(static_cast<Element*>(job.peaks) + block, peaks[0]);
-      if (shift && cut < job.count) raise_peak(static_cast<Element*>(job.peaks) + block + 1, peaks[1]);
-    } else {
-      const Element larger = peaks[0] > peaks[1] ? peaks[0] : peaks[1];
-      peak = larger > peak ? larger : peak;
+      raise_peak(static_cast<Element*>(job.peaks) + number, peak);
+      peak = 0;
     }
   }
   if (!job.exponents) raise_peak(static_cast<Element*>(job.peaks), peak);
-}
-
-// out[i] = sum of the 1024 values from values[1024 i] on.
-__global__ void add_blocks_kernel(const double* values, int64_t count, double* out) {
-  const int lane = threadIdx.x % 32;
-  const int64_t block = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  double lanes[2] = {0, 0};
-  for (int row = 0; row < SPARE_BLOCK / SPARE_LANES; ++row)
-    for (int k = 0; k < 2; ++k) {
-      const int64_t position = block * SPARE_BLOCK + row * SPARE_LANES + lane * 2 + k;
-      if (position < count) lanes[k] += values[position];
-    }
-  const double sum = add_lanes(lanes[0], lanes[1]);
-  if (lane == 0 && block * SPARE_BLOCK < count) out[block] = sum;
-}
-
-__global__ void add_norm_kernel(double* norm, const double* sum) { *norm += *sum; }
-
-struct Sources {
-  const void* of[kSources];
-};
-
-template <class Element>
-__global__ void __launch_bounds__(kThreads)
-    combine_kernel(Sources sources, int num_sources, Element* destination, int64_t count, bool wide) {
-  constexpr int each = 16 / sizeof(Element);
-  typedef Pack<Element, each> Vector;
-  const int64_t stride = int64_t(gridDim.x) * kThreads, thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t vectors = wide ? count / each : 0;
-  for (int64_t v = thread; v < vectors; v += stride) {
-    Vector sum = static_cast<const Vector*>(sources.of[0])[v];
-    for (int s = 1; s < num_sources; ++s) {
-      const Vector more = static_cast<const Vector*>(sources.of[s])[v];
-      for (int k = 0; k < each; ++k) sum.of[k] += more.of[k];
-    }
-    reinterpret_cast<Vector*>(destination)[v] = sum;
-  }
-  for (int64_t i = vectors * each + thread; i < count; i += stride) {
-    Element sum = static_cast<const Element*>(sources.of[0])[i];
-    for (int s = 1; s < num_sources; ++s) sum += static_cast<const Element*>(sources.of[s])[i];
-    destination[i] = sum;
-  }
 }
 
 // Eight values are 32 or 48 bytes: two or three 16-byte accesses.
@@ -406,29 +312,12 @@ void accumulate_from(const SpareAccumulate& job, int64_t blocks, cudaStream_t st
     accumulate_into<Source, int32_t>(job, blocks, stream);
 }
 
-template <class Element, class Destination>
-void finalize_from(const SpareFinalize& job, int64_t blocks, cudaStream_t stream) {
-  const int grid = grid_for((blocks + kThreads / 32 - 1) / (kThreads / 32));
-  if (aligned(job.total, 2 * sizeof(Element)) && aligned(job.destination, 2 * sizeof(Destination)))
-    finalize_kernel<Element, Destination, true><<<grid, kThreads, 0, stream>>>(job, blocks);
-  else
-    finalize_kernel<Element, Destination, false><<<grid, kThreads, 0, stream>>>(job, blocks);
-}
-
 template <class Element>
-void combine_as(const void* const* sources, int num_sources, void* destination, int64_t count, cudaStream_t stream) {
-  // The sum so far is the first source of the next launch, so fp32 is added in the order of the list. It is kept in the
-  // destination, which must therefore share memory with no source but the first.
-  for (int used = 0; used < num_sources;) {
-    Sources some = {};
-    int taken = 0;
-    if (used > 0) some.of[taken++] = destination;
-    while (taken < kSources && used < num_sources) some.of[taken++] = sources[used++];
-    bool wide = aligned(destination, 16);
-    for (int s = 0; s < taken; ++s) wide = wide && aligned(some.of[s], 16);
-    combine_kernel<Element><<<grid_for(count / (kThreads * 4) + 1), kThreads, 0, stream>>>(
-        some, taken, static_cast<Element*>(destination), count, wide);
-  }
+void finalize_from(const SpareFinalize& job, int64_t blocks, cudaStream_t stream) {
+  if (job.destination_type == SPARE_FP32)
+    finalize_kernel<Element, float><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+  else
+    finalize_kernel<Element, uint16_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
 }
 
 }  // namespace
@@ -468,38 +357,12 @@ int spare_cuda_checksums(const void* values, int type, const int64_t* segments, 
 
 int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
   if (job->count == 0) return 0;
-  int64_t blocks = (job->count + SPARE_BLOCK - 1) / SPARE_BLOCK;
+  const int64_t blocks = blocks_of(job->first_index, job->count);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  const bool single = job->destination_type == SPARE_FP32;
-  if (job->total_type == SPARE_INT64) {
-    if (single) finalize_from<int64_t, float>(*job, blocks, queue);
-    else finalize_from<int64_t, uint16_t>(*job, blocks, queue);
-  } else {
-    if (single) finalize_from<int32_t, float>(*job, blocks, queue);
-    else finalize_from<int32_t, uint16_t>(*job, blocks, queue);
-  }
-  if (!job->norm) return cudaGetLastError();
-  double *partial = job->scratch, *next = job->scratch + blocks;
-  while (blocks > 1) {
-    const int64_t sums = (blocks + SPARE_BLOCK - 1) / SPARE_BLOCK;
-    add_blocks_kernel<<<static_cast<int>((sums + 7) / 8), kThreads, 0, queue>>>(partial, blocks, next);
-    double* other = partial;
-    partial = next;
-    next = other;
-    blocks = sums;
-  }
-  add_norm_kernel<<<1, 1, 0, queue>>>(job->norm, partial);
-  return cudaGetLastError();
-}
-
-int spare_cuda_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
-                       void* stream) {
-  if (count == 0) return 0;
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  // Unsigned: sums wrap.
-  if (type == SPARE_INT64) combine_as<uint64_t>(sources, num_sources, destination, count, queue);
-  if (type == SPARE_INT32) combine_as<uint32_t>(sources, num_sources, destination, count, queue);
-  if (type == SPARE_FLOAT) combine_as<float>(sources, num_sources, destination, count, queue);
+  if (job->total_type == SPARE_INT64)
+    finalize_from<int64_t>(*job, blocks, queue);
+  else
+    finalize_from<int32_t>(*job, blocks, queue);
   return cudaGetLastError();
 }
 

@@ -9,15 +9,14 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 4
+#define SPARE_KERNELS_VERSION 5
 
 #define SPARE_BLOCK 1024
-#define SPARE_LANES 64
 #define SPARE_CHECKSUM_SEED 0x53504152ull
 #define SPARE_DIGEST_SEED 0x44494745ull
 
 enum SpareFloat { SPARE_FP32 = 0, SPARE_BF16 = 1, SPARE_FP16 = 2 };
-enum SpareElement { SPARE_INT64 = 0, SPARE_INT32 = 1, SPARE_FLOAT = 2 };
+enum SpareElement { SPARE_INT64 = 0, SPARE_INT32 = 1 };
 enum SpareFlag { SPARE_OVERFLOW = 1, SPARE_NOT_FINITE = 2 };
 
 // accumulator += rint(source * 2^exponent), or with a `partial` rint((partial + source) * 2^exponent), where the sum in
@@ -41,9 +40,7 @@ struct SpareFinalize {
   const void* total;
   void* destination;
   const int16_t* exponents;
-  double* norm;   // [0] += sum of squares of the destination; null where it is not wanted
-  void* peaks;    // = max(peaks, |total|)
-  double* scratch;  // at least 2 * (count / SPARE_BLOCK + 2) doubles, where a norm is wanted
+  void* peaks;  // = max(peaks, |total|)
   double divisor;
   int64_t count;
   int64_t first_index;
@@ -72,8 +69,6 @@ void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
 void spare_cpu_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          int threads);
 void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
-void spare_cpu_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
-                       int threads);
 // Returns the first position whose value does not fit, or -1.
 int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads);
 void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads);
@@ -81,14 +76,12 @@ void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* o
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        int threads);
 
-// CUDA: pointers of the current device; those to sources, parts, num_bytes and segments are the host's. Each returns a
+// CUDA: pointers of the current device; those to parts, num_bytes and segments are the host's. Each returns a
 // cudaError_t (0: queued). misfit: one int64 on the device. digests adds to its sums.
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream);
 int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
-int spare_cuda_combine(const void* const* sources, int num_sources, void* destination, int type, int64_t count,
-                       void* stream);
 int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream);
 int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream);
 int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,

@@ -129,7 +129,7 @@ class Int64:
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         peak = self._peaks[number : number + 1]
-        kernels.finalize(total, gradient, self._exponents[number], divisor, None, peak)
+        kernels.finalize(total, gradient, self._exponents[number], divisor, peak)
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
@@ -189,7 +189,7 @@ class Int32:
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         blocks, index = self._blocks[number], self._slots[number].index
-        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, None, self._peaks[blocks], index)
+        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, self._peaks[blocks], index)
 
     def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
         raise AssertionError("exact32 has no distributed optimizer: settings refuse it, as no block may be split")

@@ -29,7 +29,6 @@ __all__ = [
     "accumulate",
     "accumulate32",
     "checksums",
-    "combine",
     "digest",
     "finalize",
     "finalize32",
@@ -124,7 +123,6 @@ def finalize(
     destination: torch.Tensor,
     exponent: int,
     divisor: float,
-    norm: torch.Tensor | None,
     peak: torch.Tensor,
 ) -> None:
     """destination (fp32 or bf16) = total (int64) / (divisor * 2^exponent), computed in double and rounded once.
@@ -132,13 +130,12 @@ def finalize(
     Args:
         exponent: -800..800.
         divisor: 2^-100..2^100 in magnitude.
-        norm: float64[1], += sum of squares of the destination, added in the same order on all machines; or None.
         peak: int64[1], = max(peak, largest |total|).
     """
-    _check_finalize(total, destination, torch.int64, divisor, norm)
+    _check_finalize(total, destination, torch.int64, divisor)
     _check_exponent(exponent)
     _check("peak", peak, (torch.int64,), 1, total.device)
-    dispatch.kernels(total.device).finalize(total, destination, exponent, 0, divisor, norm, peak)
+    dispatch.kernels(total.device).finalize(total, destination, exponent, 0, divisor, peak)
 
 
 def finalize32(
@@ -146,34 +143,17 @@ def finalize32(
     destination: torch.Tensor,
     exponents: torch.Tensor,
     divisor: float,
-    norm: torch.Tensor | None,
     peaks: torch.Tensor,
     first_index: int = 0,
 ) -> None:
     """Do what :func:`finalize` does for int32 sums, with an exponent (int16) and a peak (int32) for each block of the
     index space from the one that holds ``first_index``."""
-    _check_finalize(total, destination, torch.int32, divisor, norm)
+    _check_finalize(total, destination, torch.int32, divisor)
     _check_index(first_index)
     blocks = _num_blocks(first_index, total.numel())
     _check("exponents", exponents, (torch.int16,), blocks, total.device)
     _check("peaks", peaks, (torch.int32,), blocks, total.device)
-    dispatch.kernels(total.device).finalize(total, destination, exponents, first_index, divisor, norm, peaks)
-
-
-def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
-    """destination = sum of the sources (int64, int32 or fp32; fp32 is added in the order of the list).
-
-    ``destination`` may be the first source, but share memory with no other.
-    """
-    if not sources:
-        raise ValueError("combine has no sources; give at least one tensor")
-    _check("destination", destination, (torch.int64, torch.int32, torch.float32))
-    for number, source in enumerate(sources):
-        name = f"sources[{number}]"
-        _check(name, source, (destination.dtype,), destination.numel(), destination.device)
-        if number or source.data_ptr() != destination.data_ptr():
-            _check_apart(name, source, "destination", destination)
-    dispatch.kernels(destination.device).combine(sources, destination)
+    dispatch.kernels(total.device).finalize(total, destination, exponents, first_index, divisor, peaks)
 
 
 def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
@@ -294,13 +274,9 @@ def _check_accumulate(
         _check_apart("partial", partial, "accumulator", accumulator)
 
 
-def _check_finalize(
-    total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float, norm: torch.Tensor | None
-) -> None:
+def _check_finalize(total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float) -> None:
     _check("total", total, (dtype,))
     _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
-    if norm is not None:
-        _check("norm", norm, (torch.float64,), 1, total.device)
     if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
         raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
     _check_apart("total", total, "destination", destination)

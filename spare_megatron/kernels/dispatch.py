@@ -39,11 +39,8 @@ class Kernels(Protocol):
         exponents: int | torch.Tensor,
         first_index: int,
         divisor: float,
-        norm: torch.Tensor | None,
         peaks: torch.Tensor,
     ) -> None: ...
-
-    def combine(self, sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None: ...
 
     def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int: ...
 

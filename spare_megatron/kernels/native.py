@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.kernels.weights import BLOCK
 
-VERSION = 4
+VERSION = 5
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_ELEMENTS = {torch.int64: 0, torch.int32: 1, torch.float32: 2}
+_ELEMENTS = {torch.int64: 0, torch.int32: 1}
 
 
 class _Accumulate(Structure):
@@ -45,9 +44,7 @@ class _Finalize(Structure):
         ("total", c_void_p),
         ("destination", c_void_p),
         ("exponents", c_void_p),
-        ("norm", c_void_p),
         ("peaks", c_void_p),
-        ("scratch", c_void_p),
         ("divisor", c_double),
         ("count", c_int64),
         ("first_index", c_int64),
@@ -61,7 +58,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "accumulate": (POINTER(_Accumulate),),
     "checksums": (c_void_p, c_int, c_void_p, c_int64, c_void_p),
     "finalize": (POINTER(_Finalize),),
-    "combine": (POINTER(c_void_p), c_int, c_void_p, c_int, c_int64),
     "unpack": (c_void_p, c_int, c_int64, c_void_p),
     "digests": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
 }
@@ -133,19 +129,14 @@ class Library:
         exponents: int | torch.Tensor,
         first_index: int,
         divisor: float,
-        norm: torch.Tensor | None,
         peaks: torch.Tensor,
     ) -> None:
         single = isinstance(exponents, int)
-        partial = 2 * (total.numel() // BLOCK + 2) if norm is not None else 0
-        scratch = torch.empty(partial, dtype=torch.float64, device=total.device)
         job = _Finalize(
             total.data_ptr(),
             destination.data_ptr(),
             None if single else exponents.data_ptr(),
-            None if norm is None else norm.data_ptr(),
             peaks.data_ptr(),
-            scratch.data_ptr(),
             divisor,
             total.numel(),
             first_index,
@@ -154,11 +145,6 @@ class Library:
             exponents if single else 0,
         )
         self.call("finalize", total.device, byref(job))
-
-    def combine(self, sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
-        addresses = (c_void_p * len(sources))(*[source.data_ptr() for source in sources])
-        kind, count = _ELEMENTS[destination.dtype], destination.numel()
-        self.call("combine", destination.device, addresses, len(sources), destination.data_ptr(), kind, count)
 
     def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
         self.call("unpack", out.device, packed.data_ptr(), bits, out.numel(), out.data_ptr())

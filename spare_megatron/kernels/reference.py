@@ -15,7 +15,6 @@ import torch
 from spare_megatron.kernels.weights import BLOCK, checksum_weights, digest_keys
 
 _CHUNK = 1 << 18
-_LANES = 64
 
 
 def _chunks(count: int, first_index: int = 0) -> Iterator[tuple[int, int]]:
@@ -77,10 +76,8 @@ def finalize(
     exponents: int | torch.Tensor,
     first_index: int,
     divisor: float,
-    norm: torch.Tensor | None,
     peaks: torch.Tensor,
 ) -> None:
-    partial = []
     for start, stop in _chunks(total.numel()):
         value = total[start:stop].double()
         if isinstance(exponents, int):
@@ -88,14 +85,7 @@ def finalize(
         else:
             value = _divided(value * _scale(exponents, first_index, start, stop, -1), divisor)
         destination[start:stop] = _to_bfloat16(value) if destination.dtype == torch.bfloat16 else value.float()
-        if norm is not None:
-            partial.append(_block_sums(destination[start:stop].double().square()))
     _peaks(total, None if isinstance(exponents, int) else first_index, peaks)
-    if norm is not None and partial:
-        sums = torch.cat(partial)
-        while sums.numel() > 1:
-            sums = _block_sums(sums)
-        norm += sums
 
 
 def _divided(value: torch.Tensor, divisor: float) -> torch.Tensor:
@@ -114,20 +104,6 @@ def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
     return torch.where(inexact, bits | 1, bits).view(torch.float32).bfloat16()
 
 
-def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sum of each 1024 elements: lane l adds the elements l, l + 64, ... in order, then the upper half of the lanes is
-    added to the lower half until one is left."""
-    padding = -values.numel() % BLOCK
-    rows = torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK // _LANES, _LANES)
-    lanes = rows[:, 0].clone()
-    for row in range(1, BLOCK // _LANES):
-        lanes += rows[:, row]
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
-    return lanes.view(-1)
-
-
 def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) -> None:
     """Raise ``peaks`` to the largest magnitude of all sums, or with ``first_index`` of each block of the index space.
 
@@ -142,13 +118,6 @@ def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) ->
         return
     index = torch.arange(first_index, first_index + total.numel(), device=total.device)
     peaks.scatter_reduce_(0, index // BLOCK - first_index // BLOCK, size, "amax")
-
-
-def combine(sources: Sequence[torch.Tensor], destination: torch.Tensor) -> None:
-    total = sources[0].clone()
-    for source in sources[1:]:
-        total += source
-    destination.copy_(total)
 
 
 def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> int:

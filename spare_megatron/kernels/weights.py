@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 BLOCK = 1024
-"""Number of elements that share a block weight, an exponent of ``exact32`` and a partial sum of the norm."""
+"""Number of elements that share a block weight, and an exponent of ``exact32``."""
 MASK = (1 << 64) - 1
 CHECKSUM_SEED = 0x53504152
 DIGEST_SEED = 0x44494745

@@ -39,8 +39,10 @@ def gradients(count: int, dtype: torch.dtype, exponent: int, wild: bool, random:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
-    small = itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True))
-    small = small if torch.get_num_threads() == 1 else ()
+    small = list(itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True)))
+    # around the largest and the smallest scale that fp32 has
+    small += itertools.product((1023, 5000), (777,), (-127, 128), (20, 30), (True,))
+    small = small if torch.get_num_threads() == 1 else []
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         for narrow in (False, True)[: 2 if bound <= 30 else 1]:
             source = gradients(count, dtype, exponent, wild, random)
@@ -131,27 +133,48 @@ def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype, kind: torch.dtype)
         total[count // 2] = torch.iinfo(kind).min
         results = []
         for implementation in (cpu, reference):
-            destination, norm = torch.full((count + 1,), 7.0, dtype=dtype)[1:], torch.tensor([1.5], dtype=torch.float64)
-            largest, again = peaks.clone(), destination.clone()
-            implementation.finalize(total, destination, exponents, first, divisor, norm, largest)
-            implementation.finalize(total, again, exponents, first, divisor, None, peaks.clone())
-            assert same(again, destination)
-            results.append((destination, norm, largest))
+            destination, largest = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
+            implementation.finalize(total, destination, exponents, first, divisor, largest)
+            results.append((destination, largest))
         case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}, exponent {exponent}"
         assert all(same(one, other) for one, other in zip(*results, strict=True)), case
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
-def test_combine(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
-    random = torch.Generator().manual_seed(SEED)
-    for count, number in [*itertools.product((1, 1024, 5000), (1, 2, 3, 4, 5, 9)), (2_200_001, 5)]:
-        sources = [(torch.randn(count + 1, generator=random) * 1e6).to(dtype)[1:] for _ in range(number)]
-        expected, found = torch.empty(count, dtype=dtype), torch.empty(count, dtype=dtype)
-        reference.combine(sources, expected)
-        cpu.combine(sources, found)
-        assert same(found, expected), f"seed {SEED}: count {count}, {number} sources"
-        kernels.combine(sources, sources[0])
-        assert same(sources[0], expected), f"seed {SEED}: count {count}, {number} sources, in place"
+def nearly_midway(bits: int, random: torch.Generator) -> tuple[int, int]:
+    """Total and divisor whose quotient is 1 / (divisor * 2^54) below the middle of two doubles, one of them a tie of
+    the format of ``bits``: an error of the smallest part of a unit of the last place changes the number of the format.
+    """
+    tie = 2 * int(torch.randint(2 ** (bits - 1), 2**bits, (1,), generator=random)) + 1
+    middle = (tie << 53 - bits) + (1 if tie % 4 == 1 else -1)
+    divisor = pow(middle, -1, 1 << 54)
+    return divisor * middle >> 54, divisor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_finalize_rounds_quotients_correctly(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    """Exact ties of the destination, and quotients that come as close to the middle of two doubles as there are."""
+    random, bits = torch.Generator().manual_seed(SEED), 24 if dtype == torch.float32 else 8
+    cases = [nearly_midway(bits, random) for _ in range(100)]
+    for divisor in (1, 3, 5, 96, 127, 12345, -3, -64):
+        cases += [((2 * number + 1 + 2**bits) * divisor, divisor) for number in range(8)]
+    for total, divisor in cases if torch.get_num_threads() == 1 else []:
+        totals = torch.full((67,), total)
+        totals[1::2] *= -1
+        results = []
+        for implementation in (cpu, reference):
+            out, peak = torch.zeros(67, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+            implementation.finalize(totals, out, 0, 0, float(divisor), peak)
+            results.append((out, peak))
+        assert all(same(one, other) for one, other in zip(*results, strict=True)), f"{total} / {divisor}"
+
+
+@pytest.mark.parametrize("divisor", [3.0, -3.0, 4.0, -4.0])
+def test_finalize_keeps_the_sign_of_zero(cpu: native.CpuLibrary, divisor: float) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.ones(100, dtype=dtype)
+        kernels.finalize(torch.zeros(100, dtype=torch.int64), out, 5, divisor, torch.zeros(1, dtype=torch.int64))
+        assert out.tolist() == [0.0] * 100
+        assert out.signbit().tolist() == [divisor < 0] * 100
 
 
 @pytest.mark.parametrize("bits", [32, 48])

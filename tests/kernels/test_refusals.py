@@ -49,13 +49,11 @@ def checksums(**changed: object) -> None:
 
 
 def finalize(**changed: object) -> None:
-    norm = torch.zeros(1, dtype=torch.float64)
     arguments = {
         "total": ints(),
         "destination": torch.zeros(N),
         "exponent": 3,
         "divisor": 2.0,
-        "norm": norm,
         "peak": ints(1),
     }
     kernels.finalize(**{**arguments, **changed})
@@ -93,9 +91,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: finalize(divisor=0.0), "divisor 0.0"),
     (lambda: finalize(divisor=float("nan")), "divisor nan"),
     (lambda: finalize(total=(shared := ints()), destination=shared.view(torch.float32)[:N]), "share memory"),
-    (lambda: kernels.combine([], ints()), "no sources"),
-    (lambda: kernels.combine([ints(), (late := ints())], late), "share memory"),
-    (lambda: kernels.combine([ints(dtype=torch.int32)], ints()), r"sources\[0\] is torch.int32"),
     (lambda: kernels.pack(ints(), 40, ints(N * 5, torch.uint8)), "bits 40"),
     (lambda: kernels.pack(ints(), 32, ints(N, torch.uint8)), "packed bytes has 64 elements; give 256"),
 ]

@@ -1,0 +1,81 @@
+// Rounding into int32 sums for AVX2 and AVX-512, in single precision: half the lanes that double would need.
+#ifndef SPARE_CPU_ACCUMULATE_H
+#define SPARE_CPU_ACCUMULATE_H
+
+#if defined(__AVX2__)
+
+#include "arithmetic.h"
+#include "cpu_words.h"
+
+namespace {
+
+enum { kSingles = 2 * kWords };
+typedef float Singles __attribute__((vector_size(sizeof(Words))));
+typedef uint32_t Whole __attribute__((vector_size(sizeof(Words))));
+typedef uint16_t Halves __attribute__((vector_size(sizeof(Words) / 2)));
+
+template <class Vector, class Element>
+inline Vector load_as(const Element* from) {
+  Vector found;
+  memcpy(&found, from, sizeof found);
+  return found;
+}
+
+inline Singles load_singles(Fp32, const uint32_t* from) { return load_as<Singles>(from); }
+inline Singles load_singles(Bf16, const uint16_t* from) {
+  return (Singles)(__builtin_convertvector(load_as<Halves>(from), Whole) << 16);
+}
+inline Singles load_singles(Fp16, const uint16_t* from) {
+  const Whole bits = __builtin_convertvector(load_as<Halves>(from), Whole);
+  return (Singles)((bits & 0x7fff) << 13 | (bits & 0x8000) << 16) * 0x1p112f;
+}
+
+#if defined(__AVX512F__)
+inline Whole nearest(Singles values) { return (Whole)_mm512_cvtps_epi32((__m512)values); }
+inline Whole signs(Whole values) { return (Whole)_mm512_srai_epi32((__m512i)values, 31); }
+#else
+inline Whole nearest(Singles values) { return (Whole)_mm256_cvtps_epi32((__m256)values); }
+inline Whole signs(Whole values) { return (Whole)_mm256_srai_epi32((__m256i)values, 31); }
+#endif
+
+// For scales that fp32 has and magnitudes up to 2^30. The product is exact, or less than 2^-126 and rounds to 0 as it is.
+//
+// Returns the checksum: products of the unsigned values, and for each negative one its weight less at 2^32. The weights
+// of odd elements are loaded from one element further on; so the table has one more.
+template <class Format>
+inline uint64_t add_whole_singles(const typename Format::Bits* source, int32_t* accumulator, const uint32_t* weights,
+                                  int64_t count, float scale) {
+  Words even = zero_words(), odd = zero_words();
+  Whole less = {};
+  for (int64_t k = 0; k < count; k += kSingles) {
+    const Whole value = nearest(load_singles(Format(), source + k) * scale);
+    const Whole sum = load_as<Whole>(accumulator + k) + value;
+    memcpy(accumulator + k, &sum, sizeof sum);
+    even = plus(even, lower_product((Words)value, load_words(weights + k)));
+    odd = plus(odd, lower_product(upper((Words)value), load_words(weights + k + 1)));
+    less += signs(value) & load_as<Whole>(weights + k);
+  }
+  const Words lower_halves = lower_product((Words)less, all_words(1));
+  return total(plus(even, odd)) - (total(plus(upper((Words)less), lower_halves)) << 32);
+}
+
+template <class Format>
+inline uint64_t add_singles(const typename Format::Bits* source, int32_t* accumulator, const uint32_t* weights,
+                            int64_t count, float scale) {
+  const int64_t whole = count / kSingles * kSingles, rest = count - whole;
+  uint64_t sum = add_whole_singles<Format>(source, accumulator, weights, whole, scale);
+  if (rest) {
+    typename Format::Bits last[kSingles] = {};
+    int32_t sums[kSingles] = {};
+    memcpy(last, source + whole, rest * sizeof *last);
+    memcpy(sums, accumulator + whole, rest * sizeof *sums);
+    sum += add_whole_singles<Format>(last, sums, weights + whole, kSingles, scale);
+    memcpy(accumulator + whole, sums, rest * sizeof *sums);
+  }
+  return sum;
+}
+
+}  // namespace
+
+#endif
+#endif

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.piece_sizes import check
 from spare_megatron.theory.reduction_cost import GPUS, TOKENS, exact_share
-from spare_megatron.tuner.piece_size import Share, check
+from spare_megatron.tuner.piece_size import Share
 
 PIECES = 16
 """Microbatches of a shard where nothing is given."""

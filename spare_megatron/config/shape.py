@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.plural import counted
+from spare_megatron.config.piece_sizes import check
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class JobShape:
             "pipeline",
             "context",
             "inner_data",
-            "piece_microbatches",
         ):
             value = getattr(self, name)
             if value < 1:
@@ -55,16 +54,7 @@ class JobShape:
                 f"{self.inner_data} inner data ranks x --micro-batch-size {self.micro_batch_size}; "
                 f"use --global-batch-size {fix}"
             )
-        there, wanted = self.microbatches_per_shard, self.piece_microbatches
-        if there % wanted:
-            fits = [size for size in range(1, there + 1) if there % size == 0]
-            near = [max(size for size in fits if size < wanted), *[size for size in fits if size > wanted][:1]]
-            problem = "is larger than a shard:" if wanted > there else "does not divide a shard:"
-            raise ConfigError(
-                f"--spare-piece-microbatches {wanted} {problem} --global-batch-size {self.global_batch_size} gives "
-                f"each of the {self.num_groups} shards {counted(there, 'microbatch', 'microbatches')}; "
-                f"use --spare-piece-microbatches {' or '.join(map(str, near))}"
-            )
+        check(self.piece_microbatches, [self.microbatches_per_shard])
 
     @property
     def group_size(self) -> int:

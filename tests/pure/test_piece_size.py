@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.cli import plan, simulate
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.piece_sizes import check, sizes_that_fit
 from spare_megatron.theory.time_shares import time_shares
 from spare_megatron.theory.uneven import heavy_groups, slowest_of_both
 from spare_megatron.tuner.choose import expected_load
@@ -19,9 +20,7 @@ from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import Shape, fitting, memory
 from spare_megatron.tuner.piece_size import (
     TIE,
-    check,
     for_job,
-    sizes_that_fit,
     step_time,
     with_figures,
     without_figures,

@@ -1,0 +1,32 @@
+"""Which numbers of microbatches a piece can have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+from spare_megatron.config.errors import ConfigError
+
+
+def sizes_that_fit(shards: Sequence[int]) -> tuple[int, ...]:
+    """The possible C in ascending order: they divide the microbatches of a shard, in all batch sizes of the job."""
+    common = gcd(*shards)
+    return tuple(size for size in range(1, common + 1) if common % size == 0)
+
+
+def check(size: int, shards: Sequence[int], flag: str = "--spare-piece-microbatches") -> None:
+    """ConfigError when pieces of ``size`` microbatches do not fill shards of these sizes; it names those that do."""
+    fit = sizes_that_fit(shards)
+    if size in fit:
+        return
+    below, above = [one for one in fit if one < size], [one for one in fit if one > size]
+    near = " or ".join(map(str, [*below[-1:], *above[:1]]))
+    of = " and ".join(str(one) for one in sorted(set(shards)))
+    if size < 1:
+        what = "must be at least 1"
+    elif size > min(shards):
+        what = f"is larger than a shard of {min(shards)} microbatches"
+    else:
+        what = f"does not divide the {of} microbatches of a shard"
+    others = "" if len(fit) <= 2 else f" (all that fit: {', '.join(map(str, fit))})"
+    raise ConfigError(f"{flag} {size} {what}; use {near}{others}")

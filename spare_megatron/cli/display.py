@@ -11,8 +11,8 @@ from typing import Any
 from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
 
-POLL_S = 0.05
-REFRESH_EVERY = 5
+POLL_S = 0.1
+REFRESH_EVERY = 3
 """Number of polls of the files between two reads of the status file."""
 
 
@@ -74,6 +74,8 @@ class _Followed:
     def new_lines(self) -> list[str]:
         """The lines that were completed since the last call."""
         try:
+            if self._path.stat().st_size <= self._offset:
+                return []
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 new = file.read()

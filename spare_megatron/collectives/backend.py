@@ -43,6 +43,8 @@ class Seat:
 class Backend(Protocol):
     """What connects the members of one epoch and sums over them."""
 
+    reads_sources: bool
+    """Whether :meth:`sum` takes a ``source``."""
     linger_s: float
     """How long after an error :attr:`evidence` may grow, because other members say what they know. The backend is not
     released before that, unless its epoch is given up. 0: it does not grow."""
@@ -59,8 +61,10 @@ class Backend(Protocol):
     def form(self) -> None:
         """Meet the other members and connect. Raises where that fails, or when :meth:`cut` is called."""
 
-    def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        """Sum ``wire`` in place over the members. Even after an error nothing touches it once :meth:`release` returns.
+    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
+        """Sum ``wire`` in place over the members, or write the sum of what they give as ``source``, which is only read,
+        into it. Even after an error nothing touches them once :meth:`release` returns, and no byte of ``source`` leaves
+        after :meth:`cut`.
 
         With ``patient`` it waits for members that still compute. Otherwise all members are known to take part, and
         silence is an error after the time-out.

@@ -71,6 +71,7 @@ _environment_lock = threading.Lock()
 class NcclBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
+    reads_sources = False
     linger_s = RingBackend.linger_s
 
     def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float, device: torch.device) -> None:
@@ -114,8 +115,9 @@ class NcclBackend:
         self._stream = torch.cuda.Stream(self._device)
         self.sum(torch.ones(1, device=self._device), patient=False)
 
-    def sum(self, wire: torch.Tensor, patient: bool) -> None:
+    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
         """Sum ``wire``, which its writer has settled (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
+        assert source is None, "sources are not read here"
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             options = dist.AllreduceOptions()

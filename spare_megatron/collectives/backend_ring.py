@@ -37,6 +37,7 @@ LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
 class RingBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on TCP sockets."""
 
+    reads_sources = True
     linger_s = 0.5
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
 
@@ -79,8 +80,8 @@ class RingBackend:
         host, port = listener.getsockname()[:2]
         return f"{host} {port}"
 
-    def sum(self, wire: torch.Tensor, patient: bool) -> None:
-        ring = RingStreams(wire, self.seat.rank, self.seat.size, self._scratch)
+    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
+        ring = RingStreams(wire, self.seat.rank, self.seat.size, self._scratch, source)
         self._traffic.patient = patient
         try:
             while not ring.over:

@@ -2,8 +2,9 @@
 
 A reduction sends a small header (the layout's digest and the scalars) and then the tensors bucket by bucket.
 Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a
-*result*. Where wire and result have the same dtype and device they are one memory, so fp32 on CPU costs one
-copy and one buffer.
+*result*. Where wire and result have the same dtype and device they are one memory; where a transport can read
+accumulators that need no encoding, the sums are written into it straight away: fp32 on CPU costs one buffer and no
+copy.
 
 Promises: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
 operation may write into its buffers until its connections are dead, so buffers belong to a communicator

@@ -43,10 +43,15 @@ class Communicator:
         self._unmet: tuple[Link, ...] = ()
         """The links that the error itself names, in ranks."""
         self._changed = changed
-        self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None]] = deque()
+        self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None, torch.Tensor | None]] = deque()
         self._threads: list[threading.Thread] = []
         if backend is not None:
             self._start(self._own, backend, f"replicas-e{epoch}")
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether :meth:`submit` takes a ``source``."""
+        return self._backend is not None and self._backend.reads_sources
 
     @property
     def busy(self) -> bool:
@@ -75,12 +80,19 @@ class Communicator:
         """Whether no thread, connection or buffer of it is left."""
         return self.dead and not any(thread.is_alive() for thread in self._threads)
 
-    def submit(self, wire: torch.Tensor, patient: bool = False, settled: Callable[[], None] | None = None) -> int:
+    def submit(
+        self,
+        wire: torch.Tensor,
+        patient: bool = False,
+        settled: Callable[[], None] | None = None,
+        source: torch.Tensor | None = None,
+    ) -> int:
         """Queue the sum of ``wire`` over the members, in place, behind everything submitted before.
 
         Args:
             patient: wait for members that still compute.
             settled: called before the sum; returns when ``wire`` is written.
+            source: what this member adds instead of ``wire``; it is only read, until the communicator is cut.
 
         Returns:
             The operation's number: it is complete when ``done`` reaches it.
@@ -90,7 +102,7 @@ class Communicator:
             if self._backend is None:
                 self.done += 1
             else:
-                self._queue.append((wire, patient, settled))
+                self._queue.append((wire, patient, settled, source))
                 self._changed.notify_all()
             return self.submitted
 
@@ -155,10 +167,10 @@ class Communicator:
                 self._changed.wait_for(lambda: self.given_up or self._queue)
                 if self.given_up:
                     return
-                wire, patient, settled = self._queue.popleft()
+                wire, patient, settled, source = self._queue.popleft()
             if settled is not None:
                 settled()
-            backend.sum(wire, patient)
+            backend.sum(wire, patient, source)
             with self._changed:
                 self.done += 1
                 self._changed.notify_all()

@@ -34,6 +34,9 @@ class GradientReduction(Protocol):
     def result_dtype(self, accumulator: torch.dtype) -> torch.dtype:
         """The dtype of the gradient that the step applies."""
 
+    def is_wire(self, accumulator: torch.dtype) -> bool:
+        """Whether an accumulator can be summed as it is, because ``encode`` would copy its bits."""
+
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
         """Fill ``wire`` from ``accumulator``, which is never written."""
 
@@ -52,6 +55,9 @@ class PlainReduction:
 
     def result_dtype(self, accumulator: torch.dtype) -> torch.dtype:
         return accumulator
+
+    def is_wire(self, accumulator: torch.dtype) -> bool:
+        return self.wire_dtype(accumulator) == accumulator
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
         wire.copy_(accumulator)

@@ -83,6 +83,8 @@ class OpenReduction:
         self._agreed = False
         self._encoded = self._sent = self._received = self._early = 0
         """Numbers of buckets."""
+        self._sources: list[torch.Tensor | None] = []
+        """Of each encoded bucket the accumulator that is summed as it is; None where the wire buffer holds a copy."""
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
@@ -138,7 +140,7 @@ class OpenReduction:
             early=self._early,
         )
         self._over = self._over or "finished"
-        self._buffers, self._tensors = None, ()
+        self._buffers, self._tensors, self._sources = None, (), []
         return outcome
 
     def _try(self, work: Callable[[], None]) -> None:
@@ -197,7 +199,7 @@ class OpenReduction:
             self._buffers = self._begin(communicator)
         if self._buffers is None:
             return
-        self._encode(self._buffers)
+        self._encode(self._buffers, communicator.reads_sources)
         if self._members_agree(communicator, self._buffers):
             self._send(communicator, self._buffers)
             self._receive(communicator, self._buffers)
@@ -228,8 +230,9 @@ class OpenReduction:
         self._lead = communicator.submit(buffers.header.values, patient=True, settled=buffers.settled())
         return buffers
 
-    def _encode(self, buffers: Buffers) -> None:
-        """Copy the buckets that are final into the wire buffers, each after its check."""
+    def _encode(self, buffers: Buffers, reads_sources: bool) -> None:
+        """Copy the buckets that are final into the wire buffers, each after its check; where accumulators can be summed
+        as they are, nothing is copied."""
         buckets = self._layout.buckets
         while self._encoded < len(buckets):
             bucket = buckets[self._encoded]
@@ -239,8 +242,12 @@ class OpenReduction:
                 self._fault = self._request.check(bucket.tensor, bucket.stop)
                 if self._fault:
                     raise FailedError(self._fault)
-            source = self._tensors[bucket.tensor][bucket.start : bucket.stop]
-            self._request.method.encode(source, buffers.wire(bucket))
+            source, wire = self._tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(bucket)
+            method = self._request.method
+            direct = reads_sources and source.device == wire.device and method.is_wire(source.dtype)
+            if not direct:
+                method.encode(source, wire)
+            self._sources.append(source if direct else None)
             self._encoded += 1
 
     def _members_agree(self, communicator: Communicator, buffers: Buffers) -> bool:
@@ -264,7 +271,7 @@ class OpenReduction:
         patient = self._request.overlapped
         settled = buffers.settled() if self._sent < self._encoded else None
         for bucket in self._layout.buckets[self._sent : self._encoded]:
-            communicator.submit(buffers.wire(bucket), patient, settled)
+            communicator.submit(buffers.wire(bucket), patient, settled, self._sources[self._sent])
             self._sent += 1
         last = self._sent == len(self._layout.buckets)
         if last and self._request.overlapped and self._scalars is not None and self._tail is None:

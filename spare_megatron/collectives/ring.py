@@ -19,18 +19,23 @@ SEGMENT_BYTES = 1 << 20
 
 
 class RingStreams:
-    """One member's part of one all-reduce, in place."""
+    """One member's part of one all-reduce, in place or from a tensor that is only read."""
 
-    def __init__(self, wire: torch.Tensor, rank: int, size: int, scratch: torch.Tensor) -> None:
+    def __init__(
+        self, wire: torch.Tensor, rank: int, size: int, scratch: torch.Tensor, source: torch.Tensor | None = None
+    ) -> None:
         """
         Args:
-            wire: flat, contiguous, on the CPU; the same number of elements on every member.
+            wire: flat, contiguous, on the CPU; the same number of elements on every member. The sum is written here.
             scratch: bytes for one segment, the same number on every member; its contents are lost.
+            source: what this member adds to the sum, of the shape and dtype of ``wire``; None: what ``wire`` holds.
         """
         self._wire = wire
+        self._source = wire if source is None else source
         self._rank = rank
         self._size = size
         self._bytes = memoryview(wire.view(torch.uint8).numpy())
+        self._source_bytes = self._bytes if source is None else memoryview(source.view(torch.uint8).numpy())
         self._scratch = scratch.view(wire.dtype)
         self._scratch_bytes = memoryview(scratch.numpy())
         self._segment = self._scratch.numel()
@@ -55,8 +60,9 @@ class RingStreams:
         that have not come from the left yet."""
         if self._sent == self._total or self._sent >= self._received + self._segments:
             return None
-        start, stop = self._range(self._sent, self._sent // self._segments)
-        return self._view(start, stop)[self._sent_bytes :]
+        step = self._sent // self._segments
+        start, stop = self._range(self._sent, step)
+        return self._view(self._bytes if step else self._source_bytes, start, stop)[self._sent_bytes :]
 
     @property
     def incoming(self) -> memoryview | None:
@@ -67,7 +73,7 @@ class RingStreams:
         start, stop = self._range(self._received, step + 1)
         if step < self._size - 1:
             return self._scratch_bytes[: (stop - start) * self._wire.itemsize][self._received_bytes :]
-        return self._view(start, stop)[self._received_bytes :]
+        return self._view(self._bytes, start, stop)[self._received_bytes :]
 
     @property
     def all_sent(self) -> bool:
@@ -89,7 +95,7 @@ class RingStreams:
         self._received_bytes += number
         if self._received_bytes == (stop - start) * self._wire.itemsize:
             if step < self._size - 1:
-                self._wire[start:stop].add_(self._scratch[: stop - start])
+                torch.add(self._source[start:stop], self._scratch[: stop - start], out=self._wire[start:stop])
             self._received, self._received_bytes = self._received + 1, 0
             self._skip_empty()
 
@@ -101,8 +107,8 @@ class RingStreams:
         size = self._wire.numel()
         return min(start, size), min(stop, size)
 
-    def _view(self, start: int, stop: int) -> memoryview:
-        return self._bytes[start * self._wire.itemsize : stop * self._wire.itemsize]
+    def _view(self, of: memoryview, start: int, stop: int) -> memoryview:
+        return of[start * self._wire.itemsize : stop * self._wire.itemsize]
 
     def _skip_empty(self) -> None:
         """Pass over empty segments: where N does not divide the tensor, the last chunks are shorter or empty."""

@@ -8,9 +8,8 @@ otherwise send the coordinator thousands of messages a second.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
-NEWS = 5
+NEWS = 2
 """The most heartbeats in one interval while no segment is complete."""
 
 
@@ -24,17 +23,21 @@ class Pulse:
 
     def news(self, complete: bool) -> None:
         """Note that more pieces are done; ``complete``: all of this segment."""
-        self._fresh = True
-        self._complete = self._complete or complete
-        self._changed.set()
+        if complete > self._complete or not self._fresh:
+            self._fresh = True
+            self._complete = self._complete or complete
+            self._changed.set()
 
     async def due(self) -> None:
         """Return when the next heartbeat is due."""
         loop = asyncio.get_running_loop()
         while (left_s := self._last_s + self._gap_s() - loop.time()) > 0:
             self._changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left_s)
+            timer = loop.call_later(left_s, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                timer.cancel()
         self._last_s = loop.time()
         self._fresh = self._complete = False
 

@@ -215,6 +215,9 @@ class Leader:
     async def _passed_on(self) -> None:
         """Return when every rank's orders are written, but after :data:`PASS_ON_S` at most: a rank may be stopped."""
 
+        if not self._ranks:
+            return
+
         async def written() -> None:
             for orders in list(self._ranks.values()):
                 await orders.join()

@@ -221,8 +221,7 @@ def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> N
     try:
         failpoints.hit_file(path, "write")
         with scratch.open("w") as file:
-            json.dump(value, file)
-            file.write("\n")
+            file.write(json.dumps(value) + "\n")
             if durable:
                 file.flush()
                 failpoints.hit_file(path, "sync")

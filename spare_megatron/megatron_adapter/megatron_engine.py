@@ -323,7 +323,7 @@ class MegatronEngine:
         if self.exact is None:
             for one, total in zip(self._sums_in_group(), reduced, strict=True):
                 for part in one.parts:
-                    one.mine[part.start : part.stop].copy_(part.of(total)).div_(divisor)
+                    _write_quotient(part.of(total), divisor, one.mine[part.start : part.stop])
             self._check_finite(step)
             return True
         measuring = self.exact.format.measuring
@@ -397,6 +397,14 @@ class MegatronEngine:
             names = [sum_names(sums.values())]
             dist.broadcast_object_list(names, src=holder, device=compute_device())
         return names[0]
+
+
+def _write_quotient(total: torch.Tensor, divisor: float, gradient: torch.Tensor) -> None:
+    """Write ``total / divisor`` into ``gradient``, in the dtype of ``gradient``."""
+    if total.dtype == gradient.dtype and total.device == gradient.device:
+        torch.div(total, divisor, out=gradient)
+    else:
+        gradient.copy_(total).div_(divisor)
 
 
 def _not_finite(step: int, what: str) -> str:

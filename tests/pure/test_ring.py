@@ -12,11 +12,12 @@ from spare_megatron.collectives.ring import RingStreams
 SEGMENT_BYTES = 64
 
 
-def _all_reduce(wires: list[torch.Tensor], rng: random.Random) -> None:
+def _all_reduce(wires: list[torch.Tensor], rng: random.Random, sources: list[torch.Tensor] | None = None) -> None:
     """Moves bytes between neighbours, at most ``room`` of them on the way, until every member has everything."""
     size = len(wires)
     rings = [
-        RingStreams(wire, rank, size, torch.empty(SEGMENT_BYTES, dtype=torch.uint8)) for rank, wire in enumerate(wires)
+        RingStreams(wire, rank, size, torch.empty(SEGMENT_BYTES, dtype=torch.uint8), sources and sources[rank])
+        for rank, wire in enumerate(wires)
     ]
     pipes = [bytearray() for _ in range(size)]
     while not all(ring.over for ring in rings):
@@ -48,8 +49,11 @@ def test_every_member_gets_the_sum(size: int, dtype: torch.dtype) -> None:
         whole = [torch.tensor([rng.randint(-9, 9) for _ in range(numel)]).to(dtype) for _ in range(size)]
         wires = [tensor.clone() for tensor in whole]
         _all_reduce(wires, rng)
-        for wire in wires:
+        apart, sources = [torch.full_like(tensor, 7) for tensor in whole], [tensor.clone() for tensor in whole]
+        _all_reduce(apart, rng, sources)
+        for wire in (*wires, *apart):
             assert torch.equal(wire, torch.stack(whole).sum(0).to(dtype)), f"{numel} elements"
+        assert all(map(torch.equal, sources, whole)), "a source was written"
 
 
 def test_all_members_get_the_same_bits_where_order_matters() -> None:

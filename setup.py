@@ -31,7 +31,7 @@ FLAGS = [
 ]
 X86_FLAGS = {
     "plain": [],
-    "avx2": ["-mavx2"],
+    "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mprefer-vector-width=512"],
 }
 CUDA_TARGETS = ("80", "90", "100")

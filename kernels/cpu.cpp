@@ -40,7 +40,7 @@ int detected_level() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw"))
     return 2;
-  if (__builtin_cpu_supports("avx2")) return 1;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
   return 0;
 }

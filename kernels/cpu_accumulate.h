@@ -38,7 +38,8 @@ inline Whole nearest(Singles values) { return (Whole)_mm256_cvtps_epi32((__m256)
 inline Whole signs(Whole values) { return (Whole)_mm256_srai_epi32((__m256i)values, 31); }
 #endif
 
-// For scales that fp32 has and magnitudes up to 2^30. The product is exact, or less than 2^-126 and rounds to 0 as it is.
+// For exponents up to 127 and magnitudes up to 2^30. The product in fp32 is exact, or so small that it rounds to 0 anyhow
+// (as it does where the scale itself is too small for fp32).
 //
 // Returns the checksum: products of the unsigned values, and for each negative one its weight less at 2^32. The weights
 // of odd elements are loaded from one element further on; so the table has one more.

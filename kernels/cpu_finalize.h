@@ -19,6 +19,8 @@ inline Doubles to_doubles(const int64_t* from) { return _mm512_cvtepi64_pd(_mm51
 inline Doubles to_doubles(const int32_t* from) { return _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i*)from)); }
 inline Doubles bits_of(Doubles value, Doubles mask) { return _mm512_and_pd(value, mask); }
 inline Doubles larger(Doubles a, Doubles b) { return _mm512_max_pd(a, b); }
+inline Doubles plus_product(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(b, c, a); }
+inline Doubles less_product(Doubles a, Doubles b, Doubles c) { return _mm512_fnmadd_pd(b, c, a); }
 inline __m512 singles(const Doubles* pair) {
   const __m256d low = _mm256_castps_pd(_mm512_cvtpd_ps(pair[0])), high = _mm256_castps_pd(_mm512_cvtpd_ps(pair[1]));
   return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1));
@@ -52,6 +54,8 @@ inline Doubles to_doubles(const int64_t* from) {
 inline Doubles to_doubles(const int32_t* from) { return _mm256_cvtepi32_pd(_mm_loadu_si128((const __m128i*)from)); }
 inline Doubles bits_of(Doubles value, Doubles mask) { return _mm256_and_pd(value, mask); }
 inline Doubles larger(Doubles a, Doubles b) { return _mm256_max_pd(a, b); }
+inline Doubles plus_product(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(b, c, a); }
+inline Doubles less_product(Doubles a, Doubles b, Doubles c) { return _mm256_fnmadd_pd(b, c, a); }
 inline __m256 singles(const Doubles* pair) {
   return _mm256_set_m128(_mm256_cvtpd_ps(pair[1]), _mm256_cvtpd_ps(pair[0]));
 }
@@ -85,21 +89,15 @@ inline void round_to(const uint16_t*, Doubles* values) {
   SPARE_EACH values[j] = magnet[j] - values[j];
 }
 
-// x / divisor. The divider alone would hold AVX-512 up, so half of the vectors go another way to the same bits: by
-// `inverse`, the double nearest to 1 / divisor. One correction leaves less than a unit of the last place, the next rounds
-// correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990).
+// x / divisor to the bit, faster than the divider: by `inverse`, the double nearest to 1 / divisor. x * inverse is less
+// than a unit of the last place off before it is rounded. So where the quotient is close to the middle of two doubles, it
+// is one of these, and the correction errs by less than 2^-54 units; no quotient is that close to a middle, as the divisor
+// has 53 bits.
 inline void divide_four(const Doubles* x, Doubles* quotient, Doubles divisor, Doubles inverse) {
-#if defined(__AVX512F__)
-  Doubles first[2], second[2];
-  for (int j = 0; j < 2; ++j) first[j] = x[j] * inverse;
-  for (int j = 0; j < 2; ++j) second[j] = _mm512_fmadd_pd(_mm512_fnmadd_pd(first[j], divisor, x[j]), inverse, first[j]);
-  for (int j = 0; j < 2; ++j)
-    quotient[j] = _mm512_fmadd_pd(_mm512_fnmadd_pd(second[j], divisor, x[j]), inverse, second[j]);
-  for (int j = 2; j < 4; ++j) quotient[j] = x[j] / divisor;
-#else
-  (void)inverse;
-  SPARE_EACH quotient[j] = x[j] / divisor;
-#endif
+  Doubles rest[4];
+  SPARE_EACH quotient[j] = x[j] * inverse;
+  SPARE_EACH rest[j] = less_product(x[j], quotient[j], divisor);
+  SPARE_EACH quotient[j] = plus_product(quotient[j], rest[j], inverse);
 }
 
 template <class Element, class Destination, bool power_of_two>

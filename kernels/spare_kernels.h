@@ -58,7 +58,7 @@ extern "C" {
 
 int spare_kernels_version(void);
 
-// CPU. `threads` is the largest number of threads used. The level of instructions in use is 0 (plain), 1 (AVX2) or
+// CPU. `threads` is the largest number of threads used. The level of instructions in use is 0 (plain), 1 (AVX2 and FMA) or
 // 2 (AVX-512); spare_cpu_limit sets the highest level allowed and returns the one then in use (tests, benchmarks).
 int spare_cpu_level(void);
 int spare_cpu_limit(int level);

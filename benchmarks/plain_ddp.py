@@ -1,8 +1,8 @@
 """Runs one rank of plain megatron-core data parallelism, with which step_overhead.py compares jobs of the same flags.
 
 megatron-core's own DistributedDataParallel reduces the gradients over the data-parallel ranks of one world; there
-are no groups, no coordinator and no votes, and process groups have the threads that torch gives them. Model, data and
-forward step are pretrain_gpt.py's. Rank 0 writes a line of JSON for each step, ``{"step_time_s": SECONDS}``.
+are no groups, no coordinator and no votes. Model, data and forward step are pretrain_gpt.py's. Rank 0 writes a
+line of JSON for each step, ``{"step_time_s": SECONDS}``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     from spare_megatron.megatron_adapter.model.world import init_group_world
 
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0)
-    world = init_group_world(job.shape, rank, store, share_gloo=False)
+    world = init_group_world(job.shape, rank, store)
     with Path(output).open("a", buffering=1) if rank == 0 else contextlib.nullcontext() as record:
         _train(job, args, world, record)
     dist.barrier()

@@ -9,7 +9,6 @@ May assume: a process is in one group at a time. Promises: ``destroy`` undoes ``
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.model.gloo_threads import one_gloo_thread
 from spare_megatron.megatron_adapter.shims import cuda_available, install_cpu_shims
 
 
@@ -73,7 +71,6 @@ def init_group_world(
     pipeline_before_data: bool = False,
     hierarchical_context: Sequence[int] | None = None,
     embeddings: EmbeddingRanks | None = None,
-    share_gloo: bool = True,
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
@@ -81,7 +78,6 @@ def init_group_world(
     ``device`` is the CUDA device this rank computes on, where there is CUDA; None leaves the choice as it is.
     ``pipeline_before_data`` orders a group's ranks tensor, context, pipeline, inner data (``--use-tp-pp-dp-mapping``),
     else the pipeline comes last. ``hierarchical_context`` are the sizes of nested context-parallel groups.
-    ``share_gloo``: gloo groups share one I/O thread (:mod:`spare_megatron.megatron_adapter.model.gloo_threads`).
     """
     install_cpu_shims()
     if device is not None and cuda_available():
@@ -90,28 +86,27 @@ def init_group_world(
 
     embeddings = embeddings or EmbeddingRanks()
     timeout = timedelta(seconds=timeout_s)
-    with one_gloo_thread() if share_gloo else contextlib.nullcontext():
-        dist.init_process_group(
-            backend or ("nccl" if cuda_available() else "gloo"),
-            store=store,
-            rank=position,
-            world_size=shape.group_size,
-            timeout=timeout,
-        )
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=shape.tensor,
-            pipeline_model_parallel_size=shape.pipeline,
-            virtual_pipeline_model_parallel_size=virtual_pipeline,
-            context_parallel_size=shape.context,
-            expert_model_parallel_size=expert,
-            expert_tensor_parallel_size=expert_tensor,
-            distributed_timeout_minutes=max(1, round(timeout_s / 60)),
-            create_gloo_process_groups=False,
-            order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
-            hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
-            get_embedding_ranks=embeddings.word,
-            get_position_embedding_ranks=embeddings.position,
-        )
+    dist.init_process_group(
+        backend or ("nccl" if cuda_available() else "gloo"),
+        store=store,
+        rank=position,
+        world_size=shape.group_size,
+        timeout=timeout,
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=shape.tensor,
+        pipeline_model_parallel_size=shape.pipeline,
+        virtual_pipeline_model_parallel_size=virtual_pipeline,
+        context_parallel_size=shape.context,
+        expert_model_parallel_size=expert,
+        expert_tensor_parallel_size=expert_tensor,
+        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+        create_gloo_process_groups=False,
+        order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
+        hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
+        get_embedding_ranks=embeddings.word,
+        get_position_embedding_ranks=embeddings.position,
+    )
     return GroupWorld(
         shape=shape,
         position=position,

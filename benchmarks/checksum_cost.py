@@ -36,6 +36,7 @@ MODEL = (
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "1023", "--split", "100,0,0"),
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--eval-iters", "0", "--num-workers", "0"),
     *("--global-batch-size", str(PIECES), "--train-iters", "1000", "--spare-redundancy", "1"),
+    *("--spare-piece-microbatches", "1"),
 )
 
 

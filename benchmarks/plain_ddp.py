@@ -78,9 +78,9 @@ def _train(job, args, world, record) -> None:
         optimizer.zero_grad()
         get_forward_backward_func()(
             forward_step_func=pretrain_gpt.forward_step,
-            data_iterator=loader(step, range(shape.pieces)),
+            data_iterator=loader(step, range(shape.microbatches)),
             model=[model],
-            num_microbatches=shape.pieces,
+            num_microbatches=shape.microbatches,
             seq_length=job.seq_length,
             micro_batch_size=shape.micro_batch_size,
             forward_only=False,

@@ -67,7 +67,7 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Traffic:
+class MovedBytes:
     """Bytes per parameter and microbatch."""
 
     gemm: float
@@ -76,19 +76,19 @@ class Traffic:
     """Read and written by kernels that do nothing else."""
 
 
-def traffic(mode: str, microbatches: int, gradient_bytes: int, way: str) -> Traffic:
+def traffic(mode: str, microbatches: int, gradient_bytes: int, way: str) -> MovedBytes:
     """The traffic of a mode ('plain' or a value of ``--spare-reduce``) with pieces of C = ``microbatches``, per
     microbatch; where sums are not exact C has no effect."""
     assert way in WAYS, way
     a, c = ACCUMULATOR_BYTES.get(mode), microbatches
     if way == "separate":
-        return Traffic(gradient_bytes, gradient_bytes + 8 + (0 if a is None else (2 * a - 8) / c))
+        return MovedBytes(gradient_bytes, gradient_bytes + 8 + (0 if a is None else (2 * a - 8) / c))
     if a is None:
-        return Traffic(8, 0)
+        return MovedBytes(8, 0)
     if way == "fused":
-        return Traffic(8, (8 + 2 * a) / c)
+        return MovedBytes(8, (8 + 2 * a) / c)
     # The first GEMM of a piece writes 4, the last reads 4 where there was one before.
-    return Traffic(8 + (2 * a - 8) / c, 0)
+    return MovedBytes(8 + (2 * a - 8) / c, 0)
 
 
 def compute_s(gpu: Gpu, tokens: float = TOKENS, utilisation: float = UTILISATION) -> float:
@@ -96,7 +96,7 @@ def compute_s(gpu: Gpu, tokens: float = TOKENS, utilisation: float = UTILISATION
     return FLOPS_PER_TOKEN * tokens / (gpu.flops * utilisation)
 
 
-def kernels_s(gpu: Gpu, moved: Traffic) -> float:
+def kernels_s(gpu: Gpu, moved: MovedBytes) -> float:
     """Seconds of the kernels beside the GEMM, per parameter and microbatch, at the published bandwidth."""
     return moved.kernels / gpu.memory_bytes_per_s
 

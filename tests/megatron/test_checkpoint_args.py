@@ -66,11 +66,10 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
         loader = MicrobatchLoader(
             built.train, order, inner=0, hosted=None, consumed=train_consumed(0, 2), vocab_size=1001
         )
-        pieces = range(job.shape.pieces)
-        samples = list(loader(1, pieces))
+        samples = list(loader(1, range(job.shape.microbatches)))
         engine = MegatronEngine(replica, here, pretrain_gpt.forward_step, loader)
         engine.begin_step(1)
-        engine.run(1, pieces)
+        engine.run(1, range(job.shape.pieces))
         loss = engine.apply(1, engine.local_sum(), engine.scalars())["loss"]
         loader.close()
         group_checkpoint.save(save, replica, step=1, consumed_samples=2, args=plain(vars(args)))

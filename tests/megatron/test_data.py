@@ -113,11 +113,11 @@ def read(job: Any, args: Any, built: Any, group: int, world: Any) -> dict[str, A
         consumed=train_consumed(0, BATCH),
         vocab_size=501,
     )
-    pieces = [group * shape.pieces_per_shard + j for j in range(shape.pieces_per_shard)]
+    numbers = [group * shape.microbatches_per_shard + j for j in range(shape.microbatches_per_shard)]
     rows = []
     for step in range(1, STEPS + 1):
-        source = loader(step, pieces)
-        for _ in pieces:
+        source = loader(step, numbers)
+        for _ in numbers:
             batch = pretrain_gpt.get_batch(source)
             rows.append([None if value is None else value.long().flatten(1).sum(1).tolist() for value in batch])
     loader.close()

@@ -50,7 +50,8 @@ def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     from spare_megatron.trainer.job_arguments import parse_job
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
-    job, _ = parse_job([*FLAGS, *flags, "--spare-redundancy", "1"], environ)
+    words = [*FLAGS, *flags, "--spare-redundancy", "1", "--spare-piece-microbatches", "1"]
+    job, _ = parse_job(words, environ)
     settings = job.settings(128)
     sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
     world = init_group_world(job.shape, rank, store, **sizes, timeout_s=60.0)

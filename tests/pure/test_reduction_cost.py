@@ -35,11 +35,11 @@ def test_separate_kernels_move_what_each_of_them_moves(mode: str, a: int, microb
 @pytest.mark.parametrize(("mode", "a"), [("exact", 8), ("exact32", 4)])
 def test_fused_gemms_leave_one_sweep_a_piece_and_an_epilogue_none(mode: str, a: int) -> None:
     for c in (1, 2, 8):
-        assert cost.traffic(mode, c, 2, "fused") == cost.Traffic(8, (4 + a + a + 4) / c)
+        assert cost.traffic(mode, c, 2, "fused") == cost.MovedBytes(8, (4 + a + a + 4) / c)
         # The first GEMM of a piece writes 4, those between read and write 4, the last adds its 4 read ones to a.
         gemms = a + a if c == 1 else 4 + 8 * (c - 2) + 4 + a + a
-        assert cost.traffic(mode, c, 2, "epilogue") == cost.Traffic(gemms / c, 0)
-    assert cost.traffic("plain", 1, 2, "fused") == cost.Traffic(8, 0)
+        assert cost.traffic(mode, c, 2, "epilogue") == cost.MovedBytes(gemms / c, 0)
+    assert cost.traffic("plain", 1, 2, "fused") == cost.MovedBytes(8, 0)
 
 
 def test_the_issue_s_figures() -> None:

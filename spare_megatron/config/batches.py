@@ -5,7 +5,7 @@ grows by ``increment`` in equal shares of ``samples``, as a function of the samp
 the step alone once a life's first step and its consumed samples are known, and no failure can change it.
 
 A step whose batch is smaller has fewer pieces of each shard: pieces keep their numbers ``i * K + j`` with the K of the
-full batch, and those with j beyond the step's own number are empty.
+full batch; those with j beyond the step's own number are empty, and the last one before them may be short.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class JobShape:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name.replace('_', ' ')} is {value}, but must be at least 1")
-        unit = self.num_groups * self.inner_data * self.micro_batch_size
+        unit = self.num_groups * self.microbatch_samples
         if self.global_batch_size % unit:
             low = self.global_batch_size // unit * unit
             fix = f"{low} or {low + unit}" if low else f"{unit}"

@@ -19,7 +19,7 @@ from spare_megatron.config.engine_hooks import Outlet, PieceHook
 
 
 class StepEngine(Protocol):
-    """One rank of one group. Pieces are numbers ``i * K + j``: microbatch ``j`` of shard ``i``."""
+    """One rank of one group. Pieces are numbers ``i * K + j``: piece ``j`` of shard ``i``."""
 
     on_piece: PieceHook | None
     """Called around each piece, for the progress counter and for fault injection."""
@@ -30,10 +30,10 @@ class StepEngine(Protocol):
     def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
         """Forward and backward of ``pieces`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
-        Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor N*K*D is applied in
-        :meth:`apply`, never here. ``audits`` are computed in the same pipeline, exactly as the groups compute them that
-        own them, and add nothing to accumulators or scalars. The checksums of the gradients are kept for ``audits``,
-        and for those of ``pieces`` that are in ``compared``.
+        Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor, the number of
+        microbatches, is applied in :meth:`apply`, never here. ``audits`` are computed in the same pipeline, exactly as
+        the groups compute them that own them, and add nothing to accumulators or scalars. The checksums of the
+        gradients are kept for ``audits``, and for those of ``pieces`` that are in ``compared``.
         """
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:

@@ -26,9 +26,8 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
 
     That is N where every group reads all data; else what an earlier life decided from its figures; in the first life
     what the published formula says, but at least 2 where there are 2 groups."""
-    if asked is not None or data == "shared" or num_groups < 2:
-        return first_redundancy(asked, num_groups, data)
-    for life in range(place.life - 1, 0, -1):
+    earlier = range(place.life - 1, 0, -1) if asked is None and data != "shared" and num_groups > 1 else ()
+    for life in earlier:
         found = _choice(place, life)
         if found is not None:
             choice = found["choice"]

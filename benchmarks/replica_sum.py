@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--mib", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rank", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=1, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         _one_group(options, *options.rank)
@@ -59,35 +59,43 @@ def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
 
 
 def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]], list[list[float]]]:
-    from spare_megatron.collectives.store import StoreServer
-
-    server = StoreServer("127.0.0.1")
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     base = [sys.executable, __file__, "--groups", str(options.groups), "--rounds", str(options.rounds)]
     base += ["--mib", str(mib), "--rank"]
     processes = [
-        subprocess.Popen([*base, str(group), str(server.port)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*base, str(group)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for group in range(options.groups)
     ]
     try:
+        places = [_line(process) for process in processes]
+        for process, right in zip(processes, places[1:] + places[:1], strict=True):
+            process.stdin.write(right)
+            process.stdin.flush()
         said = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-        server.close()
     return [one["sums"] for one in said], [one["copies"] for one in said]
 
 
-def _one_group(options: argparse.Namespace, group: int, port: int) -> None:
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _one_group(options: argparse.Namespace, group: int) -> None:
     import torch
 
+    from spare_megatron.collectives.handshake import Identity, Member
     from spare_megatron.collectives.reduction import Reduction
     from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 
     torch.set_num_threads(1)
-    replicas = ReplicaCommunicators(group, "gloo", timeout_s=120.0)
-    replicas.adopt(Membership(1, tuple(range(options.groups)), 0, "127.0.0.1", port, "benchmark"))
+    replicas = ReplicaCommunicators(Identity(Member(group)), "gloo", timeout_s=120.0)
+    print(replicas.address, flush=True)
+    members = tuple(map(Member, range(options.groups)))
+    replicas.adopt(Membership(1, members, sys.stdin.readline().strip()))
     mine = torch.ones(options.mib[0] << 17, dtype=torch.int64)
     sums, copies = [], []
     for _ in range(options.rounds + WARM_UP):

@@ -58,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
     )
-    made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
     return made
 
 
@@ -70,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir=RunDirectory(args.run_dir),
         life=args.life,
         tls_dir=args.tls_dir,
-        with_store=not args.no_store,
     )
     return run(options, args.candidate, args.lease_s)
 

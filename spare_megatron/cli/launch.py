@@ -70,7 +70,6 @@ def parser() -> argparse.ArgumentParser:
         help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
     )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
-    made.add_argument("--no-store", action="store_true", help="do not host the store (tests with simulated groups)")
     made.add_argument("script", help="the Python script that every rank runs")
     made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
     return made
@@ -103,7 +102,6 @@ def launch_of(args: argparse.Namespace) -> Launch:
         checkpoint_dirs=told.checkpoint_dirs,
         listen=args.listen,
         tls_dir=args.tls_dir,
-        coordinator_flags=("--no-store",) if args.no_store else (),
     )
 
 

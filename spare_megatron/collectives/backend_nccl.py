@@ -3,8 +3,8 @@ epoch. ``shrink`` is not used: it needs the cooperation of live peers in the old
 
 NCCL forbids that a thread aborts a communicator while another one is inside a call of the same communicator. So one
 thread, the owner, makes the group, issues sums, polls for their end and aborts; :meth:`NcclBackend.cut` sets a flag
-that the owner polls, and :meth:`NcclBackend.unblock` ends only what happens before NCCL is called. Whatever ends the
-communicator, its owner leaves its wait, aborts, and waits until nothing is on the stream any more.
+that the owner polls. Whatever ends the communicator, its owner leaves its wait, aborts, and waits until nothing is on
+the stream any more.
 
 That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.13 does there (NCCLUtils.cpp):
 
@@ -16,9 +16,8 @@ That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.1
 * Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
   be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
 * Where an initialisation waits for a peer that is dead, nothing tells which peer it is. So before NCCL is called, the
-members sum
-  a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be reached is
-  found there, and named.
+  members sum a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be
+  reached is found there, and named. NCCL's unique id takes the same way, as a sum to which one member alone adds.
 
 What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
 keeps the owner inside torch for the time-out and a second. It keeps its thread and its connections; the communicator
@@ -43,16 +42,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.backend import BackendError
 from spare_megatron.collectives.backend_ring import RingBackend
-from spare_megatron.collectives.store import StoreClients
 from spare_megatron.controller.messages import Link
 
 ENVIRONMENT = {
@@ -68,21 +65,47 @@ PATIENCE = timedelta(days=1)
 _environment_lock = threading.Lock()
 
 
+class RingStore(dist.Store):
+    """The store through which torch's process group hands NCCL's unique id from its first rank to the others: one
+    value, which travels as a sum over the TCP ring. Every member makes one call, so all take part in that sum."""
+
+    VALUE_BYTES = 4096
+
+    def __init__(self, ring: RingBackend) -> None:
+        super().__init__()
+        self._ring = ring
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Tell the other members."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        assert len(data) <= self.VALUE_BYTES, f"a value of {len(data)} bytes"
+        self._share(data)
+
+    def get(self, key: str) -> bytes:
+        """What the first member tells."""
+        return self._share(b"")
+
+    def _share(self, mine: bytes) -> bytes:
+        wire = torch.zeros(8 + self.VALUE_BYTES, dtype=torch.uint8)
+        told = len(mine).to_bytes(8, "big") + mine
+        wire[: len(told)] = torch.tensor(list(told), dtype=torch.uint8)
+        self._ring.sum(wire, patient=False)
+        data = bytes(wire.tolist())
+        return data[8 : 8 + int.from_bytes(data[:8], "big")]
+
+
 class NcclBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
     reads_sources = False
     linger_s = RingBackend.linger_s
 
-    def __init__(self, seat: Seat, clients: StoreClients, timeout_s: float, device: torch.device) -> None:
-        self._seat = seat
-        self._clients = clients
+    def __init__(self, ring: RingBackend, rank: int, size: int, timeout_s: float, device: torch.device) -> None:
+        """``ring``: a backend of the same members over TCP, which finds those that are gone or have given up, before
+        NCCL is called and while it sums."""
+        self._reach, self._rank, self._size = ring, rank, size
         self._timeout_s = timeout_s
         self._device = device
-        self._reach = RingBackend(replace(seat, prefix=f"{seat.prefix}/reach"), clients, timeout_s)
-        """A ring over TCP that finds members that are gone or have given up, before NCCL is called and while it
-        sums."""
-        self._client: dist.TCPStore | None = None
         self._group: Any = None
         self._stream: torch.cuda.Stream | None = None
         self._issued: torch.cuda.Event | None = None
@@ -99,17 +122,14 @@ class NcclBackend:
         return self._reach.over
 
     def form(self) -> None:
-        seat = self._seat
         self._reach.form()
-        self._reach.sum(torch.ones(seat.size), patient=False)
-        self._client = self._clients.take(seat.store_host, seat.store_port)
+        self._reach.sum(torch.ones(self._size), patient=False)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         options.config.blocking = 0
         self._go_on()
         with _environment():
-            store = dist.PrefixStore(f"{seat.prefix}/nccl", self._client)
-            self._group = dist.ProcessGroupNCCL(store, seat.rank, seat.size, options)
+            self._group = dist.ProcessGroupNCCL(RingStore(self._reach), self._rank, self._size, options)
         self._go_on()
         self._group.eager_connect_single_device(self._device)
         self._stream = torch.cuda.Stream(self._device)
@@ -137,18 +157,12 @@ class NcclBackend:
     def cut(self, why: str) -> None:
         self._reach.cut(why)
 
-    def unblock(self) -> None:
-        self._reach.unblock()
-
     def release(self) -> None:
         self._reach.release()
         group, self._group = self._group, None
         if group is not None:
             group.abort()
             self._drain()
-        if self._client is not None:
-            self._clients.give(self._seat.store_host, self._seat.store_port, self._client)
-            self._client = None
 
     def _go_on(self) -> None:
         """Raise BackendError when this member or another has given up; called before and after each call of NCCL."""
@@ -169,6 +183,7 @@ def _bound_waits(timeout_s: float) -> None:
     value that a user has set stays."""
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, math.ceil(timeout_s))))
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+    os.environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", str(1 << 30))  # one unique id, whatever the number of members
 
 
 @contextlib.contextmanager

@@ -8,27 +8,25 @@ to survive other ranks cannot depend on that. Here every wait is one ``poll`` th
 :meth:`RingBackend.cut`; nothing outlives its owner thread.
 
 The owner thread moves the bytes of the sums and has no time-outs: the thread of
-:mod:`spare_megatron.collectives.ring_links` listens to the neighbours, finds out who is silent, and ends its waits.
+:mod:`spare_megatron.collectives.ring_links` makes and keeps the connections, listens to the neighbours, finds out who
+is silent, and ends its waits.
 
-May assume: members reach each other by TCP at the address they have on the way to the store, or on the
-interface that GLOO_SOCKET_IFNAME names (the variable by which users of torch choose it). Promises: what
-:class:`~spare_megatron.collectives.backend.Backend` says; a member has four connections, whatever N.
+Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a member has four connections, whatever N.
 """
 
 from __future__ import annotations
 
-import os
 import select
-import socket
 
-import psutil
 import torch
 
-from spare_megatron.collectives.backend import BackendError, Meeting, Seat
-from spare_megatron.collectives.hearing import LEFT, RIGHT, Traffic
+from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.frames import DesyncError
+from spare_megatron.collectives.hearing import LEFT, RIGHT
 from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
+from spare_megatron.collectives.ring_epoch import RingEpoch
+from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
-from spare_megatron.collectives.store import StoreClients
 from spare_megatron.controller.messages import Link
 
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
@@ -41,50 +39,33 @@ class RingBackend:
     linger_s = 0.5
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
 
-    def __init__(
-        self, seat: Seat, clients: StoreClients, timeout_s: float, suspects: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, seat: Seat, links: RingLinks, timeout_s: float, suspects: frozenset[int] = frozenset()) -> None:
         """``suspects``: ranks whose link to this one was mute in the epoch before."""
-        self.seat = seat
-        self._clients = clients
-        self._timeout_s = timeout_s
-        self._suspects = suspects
-        self._traffic = Traffic()
-        self._links = RingLinks(seat, timeout_s, suspects, self._traffic)
-        self._listener: socket.socket | None = None
-        self._left: socket.socket | None = None
-        self._right: socket.socket | None = None
-        self._meeting: Meeting | None = None
+        self._seat, self._links = seat, links
+        self._epoch = RingEpoch(seat, timeout_s, suspects)
+        self._traffic = self._epoch.traffic
+        self._left: Line | None = None
+        self._right: Line | None = None
         self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
 
     @property
     def evidence(self) -> frozenset[Link]:
-        return self._links.evidence
+        return self._links.evidence(self._epoch)
 
     @property
     def over(self) -> str:
-        return self._links.over
+        return self._epoch.over
 
     def form(self) -> None:
-        seat = self.seat
-        meeting = self._meeting = Meeting(seat, self._clients, self._timeout_s, self._suspects)
-        if self._links.over:  # cut before there was a meeting to leave
-            raise BackendError(self._links.over)
-        listener = self._listener = _listen(seat)
-        host, port = meeting.arrive(self.place(listener)).split()
-        self._left, self._right = self._links.connect(listener, host, int(port))
-        meeting.part()
-
-    def place(self, listener: socket.socket) -> str:
-        """The host and port at which the left neighbour connects to ``listener``."""
-        host, port = listener.getsockname()[:2]
-        return f"{host} {port}"
+        self._left, self._right = self._links.enter(self._epoch)
 
     def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
-        ring = RingStreams(wire, self.seat.rank, self.seat.size, self._scratch, source)
+        ring = RingStreams(wire, self._seat.rank, self._seat.size, self._scratch, source)
         self._traffic.patient = patient
         try:
             while not ring.over:
+                if self._epoch.over:  # no byte may leave any more
+                    raise BackendError(self._epoch.over)
                 received = self._pull(ring)
                 sent = self._push(ring)
                 if not (received or sent or ring.over):
@@ -93,19 +74,11 @@ class RingBackend:
             self._traffic.wants = self._traffic.offers = False
 
     def cut(self, why: str) -> None:
-        self._links.cut(why)
-
-    def unblock(self) -> None:
-        if self._meeting is not None:
-            self._meeting.leave()
+        self._links.cut(self._epoch, why)
 
     def release(self) -> None:
-        self._links.close()
-        if self._listener is not None:
-            self._listener.close()
         self._left = self._right = None
-        if self._meeting is not None:
-            self._meeting.end()
+        self._links.leave(self._epoch)
 
     def _pull(self, ring: RingStreams) -> bool:
         room = ring.incoming
@@ -113,13 +86,15 @@ class RingBackend:
             return False
         assert self._left is not None
         try:
-            number = self._left.recv_into(room)
+            number = self._left.receiver.receive(self._seat.epoch, room)
         except BlockingIOError:
             return False
+        except DesyncError as error:
+            raise BackendError(
+                f"rank {(self._seat.rank - 1) % self._seat.size} of the ring sums something else: {error}"
+            ) from error
         except OSError as error:
             raise self._lost(LEFT, error) from error
-        if not number:
-            raise self._lost(LEFT, "closed by the other side")
         self._traffic.received += number
         ring.received(number)
         return True
@@ -130,7 +105,7 @@ class RingBackend:
             return False
         assert self._right is not None
         try:
-            number = self._right.send(ready)
+            number = self._right.sender.send(self._seat.epoch, ready)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -142,49 +117,24 @@ class RingBackend:
     def _await_neighbours(self, ring: RingStreams) -> None:
         assert self._left is not None
         assert self._right is not None
-        traffic, alarm = self._traffic, self._links.alarm
+        traffic, alarm = self._traffic, self._epoch.alarm
         traffic.wants, traffic.offers = ring.incoming is not None, ring.outgoing is not None
         poller = select.poll()
         poller.register(alarm, select.POLLIN)
-        if traffic.wants:
-            poller.register(self._left, select.POLLIN)
+        if traffic.wants and not self._left.receiver.ahead(self._seat.epoch):
+            poller.register(self._left.sock, select.POLLIN)
         if not ring.all_sent:
-            poller.register(self._right, select.POLLRDHUP | (select.POLLOUT if traffic.offers else 0))
+            poller.register(self._right.sock, select.POLLRDHUP | (select.POLLOUT if traffic.offers else 0))
         happened = dict(poller.poll())
         if alarm.fileno() in happened:
-            raise BackendError(self._links.over)
-        if happened.get(self._right.fileno(), 0) & LOST:
+            raise BackendError(self._epoch.over)
+        if happened.get(self._right.sock.fileno(), 0) & LOST:
             raise self._lost(RIGHT, "closed by the other side")
 
     def _lost(self, side: int, what: object) -> BackendError:
         """The error for a data connection that ended. Most often the neighbour has said why, on its control
         connection."""
-        why = self._links.over
-        self._links.lose(side)
-        rank = (self.seat.rank + (1 if side == RIGHT else -1)) % self.seat.size
+        why = self._epoch.over
+        self._links.lose(self._epoch, side)
+        rank = (self._seat.rank + (1 if side == RIGHT else -1)) % self._seat.size
         return BackendError(why or f"the connection to rank {rank} of the ring is lost: {what}")
-
-
-def _listen(seat: Seat) -> socket.socket:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    host = _interface_address(interface) if interface else _address_towards(seat.store_host, seat.store_port)
-    return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def _interface_address(name: str) -> str:
-    addresses = psutil.net_if_addrs().get(name, [])
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for address in addresses:
-            if address.family == family:
-                return str(address.address)
-    raise BackendError(
-        f"GLOO_SOCKET_IFNAME names {name}, which has no address; the interfaces are {sorted(psutil.net_if_addrs())}"
-    )
-
-
-def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to ``host`` (no packet is sent)."""
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])

@@ -121,10 +121,8 @@ class Communicator:
             self.given_up = True
             self._changed.notify_all()
             backend = self._backend
-            if backend is None or self.dead:
-                return
-        backend.cut("given up when the epoch was over")
-        self._start(self._help, backend, f"replicas-e{self.epoch}-end")
+        if backend is not None and not self.dead:
+            backend.cut("given up when the epoch was over")
 
     def join(self, until_s: float) -> None:
         """Wait for its threads to end after :meth:`give_up`, but no longer than until ``until_s`` (monotonic)."""
@@ -156,10 +154,6 @@ class Communicator:
             self.dead = True
             self._queue.clear()
             self._changed.notify_all()
-
-    def _help(self, backend: Backend) -> None:
-        with contextlib.suppress(Exception):
-            backend.unblock()
 
     def _serve(self, backend: Backend) -> None:
         while True:

@@ -12,6 +12,10 @@ leads from a sender to a receiver, and only the receiver can tell that it is bro
   that computes sends beats: neither is mute.
 - it *ended* when a connection ended and no farewell came before or soon after.
 
+Before a member can sum, both neighbours must have said that they are *here*, in its epoch. One that can be heard, or
+that has not called yet, and is not here after the time-out has not taken in its view; that is weak evidence, as an end
+is. A neighbour that is called and does not answer is mute.
+
 What a member knows goes round the ring in its farewell (the *bye*), with the reason of whoever gave up first, so that
 all members vote with the same evidence and nobody names a neighbour that only gave up because of somebody else.
 """
@@ -81,6 +85,8 @@ class _Ear:
     def __init__(self, rank: int, clock_s: float) -> None:
         self.rank = rank
         self.connected = False
+        self.here = False
+        """It has said that it is in this epoch."""
         self.heard_s = clock_s
         """When something last came from it; until it is connected, since when it is waited for."""
         self.owed_s: float | None = None
@@ -97,8 +103,7 @@ class _Ear:
 
 
 class Hearing:
-    """What one member knows of the links in one epoch, from the moment that all members have met. For one thread at a
-    time."""
+    """What one member knows of the links in one epoch, from the moment that it is in it. For one thread at a time."""
 
     def __init__(self, rank: int, size: int, timeout_s: float, suspects: Iterable[int], now_s: float) -> None:
         """``suspects``: ranks whose link to this one was mute in the epoch before."""
@@ -128,8 +133,16 @@ class Hearing:
 
     @property
     def connected(self) -> bool:
-        """Whether both connections to both neighbours stand."""
+        """Whether both neighbours were heard on both their connections."""
         return all(ear.connected for ear in self._ears)
+
+    def connected_to(self, side: int) -> bool:
+        """Whether a neighbour was heard on both connections to it."""
+        return self._ears[side].connected
+
+    def here(self, side: int) -> bool:
+        """Whether a neighbour has said that it is in this epoch."""
+        return self._ears[side].here
 
     def beat(self, side: int, traffic: Traffic) -> LinkBeat:
         """The beat to send to a neighbour now; a bye once this member has given up."""
@@ -139,16 +152,21 @@ class Hearing:
         return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
-        """Note that both connections to this neighbour stand."""
+        """Note that this neighbour was heard on both connections to it."""
         ear = self._ears[side]
         ear.connected, ear.heard_s = True, self._clock_s(now_s)
 
-    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
-        """Take a beat of a neighbour."""
+    def alive(self, side: int, now_s: float) -> None:
+        """Note that a neighbour speaks, but is in an older epoch."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.connected:
             ear.heard_s = clock_s
-        ear.sent, ear.wants = beat.sent, beat.wants
+
+    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
+        """Take a beat of a neighbour in this epoch."""
+        self.alive(side, now_s)
+        clock_s, ear = self._clock_s(now_s), self._ears[side]
+        ear.here, ear.sent, ear.wants = True, beat.sent, beat.wants
         if beat.bye:
             ear.bye = True
             knew_mute = any(self._links.values())
@@ -197,6 +215,8 @@ class Hearing:
         self._note_ended(clock_s)
         if not self.over:
             self._find_mute(clock_s)
+        if not self.over:
+            self._find_late(clock_s)
         if not self.over and busy:
             self._find_stalled(traffic, clock_s)
 
@@ -213,7 +233,9 @@ class Hearing:
         return self._timeout_s * (SUSPECT if ear.rank in self._suspects and not held else 1.0)
 
     def _find_mute(self, clock_s: float) -> None:
-        mute = [ear for ear in self._ears if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
+        caller = None if self._ears[LEFT].rank in self._suspects else self._ears[LEFT]
+        asked = [ear for ear in self._ears if ear.connected or ear is not caller]
+        mute = [ear for ear in asked if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
         if mute:
             ear = mute[0]
             what = "nothing" if ear.owed_s is None else "none of the bytes that it has sent"
@@ -230,6 +252,14 @@ class Hearing:
             least_s = TOGETHER * (patience_s if ear.connected else min(patience_s, SUSPECT * self._timeout_s))
             if ear.silent_s(clock_s) >= least_s:
                 self._note([Link(ear.rank, self._rank, mute=True)])
+
+    def _find_late(self, clock_s: float) -> None:
+        """Give up when a neighbour is not here after the time-out although nothing shows that it is mute."""
+        late = [ear for ear in self._ears if not ear.here]
+        if late and clock_s - self._began_s >= self._timeout_s:
+            self._note(Link(ear.rank, self._rank) for ear in late)
+            names = " and ".join(dict.fromkeys(str(ear.rank) for ear in late))
+            self.give_up(f"rank {names} of the ring did not come within {self._timeout_s:g} s")
 
     def _find_stalled(self, traffic: Traffic, clock_s: float) -> None:
         """Give up when no byte of a sum has moved for the time-out although all members have begun it."""

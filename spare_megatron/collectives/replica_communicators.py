@@ -19,7 +19,6 @@ Promises:
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import time
 import weakref
@@ -33,9 +32,10 @@ from spare_megatron.collectives.backend import Backend, Seat
 from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.buckets import BUCKET_BYTES, BufferPool
 from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 from spare_megatron.collectives.reduction_attempt import OpenReduction, StaleError
-from spare_megatron.collectives.store import StoreClients
+from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
@@ -46,17 +46,19 @@ CLOSE_S = 1.0
 
 @dataclass(frozen=True)
 class Membership:
-    """The groups that reduce together in one epoch, this rank's position, and the store in which they meet."""
+    """The members that reduce together in one epoch."""
 
     epoch: int
-    groups: tuple[int, ...]
-    """Live groups, sorted; a group's rank in the communicator is its index here."""
-    position: int
-    """This rank's position in its group."""
-    store_host: str
-    store_port: int
-    prefix: str
-    """Unique for the job and the coordinator's fencing number."""
+    members: tuple[Member, ...]
+    """Live members, sorted; a member's rank in the communicator is its index here."""
+    right_at: str = ""
+    """host:port at which the next member after this one listens, the first after the last; empty where there is no
+    other."""
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The groups of the members."""
+        return tuple(member.group for member in self.members)
 
 
 class ReplicaCommunicators:
@@ -64,21 +66,26 @@ class ReplicaCommunicators:
 
     def __init__(
         self,
-        group: int,
+        me: Identity,
         backend: str,
         device: torch.device | str = "cpu",
         timeout_s: float = 15.0,
         bucket_bytes: int = BUCKET_BYTES,
+        host: str = "127.0.0.1",
     ) -> None:
         """
         Args:
-            group: this rank's group.
+            me: who this rank is.
             backend: 'gloo' (CPU tensors), 'nccl' (CUDA tensors) or 'gloo-staged' (tensors of any device, summed in
                 pinned host memory).
             device: the device of accumulators and results.
-            timeout_s: for meeting the members of an epoch, and for silence once all of them are there. Waiting for
-                members that still compute has no limit here: the control plane finds those that hang.
+            timeout_s: until the neighbours in a new epoch are there, and for silence after that. Waiting for members
+                that still compute has no limit here: the control plane finds those that hang.
             bucket_bytes: largest piece of a tensor that is summed at once.
+            host: the address of this machine at which other ranks reach this one.
+
+        Raises:
+            ConfigError: there is no such backend, or no such address.
         """
         if backend not in BACKENDS:
             raise ConfigError(
@@ -86,12 +93,18 @@ class ReplicaCommunicators:
             )
         if backend == "nccl" and not dist.is_nccl_available():
             raise ConfigError("this torch has no NCCL; use --spare-comm gloo, or a torch that is built for CUDA")
-        self._group = group
+        self._me = me
         self._kind = backend
         self._device = torch.device(device)
         self._timeout_s = timeout_s
         self._bucket_bytes = bucket_bytes
-        self._clients = StoreClients(timeout_s)
+        try:
+            self._links = RingLinks(me, host, timeout_s)
+        except OSError as error:
+            raise ConfigError(
+                f"this rank cannot listen at {host} for the other groups: {error.strerror}; give --spare-interface "
+                "with the name or the network of an interface of this machine"
+            ) from None
         self._changed = threading.Condition()
         self._epoch = 0
         """The newest epoch that was adopted."""
@@ -100,8 +113,6 @@ class ReplicaCommunicators:
         self._adopting = threading.Lock()
         """Held during an adoption, so that :meth:`close` knows every communicator that was started."""
         self._closed = False
-        self._stocked: tuple[str, int] | None = None
-        self._stocking: threading.Thread | None = None
         self._current: Communicator | None = None
         self._given_up: list[Communicator] = []
         self._suspects: frozenset[int] = frozenset()
@@ -109,6 +120,22 @@ class ReplicaCommunicators:
         wire_device = self._device if backend == "nccl" else torch.device("cpu")
         self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
         _close_at_exit(self)
+
+    @property
+    def address(self) -> str:
+        """host:port at which other ranks of this position call this one."""
+        return self._links.address
+
+    @property
+    def calls(self) -> int:
+        """How often this rank has called another; each call makes two connections."""
+        return self._links.calls
+
+    @property
+    def formed(self) -> bool:
+        """Whether the present epoch's communicator can sum."""
+        with self._changed:
+            return self._current is not None and self._current.ready
 
     @property
     def lingering(self) -> int:
@@ -129,7 +156,7 @@ class ReplicaCommunicators:
                 self._adopt(membership)
 
     def _adopt(self, membership: Membership) -> None:
-        member = self._group in membership.groups
+        member = self._me.member in membership.members
         with self._changed:
             if membership.epoch <= self._epoch:
                 return
@@ -138,7 +165,6 @@ class ReplicaCommunicators:
         self._drop()
         if not member:
             return
-        self._stock(membership.store_host, membership.store_port)
         backend = self._backend(membership)
         new = Communicator(membership.epoch, membership.groups, backend, self._changed)
         with self._changed:
@@ -194,26 +220,20 @@ class ReplicaCommunicators:
             given_up = list(self._given_up)
         for communicator in given_up:
             communicator.join(until_s)
-        if self._stocking is not None:
-            self._stocking.join(max(0.0, until_s - time.monotonic()))
+        self._links.close()
 
     def _backend(self, membership: Membership) -> Backend | None:
-        if len(membership.groups) == 1:
+        if len(membership.members) == 1:
             return None
-        seat = Seat(
-            store_host=membership.store_host,
-            store_port=membership.store_port,
-            prefix=f"{membership.prefix}/e{membership.epoch}/m{membership.position}",
-            rank=membership.groups.index(self._group),
-            size=len(membership.groups),
-            epoch=membership.epoch,
-        )
-        if self._kind == "nccl":
-            from spare_megatron.collectives.backend_nccl import NcclBackend
-
-            return NcclBackend(seat, self._clients, self._timeout_s, self._device)
+        rank = membership.members.index(self._me.member)
+        seat = Seat(membership.epoch, membership.members, rank, membership.right_at)
         suspects = frozenset(membership.groups.index(g) for g in self._suspects.intersection(membership.groups))
-        return RingBackend(seat, self._clients, self._timeout_s, suspects)
+        ring = RingBackend(seat, self._links, self._timeout_s, suspects)
+        if self._kind != "nccl":
+            return ring
+        from spare_megatron.collectives.backend_nccl import NcclBackend
+
+        return NcclBackend(ring, rank, seat.size, self._timeout_s, self._device)
 
     def _find(self, epoch: int) -> Communicator | None:
         """The communicator of ``epoch``; None before it is adopted. Raises StaleError when the epoch is over."""
@@ -221,19 +241,6 @@ class ReplicaCommunicators:
             if epoch <= self._over:
                 raise StaleError
             return self._current if self._current is not None and self._current.epoch == epoch else None
-
-    def _stock(self, host: str, port: int) -> None:
-        """Fill the reserve of connections to a store to which there are none yet, in the background."""
-        if self._stocked == (host, port):
-            return
-        self._stocked = (host, port)
-
-        def stock() -> None:
-            with contextlib.suppress(ConnectionError, dist.DistError):
-                self._clients.stock(host, port)
-
-        self._stocking = threading.Thread(target=stock, name="replicas-stock", daemon=True)
-        self._stocking.start()
 
     def _drop(self) -> None:
         with self._changed:
@@ -244,7 +251,9 @@ class ReplicaCommunicators:
             self._changed.notify_all()
         if old is not None:
             old.give_up()
-            self._suspects = frozenset(link.sender for link in old.links if link.mute and link.receiver == self._group)
+            self._suspects = frozenset(
+                link.sender for link in old.links if link.mute and link.receiver == self._me.member.group
+            )
 
 
 def _close_at_exit(replicas: ReplicaCommunicators) -> None:

@@ -37,6 +37,9 @@ class SpareConfig:
     """Run with a version of megatron-core that was not tested."""
     comm: Literal["auto", "nccl", "gloo"] = "auto"
     """Backend of the sums over groups; gloo with CUDA tensors is staged through pinned host memory."""
+    interface: str | None = None
+    """Network interface over which groups sum: its name, or a network (10.0.0.0/16) in which its address lies; default:
+    that of GLOO_SOCKET_IFNAME, or the one on the way to the coordinator."""
     run_dir: str | None = None
     """Directory of the job's records; if it is not given, spare-launch makes one."""
     coordinator: str | None = None

@@ -52,6 +52,8 @@ class RankSetup:
     last_applied: int
     coordinator: str = ""
     """host:port where the user gave one; else it is read from the run directory."""
+    address: str = ""
+    """host:port at which this rank listens for its replica ring."""
     tls_dir: str = ""
     launcher_pid: int = 0
     """The process that must stay this rank's parent; 0: none."""
@@ -82,6 +84,8 @@ class Agent:
     def __init__(self, setup: RankSetup, session: SessionSide, opened: asyncio.Future[None]) -> None:
         self.setup, self._session, self._opened = setup, session, opened
         self.orders = first_orders(setup.group, setup.incarnation)
+        self._neighbour: tuple[tuple[int, int], str] | None = None
+        """The neighbour that was told last, and the address of its rank at this position."""
 
     def take(self, order: pb.Order) -> Change:
         """Apply one order of the coordinator and show the result to the training thread."""
@@ -98,14 +102,16 @@ class Agent:
         elif kind == "refused":
             self._settle(ConfigError(order.refused.reason))
             return self._end(fenced=order.refused.reason)
+        elif kind == "neighbour":
+            told = order.neighbour
+            self._neighbour = (told.group, told.incarnation), told.addresses[0]
         elif kind == "view":
-            view = protobuf_codec.read(order.view.view, View)
-            return self._adopt(*take_view(self.orders, view, order.view.store, order.view.store_prefix))
+            return self._take_view(protobuf_codec.read(order.view, View))
         elif kind == "commit":
             commit = order.commit
             audits = tuple(commit.audits)
-            told = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
-            return self._adopt(*told)
+            after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
+            return self._adopt(*after)
         elif kind == "fenced" and order.fenced.fencing >= self.orders.view.fencing:
             return self._end(fenced=order.fenced.reason)
         elif kind == "stop":
@@ -113,6 +119,14 @@ class Agent:
         elif kind == "save_accepted":
             self._session.answer_save(order.save_accepted.step, order.save_accepted.directory)
         return Change.NONE
+
+    def _take_view(self, view: View) -> Change:
+        wanted, known = view.neighbour, self._neighbour
+        if wanted is None:
+            return self._adopt(*take_view(self.orders, view))
+        if known is None or known[0] != wanted:
+            return Change.NONE  # it is older than the neighbour that was told: a newer one follows
+        return self._adopt(*take_view(self.orders, view, known[1]))
 
     def show(self, change: Change) -> None:
         """Publish :attr:`orders` to the training thread if they changed."""
@@ -251,6 +265,7 @@ class Follower:
             position=setup.position,
             fingerprint=setup.spec.fingerprint,
             last_applied=self._last_applied,
+            address=setup.address,
         )
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]

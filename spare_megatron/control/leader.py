@@ -21,6 +21,7 @@ import grpc.aio
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
+from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.control.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
@@ -63,6 +64,9 @@ class Leader:
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._asked: list[pb.GroupReport] = []
         self._welcome: pb.Order | None = None
+        self._neighbour: pb.Order | None = None
+        self._addresses = [self._setup.address] + [""] * (size - 1)
+        """Where the ranks of this group listen for their replica rings."""
         self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
         self._closing = asyncio.Event()
@@ -135,11 +139,14 @@ class Leader:
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
         refusal = self._refusal(first.arrival)
+        if not (refusal or self._arrived.is_set()):
+            refusal = await unreachable(first.arrival.address, self._who(first.arrival))
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
         position = first.arrival.position
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
+        self._addresses[position] = first.arrival.address
         self._admit(position, orders, first.arrival.last_applied)
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
@@ -161,7 +168,13 @@ class Leader:
                 f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
                 f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
             )
+        taken = self._addresses.index(arrival.address) if arrival.address in self._addresses else arrival.position
+        if arrival.address and taken != arrival.position:
+            return same_address(arrival.address, self._who(arrival), f"rank {taken} of it")
         return ""
+
+    def _who(self, arrival: pb.RankArrival) -> str:
+        return f"rank {arrival.position} of group {arrival.group}"
 
     def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], last_applied: int) -> None:
         """Take a rank in, for the first time or after a reconnect, and send it the newest orders of the group."""
@@ -172,6 +185,8 @@ class Leader:
         self._reported.add(position, last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
+        if self._neighbour is not None:
+            orders.put_nowait(_of_position(self._neighbour, position))
         if self._agent.orders.version:
             orders.put_nowait(self._present())
         if back:
@@ -209,8 +224,9 @@ class Leader:
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
     def _pass_on(self, order: pb.Order) -> None:
-        for orders in self._ranks.values():
-            orders.put_nowait(order)
+        neighbour = order.WhichOneof("kind") == "neighbour"
+        for position, orders in self._ranks.items():
+            orders.put_nowait(_of_position(order, position) if neighbour else order)
 
     async def _passed_on(self) -> None:
         """Return when every rank's orders are written, but after :data:`PASS_ON_S` at most: a rank may be stopped."""
@@ -305,6 +321,7 @@ class Leader:
             ranks=setup.group_size,
             spec_json=spec_to_json(setup.spec),
             job_json=job_to_json(setup.job),
+            addresses=self._addresses,
         )
         protobuf_codec.fill(arrival.hello, hello)
         greeting = [pb.GroupReport(arrival=arrival)]
@@ -341,6 +358,8 @@ class Leader:
         self._pass_on(order)
         if kind == "welcome":
             self._welcome = order
+        elif kind == "neighbour":
+            self._neighbour = order
         elif kind == "view":
             self._adopt_view(change)
         elif kind == "save_accepted":
@@ -386,8 +405,8 @@ class Leader:
             return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))
         if orders.fenced is not None:
             return pb.Order(refused=pb.Refused(reason=orders.fenced))
-        view = pb.ViewOrder(store=orders.store, store_prefix=orders.store_prefix)
-        protobuf_codec.fill(view.view, orders.view)
+        view = pb.View()
+        protobuf_codec.fill(view, orders.view)
         return pb.Order(view=view)
 
 
@@ -395,6 +414,14 @@ def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:
     message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
     protobuf_codec.fill(message.vote, vote)
     return pb.GroupReport(ballot=message)
+
+
+def _of_position(order: pb.Order, position: int) -> pb.Order:
+    """The part of a neighbour's addresses that one rank must know."""
+    told = order.neighbour
+    return pb.Order(
+        neighbour=pb.Neighbour(group=told.group, incarnation=told.incarnation, addresses=[told.addresses[position]])
+    )
 
 
 def _is_remote(coordinator: str) -> bool:

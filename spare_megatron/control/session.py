@@ -49,6 +49,7 @@ class Session:
         *,
         last_applied: int,
         coordinator: str = "",
+        address: str = "",
         on_view: Sequence[OnView] = (),
     ) -> Session:
         """Connect: position 0 to the coordinator, the others to position 0. Returns once the connection stands.
@@ -57,6 +58,7 @@ class Session:
             last_applied: step whose state this rank holds (``spec.first_step`` for a member, anything below the last
                 commit for a group that comes back).
             coordinator: host:port; empty: read from the run directory.
+            address: host:port at which this rank listens for its replica ring.
             on_view: called in the control thread with the orders of each newer epoch, before they are visible.
 
         Raises:
@@ -75,6 +77,7 @@ class Session:
             job=job,
             last_applied=last_applied,
             coordinator=coordinator,
+            address=address,
             tls_dir=place.tls_dir,
             launcher_pid=place.launcher_pid,
         )

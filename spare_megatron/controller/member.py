@@ -22,9 +22,8 @@ class Orders:
     """The last view, brought up to date with the commits of its epoch that came after it."""
     version: int = 0
     """Grows by one at each change; 0 before the first view."""
-    store: str = ""
-    """host:port of the store through which the ranks of a replica communicator of this epoch find each other."""
-    store_prefix: str = ""
+    right_at: str = ""
+    """host:port at which the next member's rank of this position listens; empty where there is no other member."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
@@ -51,16 +50,16 @@ class Change(Enum):
     END = "the job is over for this group"
 
 
-def take_view(orders: Orders, view: View, store: str = "", store_prefix: str = "") -> tuple[Orders, Change]:
-    """The orders after a View. It changes nothing if it is for another group or incarnation, or if its fencing number,
-    its epoch or its t* is older. A commit is final, so a view of a newer epoch that does not know the last one comes
-    from a coordinator that no longer decides."""
+def take_view(orders: Orders, view: View, right_at: str = "") -> tuple[Orders, Change]:
+    """The orders after a View, whose neighbour listens at ``right_at``. It changes nothing if it is for another group
+    or incarnation, or if its fencing number, its epoch or its t* is older. A commit is final, so a view of a newer
+    epoch that does not know the last one comes from a coordinator that no longer decides."""
     known = orders.view
     if orders.over or (view.group, view.incarnation) != (known.group, known.incarnation):
         return orders, Change.NONE
     if view.fencing < known.fencing or view.epoch < known.epoch or view.committed[0] < known.committed[0]:
         return orders, Change.NONE
-    told = replace(orders, view=view, version=orders.version + 1, store=store, store_prefix=store_prefix)
+    told = replace(orders, view=view, version=orders.version + 1, right_at=right_at)
     if view.epoch > known.epoch:
         return told, Change.EPOCH
     if view.committed[0] > known.committed[0]:

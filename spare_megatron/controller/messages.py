@@ -321,6 +321,14 @@ class View:
         """Ids of the members, sorted: a group's index in it is its rank in a replica communicator."""
         return tuple(group for group, _ in self.live)
 
+    @property
+    def neighbour(self) -> tuple[int, int] | None:
+        """(group, incarnation) of the next member after this group, the first after the last: to that one its ranks
+        send in the replica rings. None where there is no other."""
+        if len(self.live) < 2:
+            return None
+        return self.live[(self.live.index((self.group, self.incarnation)) + 1) % len(self.live)]
+
     def audits_of(self, segment: int) -> tuple[int, ...]:
         """The pieces that are audited in the pipeline of a segment."""
         return self.audits[segment] if segment < len(self.audits) else ()

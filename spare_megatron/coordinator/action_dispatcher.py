@@ -1,48 +1,49 @@
 """Sends the machine's actions as orders on the groups' streams.
 
-A view names the store through which the ranks of a replica communicator find each other. The store needs torch, which
-takes a second to load, so it starts in the background while groups already say Hello, and views wait for it.
+Before a view a group is told where the ranks of the next group in its ring listen, if it has not been told yet on this
+stream. So a death brings addresses to one group, an arrival to one, and to all others nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
+from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView, View
 from spare_megatron.coordinator.streams import Streams
 
 
 class Speaker:
     """Sends actions in order; views may have to wait."""
 
-    def __init__(self, streams: Streams, fencing: int, state: Callable[[], State], with_store: bool) -> None:
+    def __init__(self, streams: Streams, fencing: int, state: Callable[[], State]) -> None:
         """``state`` returns the present state: a view that waited and is out of date by then is not sent."""
         self._streams, self._fencing, self._state = streams, fencing, state
-        self._waits_for_store = with_store
-        self._store: Any = None
-        self._address = ""
-        self._held: list[SendView] = []
+        self._addresses: dict[tuple[int, int], tuple[str, ...]] = {}
+        """(group, incarnation) -> where its ranks listen, by position."""
+        self._owners: dict[str, tuple[int, int, int]] = {}
+        """Address -> (group, incarnation, position)."""
+        self._held: dict[tuple[int, int], SendView] = {}
+        """Views whose group waits for the address of its neighbour."""
 
-    async def start_store(self, host: str) -> None:
-        """Host the store until cancelled; then send the views that waited for it."""
+    def learn(self, group: int, incarnation: int, addresses: Sequence[str]) -> None:
+        """Take the addresses that a group said with its Hello, and send the views that waited for them."""
+        for older in [known for known in self._addresses if known[0] == group and known[1] < incarnation]:
+            for address in self._addresses.pop(older):
+                self._owners.pop(address, None)
+        self._addresses[group, incarnation] = tuple(addresses)
+        for position, address in enumerate(addresses):
+            self._owners[address] = group, incarnation, position
+        for key in [key for key, send in self._held.items() if send.view.neighbour == (group, incarnation)]:
+            self._view(self._held.pop(key))
 
-        def start() -> Any:
-            from spare_megatron.collectives.store import StoreServer
-
-            return StoreServer(host)
-
-        self._store = await asyncio.to_thread(start)
-        self._address, self._waits_for_store = f"{host}:{self._store.port}", False
-        held, self._held = self._held, []
-        for send in held:
-            self._view(send)
-        await asyncio.Event().wait()
+    def owner(self, address: str) -> tuple[int, int, int] | None:
+        """(group, incarnation, position) of the rank that said that it listens at ``address``; None where none did."""
+        return self._owners.get(address)
 
     def say(self, action: Action) -> None:
         """Send one action of the machine."""
@@ -74,15 +75,29 @@ class Speaker:
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
 
     def _view(self, send: SendView) -> None:
-        """Send a view now, or once the store is there and its delay is over."""
+        """Send a view now, or once its delay is over and the neighbour's addresses are known: a coordinator that has
+        just taken office may not have heard of it yet."""
         view, state = send.view, self._state()
-        if self._waits_for_store:
-            self._held.append(send)
-        elif send.delay_s > 0:
+        me = (view.group, view.incarnation)
+        self._held.pop(me, None)
+        if send.delay_s > 0:
             loop = asyncio.get_running_loop()
             loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
-        elif (view.epoch, view.committed) == (state.epoch, state.committed):
-            prefix = f"life{state.life}/coordinator{self._fencing}"
-            order = pb.ViewOrder(store=self._address, store_prefix=prefix)
+        elif (view.epoch, view.committed) != (state.epoch, state.committed):
+            return
+        elif view.neighbour is not None and view.neighbour not in self._addresses:
+            self._held[me] = send
+        else:
+            self._tell_neighbour(view)
+            order = pb.Order()
             protobuf_codec.fill(order.view, view)
-            self._streams.send(view.group, view.incarnation, pb.Order(view=order))
+            self._streams.send(*me, order)
+
+    def _tell_neighbour(self, view: View) -> None:
+        neighbour = view.neighbour
+        stream = self._streams.of(view.group, view.incarnation)
+        if neighbour is None or stream is None or stream.neighbour == neighbour:
+            return
+        stream.neighbour = neighbour
+        told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses[neighbour])
+        stream.send(pb.Order(neighbour=told))

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
+from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
@@ -78,8 +79,6 @@ class Options:
     tls_dir: str = ""
     office: Office | None = None
     """The office that this coordinator holds, where several candidates share the run directory; else None."""
-    with_store: bool = True
-    """False where clients are simulated and have no communicators: then torch is not loaded."""
 
 
 class Coordinator:
@@ -107,7 +106,7 @@ class Coordinator:
         self._fingerprint = "" if self._unopened else self._state.job.fingerprint
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
-        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, options.with_store)
+        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state)
         self._suspicion = Suspicion(
             self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
         )
@@ -145,7 +144,7 @@ class Coordinator:
             if not self._unopened:
                 self._resume()
             host = advertised(self._options.listen)
-            tasks = self._start_tasks(host, self._address(f"{host}:{port}"))
+            tasks = self._start_tasks(self._address(f"{host}:{port}"))
             await self._until_over(tasks)
         finally:
             for task in tasks:
@@ -153,13 +152,11 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
             await server.stop(grace=0.2)
 
-    def _start_tasks(self, host: str, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
+    def _start_tasks(self, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
         office, work = self._options.office, [self._watch(), self._write_status()]
         publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
         self._backlog.do(publish)
         work.append(self._keep_published(publish) if office is None else office.until_lost())
-        if self._options.with_store:
-            work.append(self._speaker.start_store(host))
         return [asyncio.create_task(one) for one in work]
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -305,7 +302,8 @@ class Coordinator:
             return
         hello = protobuf_codec.read(first.arrival.hello, Hello)
         spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
-        refusal = self._refusal(hello, job)
+        addresses = first.arrival.addresses
+        refusal = self._refusal(hello, job) or await self._address_refusal(hello, addresses)
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
@@ -315,6 +313,7 @@ class Coordinator:
         if self._unopened:
             self._open(spec, job)
         self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
+        self._speaker.learn(hello.group, hello.incarnation, addresses)
         self._apply(hello)
         listener = asyncio.create_task(self._listen(stream, context))
         try:
@@ -330,6 +329,20 @@ class Coordinator:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
+
+    async def _address_refusal(self, hello: Hello, addresses: Sequence[str]) -> str:
+        """Why the other groups could not reach a group that comes for the first time; empty where they can."""
+        if hello.fencing:
+            return ""
+        for position, address in enumerate(addresses):
+            owner = self._speaker.owner(address) if address else None
+            if owner is not None and owner[0] != hello.group and self._is_there(*owner[:2]):
+                taken_by = f"rank {owner[2]} of group {owner[0]}"
+                return same_address(address, f"rank {position} of group {hello.group}", taken_by)
+        return await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")
+
+    def _is_there(self, group: int, incarnation: int) -> bool:
+        return incarnation in (self._state.live.get(group), self._state.waiting.get(group))
 
     async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         while (report := await context.read()) is not grpc.aio.EOF:

@@ -20,6 +20,8 @@ class Stream:
 
     def __init__(self, group: int, incarnation: int, context: grpc.aio.ServicerContext) -> None:
         self.group, self.incarnation = group, incarnation
+        self.neighbour: tuple[int, int] | None = None
+        """The (group, incarnation) whose addresses this group was told last."""
         self._context = context
         self._orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
 
@@ -65,6 +67,10 @@ class Streams:
         if not self._streams:
             self._empty.set()
         return True
+
+    def of(self, group: int, incarnation: int) -> Stream | None:
+        """The connection of one incarnation of a group; None where it has none."""
+        return self._streams.get((group, incarnation))
 
     def send(self, group: int, incarnation: int, order: pb.Order) -> None:
         """Send an order to one incarnation of a group, if it is connected."""

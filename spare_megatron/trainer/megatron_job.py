@@ -146,7 +146,8 @@ def run_megatron_job(
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
     overlap = job.training.overlap_grad_reduce
     backend, coordinator = _backend(job), job.spare.coordinator or ""
-    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator)
+    interface = job.spare.interface or ""
+    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator, interface)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
     finally:

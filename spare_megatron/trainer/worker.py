@@ -7,15 +7,21 @@ receives the views, and moves the replica communicators to a new epoch before th
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
+from spare_megatron.collectives.handshake import Identity, Member
+from spare_megatron.collectives.interface import own_address
 from spare_megatron.collectives.reduction import GradientReduction, PlainReduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
@@ -26,6 +32,7 @@ from spare_megatron.trainer.signals import stop_on_signals
 from spare_megatron.trainer.step import StepRunner
 
 log = logging.getLogger(__name__)
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class RankJob:
     """Whether the reduction over groups begins while the last backward passes run."""
     coordinator: str = ""
     """host:port; empty where it is read from the run directory."""
+    interface: str = ""
+    """The name or the network of the interface over which groups sum; empty: see :func:`own_address`."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -54,10 +63,11 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         ConfigError: the coordinator cannot be reached or refuses this rank.
     """
     place = job.place
-    replicas = ReplicaCommunicators(place.group, job.backend, job.device)
+    replicas = _replicas(job)
 
     def adopt(orders: Orders) -> None:
-        replicas.adopt(_membership(orders, place.position))
+        members = tuple(Member(*one) for one in orders.view.live)
+        replicas.adopt(Membership(orders.view.epoch, members, orders.right_at))
 
     session = Session.open(
         place,
@@ -65,6 +75,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         job.job,
         last_applied=job.spec.first_step,
         coordinator=job.coordinator,
+        address=replicas.address,
         on_view=(adopt,),
     )
     try:
@@ -79,16 +90,30 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     return _exit_code(orders)
 
 
-def _membership(orders: Orders, position: int) -> Membership:
-    host, _, port = orders.store.rpartition(":")
-    return Membership(
-        epoch=orders.view.epoch,
-        groups=orders.view.live_groups,
-        position=position,
-        store_host=host,
-        store_port=int(port),
-        prefix=orders.store_prefix,
-    )
+def _replicas(job: RankJob) -> ReplicaCommunicators:
+    place = job.place
+    assert place.run_dir is not None, "a rank has a run directory"
+    directory = RunDirectory(place.run_dir)
+    me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
+    host = own_address(job.interface, partial(_coordinator_host, job, directory))
+    return ReplicaCommunicators(me, job.backend, job.device, host=host)
+
+
+def _coordinator_host(job: RankJob, directory: RunDirectory) -> str:
+    """The host of the coordinator, which may be about to start. Raises ConfigError where none appears."""
+    wait_s = 2 * job.job.timeouts.heartbeat_timeout_s
+    until_s = time.monotonic() + wait_s
+    while not (address := job.coordinator):
+        known = directory.coordinator()
+        if known is not None:
+            address = known.address
+            break
+        if time.monotonic() > until_s:
+            raise ConfigError(
+                f"no coordinator is named in {directory.path} after {wait_s:g} s; start spare-coordinator first"
+            )
+        time.sleep(LOOK_S)
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _exit_code(orders: Orders) -> ExitCode:

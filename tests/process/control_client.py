@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", default="", help="directory of pretended checkpoints; lives above 1 start from there")
     parser.add_argument("--save-interval", type=int, default=0)
     parser.add_argument("--tls-dir", default="")
+    parser.add_argument("--address", default="", help="where this rank says that it listens for its replica ring")
     parser.add_argument("--config-error", default="", help="fail at once with this sentence")
     parser.add_argument("--crash", action="store_true", help="fail at once with an exception")
     return parser.parse_args()
@@ -77,7 +78,7 @@ class Client:
             heartbeat_timeout_s=args.heartbeat_timeout_s,
         )
         self.injector = Injector.from_environment(os.environ, place)
-        self.session = Session.open(place, spec, job, last_applied=self.first_step)
+        self.session = Session.open(place, spec, job, last_applied=self.first_step, address=args.address)
         self.latencies: list[tuple[int, float, float]] = []
         """(step, when reduced, when the commit was seen) on the clock that all processes of a host share."""
 

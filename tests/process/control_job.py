@@ -42,7 +42,7 @@ class ControlJob:
         """Start one and wait until it listens."""
         before = self.run_dir.coordinator()
         self.coordinator = self.popen(
-            "coordinator", ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--no-store", *flags]
+            "coordinator", ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), *flags]
         )
         old = before.fencing if before else 0
         self.until(lambda: (now := self.run_dir.coordinator()) is not None and now.fencing > old)

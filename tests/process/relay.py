@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spare_megatron.collectives.handshake import CALL_BYTES, PROOF_BYTES
+
 PORTION_BYTES = 32 << 10
 
 
@@ -38,6 +40,8 @@ class Way:
     resume_s: float = 0.0
     ended: bool = False
     closed: bool = False
+    words: bytes = b""
+    recorded: bool = False
     back: Way | None = None
     """The other direction."""
 
@@ -101,6 +105,8 @@ class Relay:
         """``greeting_bytes``: a caller's first words; the last of 17 is the kind of the connection, with 16 all are
         data connections."""
         self.greeting_bytes = greeting_bytes
+        self.recorded: list[bytes] | None = None
+        """Where there is a list, the first words of each caller are added to it: its call and its proof."""
         self.struck_s = 0.0
         """When the fault began."""
         self._lock = threading.Lock()
@@ -115,13 +121,13 @@ class Relay:
 
     def front(self, sender: int, receiver: int, place: str) -> str:
         """Where ``sender`` is to call, to reach the listener of ``receiver`` at ``place``."""
-        host, port = place.split()
+        host, _, port = place.rpartition(":")
         listener = socket.create_server((host, 0))
         listener.setblocking(False)
         with self._lock:
             self._fronts[listener.fileno()] = listener, sender, receiver, (host, int(port))
         os.eventfd_write(self._wake, 1)
-        return f"{host} {listener.getsockname()[1]}"
+        return f"{host}:{listener.getsockname()[1]}"
 
     def strike(self, fault: Fault, watched: Callable[[Way], bool] = lambda way: True, after_bytes: int = 0) -> None:
         """From now on, or when a watched way has passed ``after_bytes`` more."""
@@ -229,9 +235,18 @@ class Relay:
             more = b""
         way.buffer += more
         way.ended = not more
+        self._record(way, more)
         assert way.back is not None
         if way.caller and not way.kind and len(way.buffer) >= self.greeting_bytes:
             way.kind = way.back.kind = chr(way.buffer[16]) if self.greeting_bytes > 16 else "D"
+
+    def _record(self, way: Way, more: bytes) -> None:
+        if self.recorded is None or not way.caller:
+            return
+        way.words += more
+        if len(way.words) >= CALL_BYTES + PROOF_BYTES and not way.recorded:
+            way.recorded = True
+            self.recorded.append(way.words[: CALL_BYTES + PROOF_BYTES])
 
     def _count(self, way: Way, number: int) -> None:
         if self._armed is not None and self._armed[1](way):

@@ -1,6 +1,6 @@
 """The test's side of :mod:`tests.process.replica_rank`: starts ranks, moves them to epochs, kills and stops them.
 
-The test's process plays the coordinator: it serves the store and sends the views. Every process is killed by its pid
+The test's process plays the coordinator: it knows the addresses and sends the views. Every process is killed by its pid
 when the block is left.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.collectives.store import StoreServer
 from tests.spawn import ROOT, environment
 
 PATIENCE_S = 60.0
@@ -97,35 +96,32 @@ class ReplicaJob:
         numel: int,
         bucket_bytes: int,
         timeout_s: float,
-        host: str = "127.0.0.1",
+        host: Callable[[int], str] = lambda group: "127.0.0.1",
         inside: Callable[[int], list[str]] = lambda group: [],
     ) -> None:
-        self.server = StoreServer(host)
         self._inside = inside
         self.ranks: dict[int, RankProcess] = {}
         self.epoch = 0
         self._spec = {"numel": numel, "bucket_bytes": bucket_bytes, "timeout_s": timeout_s}
+        self._host = host
+        self._addresses: dict[int, str] = {}
 
     def start(self, groups: Iterable[int]) -> None:
-        new = {group: RankProcess({"group": group, **self._spec}, self._inside(group)) for group in groups}
+        new = {
+            group: RankProcess({"group": group, "host": self._host(group), **self._spec}, self._inside(group))
+            for group in groups
+        }
         self.ranks.update(new)
-        for rank in new.values():
-            rank.expect(lambda line: line["event"] == "up")
+        for group, rank in new.items():
+            self._addresses[group] = rank.expect(lambda line: line["event"] == "up")["address"]
 
     def view(self, groups: Iterable[int], fault: dict[int, Line] | None = None, reductions: int = 0) -> float:
         """Send the view of a new epoch to its members; returns when."""
         members = sorted(groups)
         self.epoch += 1
-        adopt = {
-            "epoch": self.epoch,
-            "groups": members,
-            "position": 0,
-            "store_host": self.server.host,
-            "store_port": self.server.port,
-            "prefix": "job/f1",
-        }
         sent_s = time.monotonic()
-        for group in members:
+        for group, right in zip(members, members[1:] + members[:1], strict=True):
+            adopt = {"epoch": self.epoch, "groups": members, "right_at": self._addresses[right]}
             self.ranks[group].send(adopt=adopt, fault=(fault or {}).get(group), reductions=reductions)
         return sent_s
 
@@ -161,7 +157,6 @@ class ReplicaJob:
     def close(self) -> None:
         for group in list(self.ranks):
             self.end(group)
-        self.server.close()
 
 
 @contextlib.contextmanager

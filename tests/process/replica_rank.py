@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 
@@ -31,7 +32,10 @@ class Rank:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.group: int = spec["group"]
-        self.replicas = ReplicaCommunicators(self.group, "gloo", "cpu", spec["timeout_s"], spec["bucket_bytes"])
+        me = Identity(Member(self.group), token="test")
+        self.replicas = ReplicaCommunicators(
+            me, "gloo", "cpu", spec["timeout_s"], spec["bucket_bytes"], host=spec["host"]
+        )
         # Small integers: their sums are exact in float32 in any order.
         self.pattern = (torch.arange(spec["numel"]) % 97 + 1).float()
         self.epoch = 0
@@ -43,8 +47,9 @@ class Rank:
             command = json.loads(line)
             if "adopt" in command:
                 self.fault = command["fault"]
-                command["adopt"]["groups"] = tuple(command["adopt"]["groups"])
-                self.adopt(Membership(**command["adopt"]))
+                told = command["adopt"]
+                members = tuple(Member(group) for group in told["groups"])
+                self.adopt(Membership(told["epoch"], members, told["right_at"]))
             self.commands.put(command)
         self.commands.put({"quit": True})
 
@@ -56,7 +61,7 @@ class Rank:
 
     def run(self) -> None:
         threading.Thread(target=self.control, daemon=True).start()
-        say(event="up")
+        say(event="up", address=self.replicas.address)
         while True:
             command = self.commands.get()
             if command.get("quit"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +18,9 @@ from typing import Any
 
 import torch
 
-from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
-from spare_megatron.collectives.store import StoreServer
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_view
@@ -72,7 +70,7 @@ class Group:
 
     def __init__(self, job: RingJob, group: int, timeout_s: float) -> None:
         self.job, self.id = job, group
-        self.replicas = ReplicaCommunicators(group, "gloo", "cpu", timeout_s, BUCKET_BYTES)
+        self.replicas = ReplicaCommunicators(Identity(Member(group)), "gloo", "cpu", timeout_s, BUCKET_BYTES)
         self.orders = first_orders(group, 0)
         self.changed = threading.Condition()
         self._tried = (0, 0)
@@ -137,10 +135,10 @@ class RingJob:
         """All that was voted."""
         self.committed_s: dict[int, float] = {}
         self.trace: list[str] = []
-        self._server = StoreServer("127.0.0.1")
         self._later = Later()
         self._changed = threading.Condition()
-        self._members: dict[str, tuple[int, ...]] = {}
+        self._fronts: dict[tuple[int, int], str] = {}
+        """(left, right) -> where the left one is to call the right one."""
         self._failed_s: dict[tuple[object, ...], float] = {}
         spec = m.JobSpec(
             groups, 2, build_placement(groups, 2).offsets, "microbatch", 0, steps, 1, "job", HEARTBEAT_TIMEOUT_S
@@ -148,8 +146,6 @@ class RingJob:
         self.last_step = steps
         self.state = initial_state()
         self.groups = [Group(self, group, timeout_s) for group in range(groups)]
-        self._place = RingBackend.place
-        RingBackend.place = lambda backend, listener: self._front(backend, listener)  # type: ignore[method-assign]
         for group in self.groups:
             group.thread.start()
         self._feed(m.Opened(spec, 1, 1))
@@ -157,9 +153,16 @@ class RingJob:
             self._feed(m.Hello(group, 0, "job", 0))
 
     def membership(self, orders: Orders) -> Membership:
-        """Also what the relay must know of an epoch."""
-        self._members[f"job/e{orders.view.epoch}/m0"] = orders.view.live_groups
-        return Membership(orders.view.epoch, orders.view.live_groups, 0, self._server.host, self._server.port, "job")
+        """With the relay's front instead of the neighbour's own address."""
+        view = orders.view
+        members = tuple(Member(*one) for one in view.live)
+        if view.neighbour is None:
+            return Membership(view.epoch, members)
+        left, right = view.group, view.neighbour[0]
+        with self._changed:
+            if (left, right) not in self._fronts:
+                self._fronts[left, right] = self.relay.front(left, right, self.groups[right].replicas.address)
+            return Membership(view.epoch, members, self._fronts[left, right])
 
     def vote(self, vote: m.Vote) -> None:
         now_s = time.monotonic()
@@ -184,17 +187,8 @@ class RingJob:
         for group in self.groups:
             group.thread.join()
             group.replicas.close()
-        RingBackend.place = self._place  # type: ignore[method-assign]
         self._later.close()
         self.relay.close()
-        self._server.close()
-
-    def _front(self, backend: RingBackend, listener: socket.socket) -> str:
-        """What a member tells its left neighbour instead of its own listener's place."""
-        seat = backend.seat
-        members = self._members[seat.prefix]
-        left = members[(seat.rank - 1) % seat.size]
-        return self.relay.front(left, members[seat.rank], self._place(backend, listener))
 
     def _feed(self, event: m.Event) -> None:
         with self._changed:
@@ -207,7 +201,7 @@ class RingJob:
     def _act(self, action: m.Action) -> None:
         if isinstance(action, m.SendView):
             view, group = action.view, self.groups[action.view.group]
-            self._send(group, lambda: take_view(group.orders, view, "store", "job"), action.delay_s)
+            self._send(group, lambda: take_view(group.orders, view), action.delay_s)
         elif isinstance(action, m.SendCommit):
             self.committed_s[action.step] = time.monotonic()
             for member in action.groups:

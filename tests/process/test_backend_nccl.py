@@ -20,13 +20,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from spare_megatron.collectives import handshake
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.backend_nccl import ENVIRONMENT, NcclBackend
+from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.communicator import Communicator
-from spare_megatron.collectives.store import StoreClients, StoreServer
+from spare_megatron.collectives.ring_links import RingLinks
 
 WAIT_S = 30.0
 TIMEOUT_S = 2.0
+UNIQUE_ID = bytes(range(128))
 
 
 class Peers:
@@ -50,7 +53,7 @@ class Group:
     def __init__(self, store: dist.Store, rank: int, size: int, options: Any) -> None:
         assert options.config.blocking == 0
         assert all(os.environ[name] == value for name, value in ENVIRONMENT.items())
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.store = rank, size, store
         self.calls: list[tuple[str, int]] = []
         self.inside = ""
         self.aborted = False
@@ -69,8 +72,13 @@ class Group:
             self.inside = ""
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Returns at once, as in torch."""
-        with self._call("connect"), self.peers.changed:
+        """Returns at once, as in torch, when the unique id is shared through the store."""
+        with self._call("connect"):
+            if self.rank == 0:
+                self.store.set("0", UNIQUE_ID)
+            else:
+                assert self.store.get("0") == UNIQUE_ID
+        with self.peers.changed:
             if self.rank not in self.dead_in_init:
                 self.peers.connected.add(self.rank)
                 self.peers.changed.notify_all()
@@ -130,11 +138,12 @@ def until(holds: Callable[[], bool]) -> None:
 class Member:
     """One rank: a communicator with its owner thread."""
 
-    def __init__(self, store: StoreServer, rank: int, size: int) -> None:
-        seat = Seat(store.host, store.port, "test", rank, size, epoch=1)
-        self.clients = StoreClients(TIMEOUT_S)
+    def __init__(self, ring: list[RingLinks], rank: int) -> None:
+        size = len(ring)
+        seat = Seat(1, tuple(map(handshake.Member, range(size))), rank, ring[(rank + 1) % size].address)
         self.changed = threading.Condition()
-        self.backend = NcclBackend(seat, self.clients, TIMEOUT_S, torch.device("cpu"))
+        reach = RingBackend(seat, ring[rank], TIMEOUT_S)
+        self.backend = NcclBackend(reach, rank, size, TIMEOUT_S, torch.device("cpu"))
         self.communicator = Communicator(1, tuple(range(size)), self.backend, self.changed)
 
     def until(self, holds: Callable[[Communicator], bool]) -> None:
@@ -153,8 +162,8 @@ class Member:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
-    """A store, and the stand-ins in torch's place."""
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RingLinks]]:
+    """Two members of a ring, and the stand-ins in torch's place."""
     monkeypatch.setattr(Group, "peers", Peers(), raising=False)
     monkeypatch.setattr(Group, "made", [], raising=False)
     monkeypatch.setattr(Group, "Options", Options, raising=False)
@@ -167,12 +176,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
         "synchronize": lambda device: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    for name in ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "NCCL_RUNTIME_CONNECT"):
+    for name in ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "NCCL_RUNTIME_CONNECT", "TORCH_NCCL_RANKS_PER_ROOT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    server = StoreServer("127.0.0.1")
-    yield server
-    server.close()
+    links = [RingLinks(handshake.Identity(handshake.Member(group)), "127.0.0.1", TIMEOUT_S) for group in range(2)]
+    yield links
+    for one in links:
+        one.close()
 
 
 def one_thread_and_one_abort() -> None:
@@ -184,8 +194,8 @@ def one_thread_and_one_abort() -> None:
         assert names[-1] == "abort", names
 
 
-def test_a_sum_and_its_end_are_the_owners(store: StoreServer) -> None:
-    members = [Member(store, rank, 2) for rank in range(2)]
+def test_a_sum_and_its_end_are_the_owners(ring: list[RingLinks]) -> None:
+    members = [Member(ring, rank) for rank in range(2)]
     for member in members:
         member.until(lambda one: one.ready)
     for member in members:
@@ -202,33 +212,33 @@ def test_a_sum_and_its_end_are_the_owners(store: StoreServer) -> None:
     assert not any(name in os.environ for name in ENVIRONMENT)
 
 
-def test_a_member_that_never_came_is_found_before_nccl_is_called(store: StoreServer) -> None:
-    member = Member(store, 0, 2)
+def test_a_member_that_never_came_is_found_before_nccl_is_called(ring: list[RingLinks]) -> None:
+    member = Member(ring, 0)
     member.until(lambda one: one.dead)
-    assert "1 of 2 members came" in member.communicator.error
+    assert "rank 1 of the ring did not come" in member.communicator.error
     assert not Group.made
 
 
-def test_a_cut_before_the_initialisation_ends_the_meeting(store: StoreServer) -> None:
-    member = Member(store, 0, 2)
+def test_a_cut_before_the_initialisation_ends_the_meeting(ring: list[RingLinks]) -> None:
+    member = Member(ring, 0)
     assert member.end() < TIMEOUT_S
     assert not Group.made
 
 
 def test_a_cut_in_the_initialisation_aborts_within_the_time_out(
-    store: StoreServer, monkeypatch: pytest.MonkeyPatch
+    ring: list[RingLinks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that dies after it was reached keeps the owner inside torch; only the owner aborts, when it is out."""
     monkeypatch.setattr(Group, "dead_in_init", frozenset({1}))
-    members = [Member(store, rank, 2) for rank in range(2)]
+    members = [Member(ring, rank) for rank in range(2)]
     until(lambda: [group.inside for group in Group.made] == ["allreduce", "allreduce"])
     assert all(member.end() < TIMEOUT_S + WAIT_S / 2 for member in members)
     one_thread_and_one_abort()
 
 
-def test_a_cut_in_a_sum_aborts_at_once(store: StoreServer) -> None:
+def test_a_cut_in_a_sum_aborts_at_once(ring: list[RingLinks]) -> None:
     """The other member still computes: the sum waits for it, without a limit."""
-    members = [Member(store, rank, 2) for rank in range(2)]
+    members = [Member(ring, rank) for rank in range(2)]
     for member in members:
         member.until(lambda one: one.ready)
     waiting = members[0].communicator

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -204,6 +205,49 @@ def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., Cont
     assert len(text.splitlines()) == 1
 
 
+def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 2)
+    one.start_coordinator()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        good = ("--address", f"127.0.0.1:{listener.getsockname()[1]}")
+        one.start_rank(0, 0, flags=good)
+        one.start_rank(0, 1, flags=("--address", address))
+        assert one.ranks[0, 1].wait(30) == ExitCode.BAD_INPUT
+        one.start_rank(0, 1)
+        one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
+        for position in range(2):
+            one.start_rank(1, position, flags=("--address", address) if position == 0 else ())
+        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+    for name, text in (
+        ("rank 1 of group 0", one.output("rank-0-1-0")),
+        ("rank 0 of group 1", one.output("rank-1-0-0")),
+    ):
+        assert f"{name} listens for the other groups at {address}, which cannot be reached: " in text
+        assert "give --spare-interface" in text
+
+
+def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 2)
+    one.start_coordinator()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        same = ("--address", f"127.0.0.1:{listener.getsockname()[1]}")
+        one.start_rank(0, 0, flags=same)
+        one.start_rank(0, 1, flags=same)
+        assert one.ranks[0, 1].wait(30) == ExitCode.BAD_INPUT
+        assert f"rank 1 of group 0 listens for the other groups at {same[1]}, and so does rank 0 of it" in one.output(
+            "rank-0-1-0"
+        )
+        one.start_rank(0, 1)
+        one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
+        one.start_rank(1, 0)
+        one.start_rank(1, 1, flags=same)
+        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+        assert "rank 1 of group 1 listens for" in one.output("rank-1-0-0")
+        assert "and so does rank 0 of group 0" in one.output("rank-1-0-0")
+
+
 def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, "--steps 5")
     one.start_coordinator()
@@ -218,7 +262,7 @@ def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., C
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:
     one = job()
     published = one.start_coordinator()
-    second = one.popen("second", ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store"])
+    second = one.popen("second", ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path)])
     assert second.wait(30) == ExitCode.BAD_INPUT
     text = one.output("second")
     assert "is in use by spare-coordinator (pid" in text
@@ -233,7 +277,6 @@ def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
         "spare_megatron.cli.coordinator",
         "--run-dir",
         str(other.run_dir.path),
-        "--no-store",
         "--listen",
         address,
     ]
@@ -249,7 +292,7 @@ def test_a_journal_that_does_not_replay_is_one_sentence(job: Callable[..., Contr
     one.finish()
     text = one.run_dir.journal.read_text()
     one.run_dir.journal.write_text(text.replace("is committed in epoch 1", "was committed"))
-    command = ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store"]
+    command = ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path)]
     assert one.popen("second", command).wait(30) == ExitCode.BAD_INPUT
     assert "use another run directory" in one.output("second")
     assert len(one.output("second").splitlines()) == 1

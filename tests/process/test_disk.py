@@ -168,7 +168,7 @@ def test_the_candidate_whose_disk_fails_leaves_office_and_the_next_one_resumes(
     job: Callable[..., ControlJob],
 ) -> None:
     one = job("coordinator-0:journal.sync=EIO,after=8", f"{FLAGS} --coordinator-timeout-s 8")
-    command = ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store", "--life", "1"]
+    command = ["spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--life", "1"]
     first = one.popen("candidate0", [*command, "--candidate", "0", "--lease-s", "1"])
     one.until(lambda: one.run_dir.coordinator() is not None)
     second = one.popen("candidate1", [*command, "--candidate", "1", "--lease-s", "1"])
@@ -274,7 +274,7 @@ def test_the_job_begins_when_the_disk_allows(job: Callable[..., ControlJob], err
 def test_standard_output_on_a_full_disk(job: Callable[..., ControlJob]) -> None:
     """Iteration lines and notices are lost, nothing else."""
     one = job("")
-    command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path), "--no-store"]
+    command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(one.run_dir.path)]
     with open("/dev/full", "wb") as full:
         coordinator = subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=full, env=dict(os.environ))
     try:
@@ -295,7 +295,7 @@ def test_standard_output_on_a_full_disk(job: Callable[..., ControlJob]) -> None:
 def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     places = ("processes.json.write", "processes.json.rename", "summary.json.read", "coordinator.json.read")
-    command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2", "--no-store"]
+    command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2"]
     command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *FLAGS.split()]
     spec = faults(tuple(f"launch:{place}" for place in places), "ESTALE", f",for_s={OUTAGE_S}")
     environment = {**os.environ, VARIABLE: f"{spec};launch:processes.log=ENOSPC,times=2;launch:token.write=EIO,times=1"}

@@ -33,7 +33,7 @@ class LaunchedJob:
         self.output = path / output
         launcher, _, client = words.partition("--- ")
         command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
-        command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), "--no-store", *launcher.split()]
+        command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), *launcher.split()]
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, *CLIENT, *client.split()],

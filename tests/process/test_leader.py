@@ -134,14 +134,14 @@ class Group:
         await asyncio.gather(self.coordinator.stop(), last.stop())
 
 
-def view_order(fencing: int) -> pb.ViewOrder:
+def view_order(fencing: int) -> pb.View:
     """Epoch 1, nothing committed yet."""
-    order = pb.ViewOrder()
+    order = pb.View()
     view = View(
         group=0, incarnation=0, epoch=1, fencing=fencing, live=((0, 0),), committed=(0, 0), step=1,
         segments=((0,),), standing=(0,), donors=(),
     )  # fmt: skip
-    protobuf_codec.fill(order.view, view)
+    protobuf_codec.fill(order, view)
     return order
 
 
@@ -168,7 +168,7 @@ def test_a_rank_that_reconnects_while_a_commit_is_passed_on_is_told_of_it(run_di
             await group.until_the_leader_waits()
             assert group.session.orders.view.committed == (0, 0), "the leader's own training thread comes last"
             await back.connect()
-            view = (await back.read("view")).view
+            view = await back.read("view")
             assert (list(view.committed.values), view.step) == ([1, 1], 2)
         finally:
             await back.close()

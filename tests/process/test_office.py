@@ -51,7 +51,7 @@ class Candidates(ControlJob):
         """All of them, and the ranks as soon as one listens. A candidate stops itself at a place that is armed."""
         self.run_dir.token(create=True)
         faults = [f"{place}=stop,while={self.arm(place)}" for place in PLACES]
-        command = ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--no-store", "--life", "1"]
+        command = ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--life", "1"]
         self.candidates = [
             self.popen(
                 f"candidate{index}",

@@ -10,12 +10,17 @@ import contextlib
 import random
 import signal
 import socket
+import time
+from collections.abc import Iterator
 
 import pytest
+import torch
 
-from spare_megatron.collectives.backend_ring import RingBackend
-from spare_megatron.collectives.ring_links import DIGEST_BYTES
-from tests.process.relay import Fault, Mute, Slow, Stalls, Way
+from spare_megatron.collectives.handshake import CHALLENGE_BYTES, PROOF_BYTES, Identity, Member
+from spare_megatron.collectives.reduction import Reduction
+from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
+from spare_megatron.collectives.ring_links import STRANGERS_MAX
+from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
 from tests.process.test_replica import Groups, request_of
@@ -108,32 +113,125 @@ def test_a_process_that_dies_is_weak_evidence_that_all_members_vote_with() -> No
             assert line["links"] == [[1, 0, False], [1, 2, False]], line
 
 
-def test_strangers_at_the_door_keep_nobody_out() -> None:
-    """Who calls a member's listener and says nothing, or something else, is hung up on when the ring has closed."""
-    strangers: list[socket.socket] = []
-    place = RingBackend.place
+@pytest.fixture
+def three() -> Iterator[Groups]:
+    groups = Groups(3, timeout_s=PATIENCE_S)
+    yield groups
+    groups.close()
 
-    def visited(backend: RingBackend, listener: socket.socket) -> str:
-        for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 16):
-            stranger = socket.create_connection(listener.getsockname())
-            stranger.sendall(words)
-            strangers.append(stranger)
-        return place(backend, listener)
 
-    RingBackend.place = visited  # type: ignore[method-assign]
-    groups = Groups(3)
+def _sum(groups: Groups, members: tuple[int, ...]) -> None:
+    outcomes = groups.reduce({group: request_of(group) for group in members})
+    assert all(outcome.ok for outcome in outcomes.values()), outcomes
+
+
+def test_a_death_costs_one_call_and_all_other_connections_stay() -> None:
+    groups = Groups(6)
     try:
-        groups.view((0, 1, 2))
-        assert all(outcome.ok for outcome in groups.reduce({g: request_of(g) for g in range(3)}).values())
-        for stranger in strangers:
-            stranger.settimeout(PATIENCE_S)
-            with contextlib.suppress(ConnectionResetError):
-                heard = stranger.recv(100)
-                assert len(heard) in (0, DIGEST_BYTES)
-                while heard:
-                    heard = stranger.recv(100)
+        groups.view(tuple(range(6)))
+        _sum(groups, tuple(range(6)))
+        assert [replicas.calls for replicas in groups.replicas] == [1] * 6
+        groups.view((0, 1, 2, 4, 5))
+        _sum(groups, (0, 1, 2, 4, 5))
+        assert [replicas.calls for replicas in groups.replicas] == [1, 1, 2, 1, 1, 1], "the left neighbour calls"
+        groups.view((0, 1, 2, 4, 5))
+        _sum(groups, (0, 1, 2, 4, 5))
+        groups.view((0, 1, 2, 3, 4, 5))
+        _sum(groups, tuple(range(6)))
+        assert [replicas.calls for replicas in groups.replicas] == [1, 1, 3, 2, 1, 1], "an arrival: two calls"
     finally:
-        RingBackend.place = place  # type: ignore[method-assign]
         groups.close()
+
+
+def test_frames_of_an_epoch_that_is_over_are_thrown_away(three: Groups) -> None:
+    """Again and again one member breaks off in the middle of a large sum; the next epoch's sums are right."""
+    rng = random.Random(7)
+    print("seed 7")
+    large = {group: Reduction(tensors=(torch.full((1 << 20,), group + 1.0),)) for group in range(3)}
+    for _ in range(10):
+        epoch = three.view((0, 1, 2))
+        futures = [three.start(group, epoch, large[group]) for group in range(3)]
+        time.sleep(rng.uniform(0.0, 0.02))
+        again = three.view((0, 1, 2))
+        for future in futures:
+            future.result(PATIENCE_S)
+        for outcome in three.reduce(large).values():
+            assert outcome.ok, outcome.error
+            assert torch.equal(outcome.tensors[0], torch.full((1 << 20,), 6.0)), again
+
+
+def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
+    """Who calls a member's listener and says nothing, or something else, hears a challenge and is hung up on."""
+    host, _, port = three.replicas[0].address.rpartition(":")
+    strangers = []
+    try:
+        for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 200) * 400:
+            stranger = socket.create_connection((host, int(port)))
+            strangers.append(stranger)
+            with contextlib.suppress(OSError):  # it is hung up on
+                stranger.sendall(words)
+        three.view((0, 1, 2))
+        _sum(three, (0, 1, 2))
+        for stranger in strangers[: -STRANGERS_MAX - 1]:
+            stranger.settimeout(PATIENCE_S)
+            assert _all_heard(stranger) <= CHALLENGE_BYTES
+        three.view((0, 2))
+        _sum(three, (0, 2))
+    finally:
         for stranger in strangers:
             stranger.close()
+
+
+def _all_heard(stranger: socket.socket) -> int:
+    """Number of bytes until it is hung up on."""
+    number = 0
+    with contextlib.suppress(ConnectionResetError):
+        while heard := stranger.recv(1000):
+            number += len(heard)
+    return number
+
+
+@pytest.mark.parametrize(
+    "me",
+    [
+        Identity(Member(1), token="another"),
+        Identity(Member(1), life=2),
+        Identity(Member(1), position=3),
+        Identity(Member(1, 1)),
+    ],
+    ids=["token", "life", "position", "incarnation"],
+)
+def test_who_cannot_prove_who_it_is_takes_no_part(me: Identity) -> None:
+    """Two members, one of which has another token, or is not who the other expects: nothing is summed."""
+    replicas = [ReplicaCommunicators(one, "gloo", timeout_s=0.5) for one in (Identity(Member(0)), me)]
+    try:
+        for mine, other in ((0, 1), (1, 0)):
+            members = (Member(0), Member(1)) if mine == 0 else (Member(0), me.member)
+            replicas[mine].adopt(Membership(1, members, replicas[other].address))
+        outcome = replicas[0].reduce(1, request_of(0), lambda: False)
+        assert (outcome.ok, outcome.stale) == (False, False)
+    finally:
+        for one in replicas:
+            one.close()
+
+
+def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
+    """All that a member said on a connection, said again on another."""
+    heard: list[bytes] = []
+    relay = Relay()
+    try:
+        front = relay.front(0, 1, three.replicas[1].address)
+        relay.recorded = heard
+        three.replicas[0].adopt(Membership(1, (Member(0), Member(1)), front))
+        three.replicas[1].adopt(Membership(1, (Member(0), Member(1)), three.replicas[0].address))
+        three.epoch = 1
+        _sum(three, (0, 1))
+    finally:
+        relay.close()
+    host, _, port = three.replicas[1].address.rpartition(":")
+    assert heard
+    for words in heard:
+        with socket.create_connection((host, int(port))) as replay:
+            replay.settimeout(PATIENCE_S)
+            replay.sendall(words)
+            assert _all_heard(replay) <= CHALLENGE_BYTES + PROOF_BYTES

@@ -85,7 +85,7 @@ def network() -> Iterator[Switch]:
 
 @pytest.fixture(scope="module")
 def ranks(network: Switch) -> Iterator[ReplicaJob]:
-    ranks = ReplicaJob(NUMEL, 64 << 10, TIMEOUT_S, network.host, network.command)
+    ranks = ReplicaJob(NUMEL, 64 << 10, TIMEOUT_S, network.address, network.command)
     try:
         ranks.start(range(GROUPS))
         yield ranks

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from spare_megatron.collectives.store import StoreClients, StoreServer, connect
+from spare_megatron.collectives.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from tests.spawn import ROOT, environment
 
@@ -91,18 +91,6 @@ def test_a_store_listens_on_its_own_address_only(server: StoreServer) -> None:
 def test_a_port_in_use_is_named(server: StoreServer) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{server.port}: .*free port"):
         StoreServer("127.0.0.1", server.port)
-
-
-def test_clients_are_kept_but_not_dead_ones() -> None:
-    server = StoreServer("127.0.0.1")
-    clients = StoreClients(BOUND_S)
-    first = clients.take(server.host, server.port)
-    clients.give(server.host, server.port, first)
-    assert clients.take(server.host, server.port) is first
-    clients.give(server.host, server.port, first)
-    server.close()
-    with pytest.raises(ConnectionError):
-        clients.take(server.host, server.port)
 
 
 def _answers(client: dist.TCPStore) -> None:

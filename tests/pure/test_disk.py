@@ -319,7 +319,7 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
     run_dir, said = RunDirectory(tmp_path), list[Action]()
 
     async def main() -> State:
-        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1, with_store=False))
+        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
         coordinator._speaker.say = said.append  # type: ignore[method-assign]
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):

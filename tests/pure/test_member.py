@@ -22,7 +22,7 @@ VIEW = View(
 
 
 def member() -> Orders:
-    orders, change = take_view(START, VIEW, "host:1", "life1")
+    orders, change = take_view(START, VIEW, "host:1")
     assert change is Change.EPOCH
     return orders
 
@@ -30,15 +30,15 @@ def member() -> Orders:
 def test_a_view_is_adopted_whole() -> None:
     orders = member()
     assert (orders.version, orders.view.epoch, orders.view.step, orders.view.segments) == (1, 3, 11, ((4, 5),))
-    assert (orders.store, orders.store_prefix, orders.view.live_groups) == ("host:1", "life1", (0, 1))
+    assert (orders.right_at, orders.view.live_groups) == ("host:1", (0, 1))
 
 
 def test_rule_9_a_view_of_the_same_epoch_asks_for_the_vote_again() -> None:
     orders = member()
-    again, change = take_view(orders, VIEW, "host:2", "life1")
+    again, change = take_view(orders, VIEW, "host:2")
     assert change is Change.SAME
     assert again.version == orders.version + 1
-    assert again.store == "host:2"
+    assert again.right_at == "host:2"
 
 
 def test_rule_9_an_older_view_is_ignored() -> None:

@@ -1,0 +1,169 @@
+"""How long a ring of many members takes to be whole again when one dies, and what it costs.
+
+    python benchmarks/formation.py [--members 256] [--processes 4] [--rounds 10]
+
+The real ring code (listeners, calls, proofs, frames) with all members of one rank position in a few processes, on the
+loopback device. In each round one member dies: its listener and connections are closed without a word, its neighbours
+notice, and every other member gets the view without it; then it comes back and is linked again. ``whole_ms`` is from
+the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls that all members
+made, each of two connections. ``first_ms`` is the first epoch, in which all members call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _report import report
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    """Print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, default=256, help="number of groups")
+    parser.add_argument("--processes", type=int, default=4, help="number of processes that share them")
+    parser.add_argument("--rounds", type=int, default=10, help="number of deaths")
+    parser.add_argument("--part", nargs=2, type=int, metavar=("FIRST", "STOP"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        Part(range(*options.part)).run()
+    else:
+        _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    each = -(-options.members // options.processes)
+    firsts = range(0, options.members, each)
+    parts = [Remote(first, min(first + each, options.members)) for first in firsts]
+    try:
+        addresses = [address for part in parts for address in part.read()]
+        everybody = list(range(options.members))
+        first_s, calls = _view(parts, 1, everybody, addresses)
+        whole_s, back_s, made = [], [], []
+        for number in range(options.rounds):
+            dead = (7 + 31 * number) % options.members
+            addresses[dead] = ""
+            parts[dead // each].ask({"kill": dead})
+            survivors = [member for member in everybody if member != dead]
+            took_s, after = _view(parts, 2 * number + 2, survivors, addresses)
+            whole_s.append(took_s)
+            made.append(after - calls)
+            addresses[dead] = parts[dead // each].ask({"start": dead})
+            took_s, calls = _view(parts, 2 * number + 3, everybody, addresses)
+            back_s.append(took_s)
+    finally:
+        for part in parts:
+            part.end()
+    row = {
+        "members": options.members,
+        "first_ms": round(1000 * first_s, 1),
+        "whole_ms": round(1000 * statistics.median(whole_s), 1),
+        "whole_most_ms": round(1000 * max(whole_s), 1),
+        "calls": max(made),
+        "back_ms": round(1000 * statistics.median(back_s), 1),
+    }
+    config = {"members": options.members, "processes": options.processes, "rounds": options.rounds}
+    report("formation", config, [row])
+
+
+def _view(parts: list[Remote], epoch: int, members: list[int], addresses: list[str]) -> tuple[float, int]:
+    """Give all members an epoch: seconds until the last one can sum, and the calls that all have made so far."""
+    order = {"epoch": epoch, "members": members, "addresses": addresses}
+    began_s = time.monotonic()
+    for part in parts:
+        part.send(order)
+    done = [part.read() for part in parts]
+    return max(at_s for at_s, _ in done) - began_s, sum(calls for _, calls in done)
+
+
+class Remote:
+    """A process with some of the members."""
+
+    def __init__(self, first: int, stop: int) -> None:
+        command = [sys.executable, __file__, "--part", str(first), str(stop)]
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+
+    def send(self, order: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def read(self):
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def ask(self, order: object):
+        self.send(order)
+        return self.read()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Part:
+    """The members of one process."""
+
+    def __init__(self, groups: range) -> None:
+        self._replicas = {}
+        self._calls = 0
+        """Of members that are gone."""
+        for group in groups:
+            self._start(group)
+
+    def run(self) -> None:
+        """Serve orders until the input ends."""
+        _say([replicas.address for replicas in self._replicas.values()])
+        for line in sys.stdin:
+            order = json.loads(line)
+            if "kill" in order:
+                self._kill(order["kill"])
+                _say("")
+            elif "start" in order:
+                self._start(order["start"])
+                _say(self._replicas[order["start"]].address)
+            else:
+                self._adopt(order)
+
+    def _start(self, group: int) -> None:
+        from spare_megatron.collectives.handshake import Identity, Member
+        from spare_megatron.collectives.replica_communicators import ReplicaCommunicators
+
+        self._replicas[group] = ReplicaCommunicators(Identity(Member(group)), "gloo", timeout_s=60.0)
+
+    def _kill(self, group: int) -> None:
+        replicas = self._replicas.pop(group)
+        self._calls += replicas.calls
+        replicas.close()
+
+    def _adopt(self, order: dict) -> None:
+        from spare_megatron.collectives.handshake import Member
+        from spare_megatron.collectives.replica_communicators import Membership
+
+        members, addresses = order["members"], order["addresses"]
+        everybody = tuple(map(Member, members))
+        for group, replicas in self._replicas.items():
+            right = members[(members.index(group) + 1) % len(members)]
+            replicas.adopt(Membership(order["epoch"], everybody, addresses[right]))
+        while not all(replicas.formed for replicas in self._replicas.values()):
+            time.sleep(0.0005)
+        _say([time.monotonic(), self._calls + sum(replicas.calls for replicas in self._replicas.values())])
+
+
+def _say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The first words on a connection between two ranks: each proves that it knows the job's token, and says who it is.
+
+Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` has the sockets. The side that accepts speaks
+at once, whoever calls: a *challenge*, 16 random bytes, so that the caller hears it even where its own words are lost.
+The caller sends its *call*: who calls whom, in which life and epoch, for what, with a challenge of its own. Then the
+callee proves itself, and only then the caller. A proof is a keyed hash (HMAC-SHA256) of both challenges, the call and
+the prover's part in it, so none can be used again on another connection, for another call or by the other side. Nothing
+secret is sent, and what comes from a peer that has not proved itself is never read as anything but these words.
+
+This keeps out processes that do not know the token, and those of another life, position or incarnation. It does not
+hide what is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+
+DATA, CONTROL = b"D", b"C"
+CHALLENGE_BYTES = 16
+PROOF_BYTES = 32
+_VERSION = 1
+_CALL = struct.Struct("!16scBIQIIIIII")
+"""Challenge, kind, version, life, epoch, number, position, group and incarnation of the caller, then of the callee."""
+CALL_BYTES = _CALL.size
+_PARTS = {"callee": b"spare callee", "caller": b"spare caller"}
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """One incarnation of a group, as a member of a replica communicator."""
+
+    group: int
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this rank is, and the secret of its job."""
+
+    member: Member
+    position: int = 0
+    """This rank's position in its group; only ranks of one position speak with each other."""
+    life: int = 1
+    token: str = ""
+
+    @property
+    def key(self) -> bytes:
+        """The key of all proofs."""
+        return hashlib.sha256(b"spare replica ring" + self.token.encode()).digest()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a caller says about itself and about the connection that it makes."""
+
+    kind: bytes
+    """DATA or CONTROL."""
+    life: int
+    epoch: int
+    """The caller's epoch."""
+    number: int
+    """Grows with each call of this caller; the two connections of a pair have the same."""
+    position: int
+    caller: Member
+    callee: Member
+    challenge: bytes
+
+
+def challenge() -> bytes:
+    """A new challenge."""
+    return secrets.token_bytes(CHALLENGE_BYTES)
+
+
+def pack_call(call: Call) -> bytes:
+    """A call as it is sent."""
+    members = (call.caller.group, call.caller.incarnation, call.callee.group, call.callee.incarnation)
+    return _CALL.pack(call.challenge, call.kind, _VERSION, call.life, call.epoch, call.number, call.position, *members)
+
+
+def read_call(words: bytes) -> Call | None:
+    """The inverse of :func:`pack_call`; None where these are no such words."""
+    known, kind, version, life, epoch, number, position, *members = _CALL.unpack(words)
+    if version != _VERSION or kind not in (DATA, CONTROL):
+        return None
+    return Call(kind, life, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
+
+
+def is_for(call: Call, me: Identity) -> bool:
+    """Whether a call is meant for this rank, of this life."""
+    return (call.life, call.position, call.callee) == (me.life, me.position, me.member)
+
+
+def proof(key: bytes, who: str, call: bytes, challenged: bytes) -> bytes:
+    """The proof of the 'caller' or the 'callee' for a call that the callee answered with ``challenged``."""
+    return hmac.new(key, _PARTS[who] + call + challenged, hashlib.sha256).digest()
+
+
+def proves(given: bytes, expected: bytes) -> bool:
+    """Whether a proof is the expected one; takes as long for any two."""
+    return hmac.compare_digest(given, expected)

@@ -1,0 +1,119 @@
+"""What one rank knows of its ring in one epoch, for its owner thread and the thread that listens to the neighbours."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+
+from spare_megatron.collectives.backend import Seat
+from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, LinkBeat, Traffic
+from spare_megatron.controller.messages import Link
+
+_TCP_INFO = struct.Struct("8x44xI")
+"""The field tcpi_last_data_recv of Linux's tcp_info, in milliseconds."""
+
+
+class RingEpoch:
+    """One epoch of one member. ``alarm``, ``over`` and ``traffic`` may be read from any thread; all else is for who
+    holds the lock of :class:`~spare_megatron.collectives.ring_links.RingLinks`."""
+
+    def __init__(self, seat: Seat, timeout_s: float, suspects: frozenset[int]) -> None:
+        """``suspects``: ranks whose link to this one was mute in the epoch before."""
+        self.seat, self.traffic = seat, Traffic()
+        self.formed = False
+        """The owner uses the data connections."""
+        self.alarm, self._raise = socket.socketpair()
+        """``alarm`` becomes readable, for good, when this epoch is over for this member: then ``_raise`` is shut
+        down."""
+        self._timeout_s, self._suspects = timeout_s, suspects
+        self._hearing: Hearing | None = None
+        self._why = ""
+
+    @property
+    def over(self) -> str:
+        """Why this member can sum no more in this epoch; empty while it can."""
+        return (self._hearing.over if self._hearing is not None else "") or self._why
+
+    @property
+    def evidence(self) -> frozenset[Link]:
+        """What is known about links, in ranks."""
+        return self._hearing.links if self._hearing is not None else frozenset()
+
+    @property
+    def version(self) -> int:
+        """Grows when there is more evidence to tell the neighbours."""
+        return self._hearing.version if self._hearing is not None else 0
+
+    def begin(self, now_s: float) -> None:
+        """Listen from now on."""
+        seat = self.seat
+        self._hearing = Hearing(seat.rank, seat.size, self._timeout_s, self._suspects, now_s)
+
+    def connect(self, side: int, now_s: float) -> None:
+        """Note, once, that a neighbour was heard on both connections to it."""
+        if not self._heard.connected_to(side):
+            self._heard.connect(side, now_s)
+
+    def here(self, side: int) -> bool:
+        """Whether a neighbour has said that it is in this epoch."""
+        return self._heard.here(side)
+
+    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
+        """Take a neighbour's beat of this epoch."""
+        self._heard.hear(side, beat, now_s)
+
+    def alive(self, side: int, now_s: float) -> None:
+        """Note that a neighbour speaks, but is in another epoch."""
+        self._heard.alive(side, now_s)
+
+    def end(self, side: int, now_s: float) -> None:
+        """Note that a connection to a neighbour ended or was refused."""
+        self._heard.end(side, now_s)
+
+    def look(self, now_s: float, left: socket.socket | None) -> None:
+        """Judge the links after time has passed; ``left``: the connection on which data comes."""
+        self._heard.look(self.traffic, now_s, _data_age_s(left) if left is not None else math.inf)
+
+    def beat(self, side: int) -> LinkBeat:
+        """The beat to send to a neighbour now."""
+        return self._heard.beat(side, self.traffic)
+
+    def give_up(self, why: str) -> None:
+        """Give the epoch up, unless it is given up already, and wake its owner."""
+        self._why = self._why or why
+        if self._hearing is not None:
+            self._hearing.give_up(why)
+        self.sound()
+
+    def sound(self) -> None:
+        """Wake the owner, for good, if the epoch is over."""
+        if self.over:
+            with contextlib.suppress(OSError):
+                self._raise.shutdown(socket.SHUT_RDWR)
+
+    def blamed(self) -> frozenset[int]:
+        """The sides on which a link was mute, in either direction."""
+        seat, links = self.seat, [link for link in self.evidence if link.mute]
+        sides = {LEFT: (seat.rank - 1) % seat.size, RIGHT: (seat.rank + 1) % seat.size}
+        pairs = {frozenset((link.sender, link.receiver)) for link in links}
+        return frozenset(side for side, rank in sides.items() if frozenset((seat.rank, rank)) in pairs)
+
+    def free(self) -> None:
+        """Close what wakes the owner."""
+        self.alarm.close()
+        self._raise.close()
+
+    @property
+    def _heard(self) -> Hearing:
+        assert self._hearing is not None, "a neighbour speaks before the epoch began"
+        return self._hearing
+
+
+def _data_age_s(sock: socket.socket) -> float:
+    """For how long no data has reached this machine on a connection, whether or not it was read."""
+    with contextlib.suppress(OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        return float(_TCP_INFO.unpack(info)[0]) / 1000
+    return math.inf

@@ -1,0 +1,164 @@
+"""One connection between two ranks of a ring, from its first words to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+from spare_megatron.collectives.frames import FrameReceiver, FrameSender
+from spare_megatron.collectives.handshake import (
+    CALL_BYTES,
+    CHALLENGE_BYTES,
+    DATA,
+    PROOF_BYTES,
+    Call,
+    Identity,
+    Member,
+    challenge,
+    is_for,
+    pack_call,
+    proof,
+    proves,
+    read_call,
+)
+from spare_megatron.collectives.hearing import LEFT, RIGHT, LinkBeat
+
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+"""Options of Linux's tcp.h."""
+_READ_BYTES = 4096
+
+
+class StrangerError(Exception):
+    """The other side is not a rank that this one should speak with."""
+
+
+class Line:
+    """A connection to a neighbour, or to a process that has not said who it is. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket, me: Identity, born_s: float) -> None:
+        sock.setblocking(False)
+        self.sock, self.born_s, self._me = sock, born_s, me
+        self.side = LEFT
+        self.kind = b""
+        """DATA or CONTROL; empty while an accepted connection has not said which."""
+        self.peer: Member | None = None
+        self.epoch = 0
+        """The caller's epoch at the call."""
+        self.number = 0
+        """The number of the call."""
+        self.calling = False
+        """Whether the connection is still being made."""
+        self.heard = False
+        """The other side's first words have come."""
+        self.proven = False
+        """The other side has proved that it knows the token and is the peer; only then it is listened to."""
+        self.newest: tuple[int, LinkBeat] | None = None
+        """Of a control connection, the newest message, with its epoch."""
+        self.ended = False
+        self.sender, self.receiver = FrameSender(sock), FrameReceiver(sock)
+        self.inbox, self.outbox = bytearray(), bytearray()
+        self._call = b""
+        self._challenged = b""
+        """The callee's challenge."""
+
+    @property
+    def watched(self) -> int:
+        """The events to poll for; 0 for none."""
+        if self.ended or (self.proven and self.kind == DATA):
+            return 0  # who sums polls it
+        return select.POLLOUT if self.calling else select.POLLIN
+
+    def call(self, place: tuple[str, int], kind: bytes, epoch: int, number: int, callee: Member) -> None:
+        """Connect and say who calls. Raises OSError where the connection is refused at once."""
+        self.side, self.kind, self.epoch, self.number, self.peer = RIGHT, kind, epoch, number, callee
+        me = self._me
+        self._call = pack_call(Call(kind, me.life, epoch, number, me.position, me.member, callee, challenge()))
+        self.calling = True
+        tune(self.sock)
+        with contextlib.suppress(BlockingIOError):
+            self.sock.connect(place)
+        self.send(self._call)
+        self.calling = bool(self.outbox)
+
+    def greet(self) -> None:
+        """Say the first words on a connection that was accepted."""
+        tune(self.sock)
+        self._challenged = challenge()
+        self.send(self._challenged)
+
+    def send(self, more: bytes) -> None:
+        """Send ``more``; what the connection does not take goes with the next call. An error shows when it is read."""
+        self.outbox += more
+        with contextlib.suppress(OSError):
+            del self.outbox[: self.sock.send(self.outbox)]
+
+    def read(self) -> bool:
+        """Read what has come, no more than the words that are due before the other side is proven; false where it has
+        ended. Raises StrangerError where the other side is not who it should be."""
+        while not self.proven:
+            due = self._due()
+            more = self._receive(due - len(self.inbox))
+            if more is None:
+                return True
+            if not more:
+                return False
+            self.inbox += more
+            if len(self.inbox) == due:
+                words = bytes(self.inbox)
+                self.inbox.clear()
+                self._hear(words)
+        if self.kind == DATA:
+            return True
+        more = self._receive(_READ_BYTES)
+        self.inbox += more or b""
+        return more is None or bool(more)
+
+    def _receive(self, most: int) -> bytes | None:
+        """Some bytes; none where the connection has ended; None where there are none now."""
+        try:
+            return self.sock.recv(most)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _due(self) -> int:
+        """The length of the words that come next: the challenge and the proof to a caller, the call and the proof to a
+        callee."""
+        if self.side == RIGHT:
+            return PROOF_BYTES if self.heard else CHALLENGE_BYTES
+        return PROOF_BYTES if self.heard else CALL_BYTES
+
+    def _hear(self, words: bytes) -> None:
+        key = self._me.key
+        if not self.heard:
+            self.heard = True
+            if self.side == RIGHT:
+                self._challenged = words
+            else:
+                self._take_call(words)
+                self.send(proof(key, "callee", words, self._challenged))
+            return
+        whose = "callee" if self.side == RIGHT else "caller"
+        if not proves(words, proof(key, whose, self._call, self._challenged)):
+            raise StrangerError("it does not know the job's token")
+        self.proven = True
+        if self.side == RIGHT:
+            self.send(proof(key, "caller", self._call, self._challenged))
+
+    def _take_call(self, words: bytes) -> None:
+        call = read_call(words)
+        if call is None or not is_for(call, self._me):
+            raise StrangerError("its call is for another rank or life")
+        self.kind, self.epoch, self.number, self.peer = call.kind, call.epoch, call.number, call.caller
+        self._call = words
+
+
+def tune(sock: socket.socket) -> None:
+    """Have the kernel send lost packets again at least once a second. Otherwise it doubles its wait after each loss,
+    and after a few losses in a row waits for longer than a time-out."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000)):
+        with contextlib.suppress(OSError):  # older kernels do not know the second
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

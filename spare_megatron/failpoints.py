@@ -41,6 +41,7 @@ FORM = "[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]"
 PLACES = {
     "order.welcome": "the coordinator writes a welcome to a leader's stream",
     "order.refused": "the coordinator writes a refusal to a leader's stream",
+    "order.neighbour": "the coordinator writes the addresses of a group's ring neighbour to its leader's stream",
     "order.view": "the coordinator writes a view to a leader's stream",
     "order.commit": "the coordinator writes a commit to a leader's stream",
     "order.fenced": "the coordinator writes to a leader's stream that its group is fenced",

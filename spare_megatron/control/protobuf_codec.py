@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import reports
 from spare_megatron.controller import messages
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ _NESTED: dict[str, type] = {
         messages.ReductionResult,
         messages.View,
         messages.Vote,
+        reports.LastRank,
+        reports.LateRank,
     )
 }
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
+from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
+from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView, View
 from spare_megatron.coordinator.streams import Streams
 
 
@@ -28,6 +29,9 @@ class Speaker:
         self._store: Any = None
         self._address = ""
         self._held: list[SendView] = []
+        self._live: tuple[tuple[int, int], ...] = ()
+        self._live_encoded = b""
+        """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
     async def start_store(self, host: str) -> None:
         """Host the store until cancelled; then send the views that waited for it."""
@@ -64,11 +68,11 @@ class Speaker:
     def _commit(self, action: SendCommit) -> None:
         """Send a commit: the same order to all groups that audit nothing, and its own to each group that does."""
 
-        def order(audits: tuple[int, ...]) -> pb.Order:
+        def order(audits: tuple[int, ...]) -> EncodedOrder:
             commit = pb.Commit(
                 step=action.step, epoch=action.epoch, leave=action.leave, save=action.save, audits=audits
             )
-            return pb.Order(commit=commit)
+            return EncodedOrder("commit", pb.Order(commit=commit).SerializeToString())
 
         plain, own = order(()), {group: order(pieces) for group, pieces in action.audits}
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
@@ -83,6 +87,15 @@ class Speaker:
             loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
         elif (view.epoch, view.committed) == (state.epoch, state.committed):
             prefix = f"life{state.life}/coordinator{self._fencing}"
-            order = pb.ViewOrder(store=self._address, store_prefix=prefix)
-            protobuf_codec.fill(order.view, view)
-            self._streams.send(view.group, view.incarnation, pb.Order(view=order))
+            own = pb.Order(view=pb.ViewOrder(store=self._address, store_prefix=prefix))
+            protobuf_codec.fill(own.view.view, replace(view, live=()))
+            order = EncodedOrder("view", self._encoded_live(view), own.SerializeToString())
+            self._streams.send(view.group, view.incarnation, order)
+
+    def _encoded_live(self, view: View) -> bytes:
+        """The live set of ``view`` as a part of its order."""
+        if view.live is not self._live:
+            order = pb.Order()
+            order.view.view.live.values.extend(number for pair in view.live for number in pair)
+            self._live, self._live_encoded = view.live, order.SerializeToString()
+        return self._live_encoded

@@ -26,7 +26,7 @@ from spare_megatron.control.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.group_aggregation import Ballots, Roll, VoteFigures, merge_reports
-from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.heartbeat_timer import Pulse, leader_interval_s
 from spare_megatron.control.rank_ledger import RankLedger
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
@@ -57,7 +57,9 @@ class Leader:
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         interval_s = self._setup.job.timeouts.heartbeat_interval_s
-        self._ledger, self._pulse = RankLedger(size, interval_s, time.monotonic()), Pulse(interval_s)
+        own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
+        self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
+        self._pulse = Pulse(own_interval_s)
         self._reported = Roll(size, -1)
         self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)

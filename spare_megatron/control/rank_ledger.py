@@ -16,7 +16,7 @@ from spare_megatron.control.group_aggregation import Tally
 from spare_megatron.control.reports import COMPLETE, PHASE_ORDER, WAITING, Beat, Heartbeat, LastRank, LateRank
 
 GAP = 2
-"""How many heartbeat intervals may lie between two things that a leader hears or does before it counts as a pause."""
+"""How many of its own intervals may lie between two things that a leader hears or does before it counts as a pause."""
 LATE = 2
 """A rank is late after a silence of so many heartbeat intervals. Fewer than the three that a heartbeat time-out lasts
 at least, so that the coordinator knows of a silence before it is too long."""
@@ -26,9 +26,9 @@ _NOWHERE = (math.inf,)
 class RankLedger:
     """The last beat of each rank of one group, when it came, and when the rank moved last. Beats cost O(1)."""
 
-    def __init__(self, group_size: int, interval_s: float, now_s: float) -> None:
-        """``interval_s``: time between two beats of a rank."""
-        self._clock = AwakeClock(now_s, GAP * interval_s)
+    def __init__(self, group_size: int, interval_s: float, own_interval_s: float, now_s: float) -> None:
+        """``interval_s``: time between two beats of a rank; ``own_interval_s``: of the group."""
+        self._clock = AwakeClock(now_s, GAP * own_interval_s)
         self._late_s = LATE * interval_s
         self._tally = Tally(group_size)
         self._heard_s = [now_s] * group_size

@@ -30,7 +30,9 @@ class World:
         self.voted: set[int] = set()
         self.stood_still: list[float] = []
         """Times after the start of a run."""
-        self.ledgers = [RankLedger(2, TIMES.heartbeat_interval_s, self.now_s) for _ in range(groups)]
+        self.ledgers = [
+            RankLedger(2, TIMES.heartbeat_interval_s, TIMES.heartbeat_interval_s, self.now_s) for _ in range(groups)
+        ]
         for group in range(groups):
             self.detector.hello(group, 0, 2, self.now_s)
 
@@ -344,7 +346,7 @@ def test_a_pause_does_not_save_a_rank_that_was_late_before() -> None:
 
 
 def test_a_leader_that_was_stopped_calls_nobody_silent() -> None:
-    ledger = RankLedger(2, 0.5, 0.0)
+    ledger = RankLedger(2, 0.5, 0.5, 0.0)
     for position in range(2):
         ledger.hear(position, Beat(position, 7, "forward", 1, 0, 0), 0.0)
     ledger.hear(0, Beat(0, 7, "forward", 2, 0, 0), 4.5)
@@ -358,7 +360,7 @@ def test_a_leader_that_was_stopped_calls_nobody_silent() -> None:
 
 
 def test_a_beat_does_not_grow_with_the_group() -> None:
-    ledger = RankLedger(600, 0.5, 0.0)
+    ledger = RankLedger(600, 0.5, 0.5, 0.0)
     for time_s in (0.0, 0.5, 1.0, 1.5):
         for position in range(600 if time_s == 0.0 else 20):
             ledger.hear(position, Beat(position, 3, "reduce" if position % 2 else "backward", 1, position, 5), time_s)

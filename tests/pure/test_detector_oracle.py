@@ -144,7 +144,7 @@ class Job:
         self.ranks = {(g, p): Rank() for g in range(GROUPS) for p in range(RANKS)}
         self.offsets = random.Random(seed).choices(range(BEAT), k=GROUPS * RANKS)
         self.live, self.epoch, self.mute = set(range(GROUPS)), 1, False
-        self.ledgers = [RankLedger(RANKS, BEAT * UNIT_S, 0.0) for _ in range(GROUPS)]
+        self.ledgers = [RankLedger(RANKS, BEAT * UNIT_S, BEAT * UNIT_S, 0.0) for _ in range(GROUPS)]
         self.detector, self.oracle = Detector(TIMES, 0.0), Oracle()
         for group in range(GROUPS):
             self.detector.hello(group, 0, RANKS, 0.0)

@@ -50,7 +50,7 @@ def test_many_leaders_beat_less_often_but_often_enough() -> None:
     assert [leader_interval_s(times, groups) for groups in (4, 500, 800, 1000, 4000)] == [0.5, 0.5, 0.8, 1.0, 1.0]
     short = timeouts_from(heartbeat_timeout_s=1.0)
     assert leader_interval_s(short, 1000) == 0.2
-    # A rank that falls silent is late after two intervals of its own, and the coordinator hears of it before it is lost.
+    # A silent rank is late after two intervals of its own, and the coordinator must hear of it before it is lost.
     assert LATE * times.heartbeat_interval_s + leader_interval_s(times, 4000) < times.heartbeat_timeout_s
 
 

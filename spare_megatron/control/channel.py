@@ -25,6 +25,7 @@ import grpc.aio
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.encoded_order import order_bytes
 
 TOKEN_KEY = "spare-token"
 COORDINATOR = "spare_megatron.control.Coordinator"
@@ -160,7 +161,7 @@ async def serve(
     server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS])
     handlers = {
         "Join": grpc.stream_stream_rpc_method_handler(
-            join, request_deserializer=report.FromString, response_serializer=pb.Order.SerializeToString
+            join, request_deserializer=report.FromString, response_serializer=order_bytes
         )
     }
     for name, (request, handler) in (unary or {}).items():

@@ -137,11 +137,24 @@ class Roll(Generic[Mark]):
 
 
 class Tally:
-    """How many pieces of its step the whole group has done, which is what its slowest rank has done."""
+    """How many pieces of its step the whole group has done, which is what its slowest rank has done.
+
+    Each rank's word costs O(1), and one more for each piece that the group as a whole goes on.
+    """
 
     def __init__(self, group_size: int) -> None:
         self._ranks = [(0, 0, False)] * group_size
         self._told = (0, 0, False)
+        self.step = 0
+        """The newest step that a rank is in."""
+        self._counts = {0: group_size}
+        """Number of pieces -> ranks in :attr:`step` that have done so many."""
+        self._in_step, self._complete, self._least = group_size, 0, 0
+
+    @property
+    def done(self) -> int:
+        """Pieces of :attr:`step` that all ranks have done."""
+        return self._least if self._in_step == len(self._ranks) else 0
 
     def add(self, position: int, step: int, pieces_done: int, complete: bool) -> tuple[bool, bool]:
         """Note that one rank has done ``pieces_done`` pieces of ``step``; ``complete``: all of its segment.
@@ -149,13 +162,26 @@ class Tally:
         Returns:
             Whether the group as a whole is further than before, and whether all its ranks are complete now.
         """
-        self._ranks[position] = (step, pieces_done, complete)
-        newest = max(step for step, _, _ in self._ranks)
-        done = min(count if step == newest else 0 for step, count, _ in self._ranks)
-        now = (newest, done, all(one[0] == newest and one[2] for one in self._ranks))
+        before, self._ranks[position] = self._ranks[position], (step, pieces_done, complete)
+        if step > self.step:
+            self.step, self._counts = step, {}
+            self._in_step, self._complete, self._least = 0, 0, pieces_done
+        self._count(before, -1)
+        self._count(self._ranks[position], 1)
+        while self._in_step and not self._counts.get(self._least):
+            self._least += 1
+        now = (self.step, self.done, self._complete == len(self._ranks))
         risen = now > self._told and now[1:] > (0, False)
         self._told = max(now, self._told)
         return risen, risen and now[2]
+
+    def _count(self, rank: tuple[int, int, bool], change: int) -> None:
+        step, pieces_done, complete = rank
+        if step == self.step:
+            self._counts[pieces_done] = self._counts.get(pieces_done, 0) + change
+            self._in_step += change
+            self._complete += complete * change
+            self._least = min(self._least, pieces_done)
 
 
 def merge_reports(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,8 +9,21 @@ from __future__ import annotations
 
 import asyncio
 
+from spare_megatron.config.timeouts import Timeouts
+
+BEATS_PER_S = 1000
+"""The most heartbeats a second that all leaders together send the coordinator while there is no news. Most of its CPU
+time goes into receiving them."""
+BEATS_PER_TIMEOUT = 5
+"""The fewest heartbeats of a leader in one heartbeat time-out."""
 NEWS = 2
 """The most heartbeats in one interval while no segment is complete."""
+
+
+def leader_interval_s(times: Timeouts, num_groups: int) -> float:
+    """Time between two heartbeats of a leader: that of its ranks, or longer where there are many groups."""
+    rare_s = min(num_groups / BEATS_PER_S, times.heartbeat_timeout_s / BEATS_PER_TIMEOUT)
+    return max(times.heartbeat_interval_s, rare_s)
 
 
 class Pulse:

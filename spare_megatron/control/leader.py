@@ -12,6 +12,7 @@ import contextlib
 import json
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,11 +26,11 @@ from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.control.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
-from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, VoteFigures, merge_reports
-from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.group_aggregation import Ballots, Roll, VoteFigures, merge_reports
+from spare_megatron.control.heartbeat_timer import Pulse, leader_interval_s
+from spare_megatron.control.rank_ledger import RankLedger
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
-    COMPLETE,
     RankApplied,
     RankReport,
     Reduced,
@@ -56,8 +57,10 @@ class Leader:
         self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
-        self._beats: dict[int, pb.Beat] = {}
-        self._tally, self._pulse = Tally(size), Pulse(self._setup.job.timeouts.heartbeat_interval_s)
+        interval_s = self._setup.job.timeouts.heartbeat_interval_s
+        own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
+        self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
+        self._pulse = Pulse(own_interval_s)
         self._reported = Roll(size, -1)
         self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
@@ -80,7 +83,7 @@ class Leader:
             take=self._take,
             done=lambda: self._agent.orders.over,
             patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
-            look_s=self._setup.job.timeouts.heartbeat_interval_s,
+            look_s=interval_s,
         )
 
     async def run(self) -> None:
@@ -114,8 +117,7 @@ class Leader:
 
     def nudge(self) -> None:
         """Note that this rank's own training thread has done a piece."""
-        mine = self._agent.progress
-        self._count(0, mine.step, mine.pieces_done, mine.complete)
+        self._hear_beat(0, self._agent.beat())
 
     def close(self) -> None:
         """End the session of position 0, and with it the group's stream to the coordinator."""
@@ -182,6 +184,7 @@ class Leader:
         if position in self._ranks:
             self._ranks[position].put_nowait(None)
         self._ranks[position] = orders
+        self._ledger.arrived(position, time.monotonic())
         self._reported.add(position, last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
@@ -260,12 +263,8 @@ class Leader:
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
 
     def _hear_beat(self, position: int, beat: pb.Beat) -> None:
-        self._beats[position] = beat
-        self._count(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
-
-    def _count(self, position: int, step: int, pieces_done: int, complete: bool) -> None:
-        """Bring the next heartbeat forward when the group as a whole is further than the coordinator knows."""
-        news, complete = self._tally.add(position, step, pieces_done, complete)
+        """Take one rank's beat; the next heartbeat comes sooner when the group as a whole is further than before."""
+        news, complete = self._ledger.hear(position, beat, time.monotonic())
         if news:
             self._pulse.news(complete)
 
@@ -375,12 +374,14 @@ class Leader:
             self._uplink.send(_ballot(*ballot))
 
     async def _send_beats(self) -> None:
-        """Send heartbeats: each has the beat of this rank and of all ranks that were heard since the one before."""
+        """Send heartbeats: each is of the whole group, with this rank as it is now."""
         await self._arrived.wait()
         while True:
             await self._pulse.due()
-            beats, self._beats = [self._agent.beat(), *self._beats.values()], {}
-            self._uplink.send(pb.GroupReport(heartbeat=pb.Heartbeat(beats=beats)))
+            now_s = time.monotonic()
+            self._ledger.hear(0, self._agent.beat(), now_s)
+            heartbeat = protobuf_codec.fill(pb.Heartbeat(), self._ledger.heartbeat(now_s))
+            self._uplink.send(pb.GroupReport(heartbeat=heartbeat))
 
     def _lost_coordinator(self) -> None:
         setup = self._setup

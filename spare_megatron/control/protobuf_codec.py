@@ -7,13 +7,14 @@ numbers becomes ``Pairs``, one number after the other; a (name, number) becomes 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import reports
 from spare_megatron.controller import messages
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ _NESTED: dict[str, type] = {
         messages.ReductionResult,
         messages.View,
         messages.Vote,
+        reports.LastRank,
+        reports.LateRank,
     )
 }
 
@@ -34,54 +37,57 @@ _NESTED: dict[str, type] = {
 def fill(message: Message, value: object) -> Message:
     """Set every field of ``message`` from the field of ``value`` with the same name, except where that is None; returns
     it."""
-    for field in message.DESCRIPTOR.fields:
-        part = getattr(value, field.name)
+    for name, nested, repeated in _fields(message.DESCRIPTOR):
+        part = getattr(value, name)
         if part is None:
             continue
-        if field.type != FieldDescriptor.TYPE_MESSAGE:
-            if field.is_repeated:
-                getattr(message, field.name).extend(part)
+        if not nested:
+            if repeated:
+                getattr(message, name).extend(part)
             else:
-                setattr(message, field.name, part)
-        elif field.is_repeated:
-            getattr(message, field.name).extend(_part(field, item) for item in part)
+                setattr(message, name, part)
+        elif repeated:
+            getattr(message, name).extend(_part(nested, item) for item in part)
         else:
-            getattr(message, field.name).CopyFrom(_part(field, part))
+            getattr(message, name).CopyFrom(_part(nested, part))
     return message
 
 
-def _part(field: FieldDescriptor, value: Any) -> Message:
-    name = field.message_type.name
+@cache
+def _fields(descriptor: Descriptor) -> tuple[tuple[str, str, bool], ...]:
+    """Of each field the name, the name of its message type (empty for a number or text) and whether it is repeated.
+    Looked up once for each type, because descriptors are slow and a coordinator handles thousands of messages a
+    second."""
+    return tuple(
+        (field.name, field.message_type.name if field.type == FieldDescriptor.TYPE_MESSAGE else "", field.is_repeated)
+        for field in descriptor.fields
+    )
+
+
+def _part(name: str, value: Any) -> Message:
     if name == "Integers":
         return pb.Integers(values=value)
     if name == "Pairs":
-        return _pairs(value)
+        return pb.Pairs(values=[number for pair in value for number in pair])
     if name == "Figure":
         return pb.Figure(name=value[0], value=value[1])
     return fill(getattr(pb, name)(), value)
 
 
-@lru_cache(maxsize=8)
-def _pairs(value: tuple[tuple[int, int], ...]) -> Message:
-    """``value`` as a ``Pairs`` message. The last ones are cached, because all views of an epoch have the same live
-    set."""
-    return pb.Pairs(values=[number for pair in value for number in pair])
-
-
 def read(message: Message, cls: type[T]) -> T:
     """A ``cls`` with every field of ``message``; fields that only the dataclass has keep their defaults."""
-    return cls(**{field.name: _value(message, field) for field in message.DESCRIPTOR.fields})
+    return cls(**{name: _value(message, name, *how) for name, *how in _fields(message.DESCRIPTOR)})
 
 
-def _value(message: Message, field: FieldDescriptor) -> Any:
-    value = getattr(message, field.name)
-    if field.type != FieldDescriptor.TYPE_MESSAGE:
-        return tuple(value) if field.is_repeated else value
-    if field.is_repeated:
-        return tuple(_plain(item) for item in value)
-    if message.HasField(field.name):
+def _value(message: Message, name: str, nested: str, repeated: bool) -> Any:
+    value = getattr(message, name)
+    if not nested:
+        return tuple(value) if repeated else value
+    if repeated:
+        return tuple(map(_plain, value))
+    if message.HasField(name):
         return _plain(value)
-    return () if field.message_type.name == "Pairs" else None
+    return () if nested == "Pairs" else None
 
 
 def _plain(message: Message) -> Any:

@@ -1,4 +1,5 @@
-"""What a rank reports to its leader, as dataclasses, and the progress counter that its heartbeats carry."""
+"""What a rank reports to its leader, and a leader of all its ranks to the coordinator, as dataclasses; and the progress
+counter that the beats of a rank carry."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ PHASES = (
 )
 """The phases of a training thread. Within a step it goes through them in this order, except that each further piece and
 each patch bring it back to ``forward``."""
+PHASE_ORDER = {phase: index for index, phase in enumerate(PHASES)}
 COMPLETE = frozenset({"reduce", "vote"})
 """Phases in which all pieces of a segment are done."""
+WAITING = frozenset({"reduce", "vote"})
+"""Phases in which a rank waits for other groups."""
 
 
 def checksum_of(text: str) -> int:
@@ -68,6 +72,54 @@ class StopRequest:
     """The rank asks that the job saves and leaves at the next step boundary."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life of one rank: how far its training thread is."""
+
+    position: int
+    step: int
+    phase: str
+    counter: int
+    in_phase: int
+    pieces_done: int
+
+
+@dataclass(frozen=True)
+class LastRank:
+    """The rank of a group that is furthest behind, and for how long its counter has stood still."""
+
+    position: int
+    step: int
+    phase: str
+    counter: int
+    pieces_done: int
+    still_s: float
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """The rank of a group that has been silent for longest, and for how long."""
+
+    position: int
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A sign of life of a whole group, of one size for any number of ranks. Durations are by the leader's clock."""
+
+    step: int
+    """The newest step that a rank is in."""
+    pieces_done: int
+    """Pieces of that step that all ranks have done."""
+    waiting: int
+    """Number of ranks that wait for other groups."""
+    last: LastRank | None = None
+    """None while no rank has said anything."""
+    late: LateRank | None = None
+    """None while no rank is late."""
 
 
 RankReport = Reduced | StepReport | RankApplied | SaveRequest | StopRequest

@@ -12,6 +12,7 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -327,7 +328,7 @@ class View:
         send in the replica rings. None where there is no other."""
         if len(self.live) < 2:
             return None
-        return self.live[(self.live.index((self.group, self.incarnation)) + 1) % len(self.live)]
+        return self.live[bisect_right(self.live, (self.group, self.incarnation)) % len(self.live)]
 
     def audits_of(self, segment: int) -> tuple[int, ...]:
         """The pieces that are audited in the pipeline of a segment."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
+from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView, View
 from spare_megatron.coordinator.streams import Streams
@@ -29,6 +30,9 @@ class Speaker:
         """Address -> (group, incarnation, position)."""
         self._held: dict[tuple[int, int], SendView] = {}
         """Views whose group waits for the address of its neighbour."""
+        self._live: tuple[tuple[int, int], ...] = ()
+        self._live_encoded = b""
+        """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
     def learn(self, group: int, incarnation: int, addresses: Sequence[str]) -> None:
         """Take the addresses that a group said with its Hello, and send the views that waited for them."""
@@ -65,11 +69,11 @@ class Speaker:
     def _commit(self, action: SendCommit) -> None:
         """Send a commit: the same order to all groups that audit nothing, and its own to each group that does."""
 
-        def order(audits: tuple[int, ...]) -> pb.Order:
+        def order(audits: tuple[int, ...]) -> EncodedOrder:
             commit = pb.Commit(
                 step=action.step, epoch=action.epoch, leave=action.leave, save=action.save, audits=audits
             )
-            return pb.Order(commit=commit)
+            return EncodedOrder("commit", pb.Order(commit=commit).SerializeToString())
 
         plain, own = order(()), {group: order(pieces) for group, pieces in action.audits}
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
@@ -89,8 +93,9 @@ class Speaker:
             self._held[me] = send
         else:
             self._tell_neighbour(view)
-            order = pb.Order()
-            protobuf_codec.fill(order.view, view)
+            own = pb.Order()
+            protobuf_codec.fill(own.view, replace(view, live=()))
+            order = EncodedOrder("view", self._encoded_live(view), own.SerializeToString())
             self._streams.send(*me, order)
 
     def _tell_neighbour(self, view: View) -> None:
@@ -101,3 +106,11 @@ class Speaker:
         stream.neighbour = neighbour
         told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses[neighbour])
         stream.send(pb.Order(neighbour=told))
+
+    def _encoded_live(self, view: View) -> bytes:
+        """The live set of ``view`` as a part of its order."""
+        if view.live is not self._live:
+            order = pb.Order()
+            order.view.live.values.extend(number for pair in view.live for number in pair)
+            self._live, self._live_encoded = view.live, order.SerializeToString()
+        return self._live_encoded

@@ -29,6 +29,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
+from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.machine import State, step
@@ -52,7 +53,7 @@ from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.election import Office
-from spare_megatron.coordinator.failure_detector import Beat, Detector, Finding
+from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, replay
 from spare_megatron.coordinator.records import Records, say
@@ -352,8 +353,8 @@ class Coordinator:
     def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
         kind, group, now_s = report.WhichOneof("kind"), stream.group, time.monotonic()
         if kind == "heartbeat":
-            beats = [protobuf_codec.read(beat, Beat) for beat in report.heartbeat.beats]
-            self._detector.heartbeat(group, stream.incarnation, beats, now_s)
+            beat = protobuf_codec.read(report.heartbeat, Heartbeat)
+            self._detector.heartbeat(group, stream.incarnation, beat, now_s)
         elif kind == "ballot":
             vote = protobuf_codec.read(report.ballot.vote, Vote)
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):

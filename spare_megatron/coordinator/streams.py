@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import grpc.aio
 
 from spare_megatron import failpoints
-from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.encoded_order import AnyOrder
 
 
 class Stream:
@@ -23,9 +23,9 @@ class Stream:
         self.neighbour: tuple[int, int] | None = None
         """The (group, incarnation) whose addresses this group was told last."""
         self._context = context
-        self._orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
+        self._orders: asyncio.Queue[AnyOrder | None] = asyncio.Queue()
 
-    def send(self, order: pb.Order) -> None:
+    def send(self, order: AnyOrder) -> None:
         """Queue one order."""
         self._orders.put_nowait(order)
 
@@ -72,17 +72,17 @@ class Streams:
         """The connection of one incarnation of a group; None where it has none."""
         return self._streams.get((group, incarnation))
 
-    def send(self, group: int, incarnation: int, order: pb.Order) -> None:
+    def send(self, group: int, incarnation: int, order: AnyOrder) -> None:
         """Send an order to one incarnation of a group, if it is connected."""
         stream = self._streams.get((group, incarnation))
         if stream is not None:
             stream.send(order)
 
-    def send_all(self, groups: Iterable[int], order: pb.Order) -> None:
+    def send_all(self, groups: Iterable[int], order: AnyOrder) -> None:
         """Send the same order to every connected incarnation of ``groups``."""
         self.send_each(dict.fromkeys(groups, order))
 
-    def send_each(self, orders: Mapping[int, pb.Order]) -> None:
+    def send_each(self, orders: Mapping[int, AnyOrder]) -> None:
         """Send each group's order to all its connected incarnations."""
         for (group, _), stream in self._streams.items():
             if group in orders:

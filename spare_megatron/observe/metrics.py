@@ -111,12 +111,13 @@ class MetricsBook:
             return
         if before.phase == "forming" and after.phase == "running":
             self._last_commit_s = time_s
-        if isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
+        if isinstance(event, Lost | Vote) and before.phase in ("running", "ending") and after.live is not before.live:
             self._lose(time_s, before, event, after, detect_s)
         for action in decision.actions:
             if isinstance(action, SendCommit):
                 self._commit(time_s, before, action)
-        if before.phase == "running" and after.phase == "running":
+        # A set difference for each of a thousand votes would cost more than the votes.
+        if after.live is not before.live and before.phase == "running" and after.phase == "running":
             self.totals.joins += len(after.live.keys() - before.live.keys())
         if after.outcome == "wipe-out" and not before.outcome:
             self.totals.wipe_outs += 1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.coordinator.failure_detector import Attempt, Beat, Detector, Finding
+from spare_megatron.control.rank_ledger import RankLedger
+from spare_megatron.control.reports import Beat, Heartbeat, LastRank, LateRank
+from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
 
 TIMES = Timeouts(
     heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, grace_s=1.0, progress_timeout_s=20.0, startup_timeout_s=600.0
@@ -12,7 +16,7 @@ MEMBERS = {0: 0, 1: 0, 2: 0}
 
 
 class World:
-    """Groups of two ranks whose heartbeats arrive unless the test says otherwise."""
+    """Groups of two ranks that beat, through their leaders, unless the test says otherwise."""
 
     def __init__(self, groups: int = 3) -> None:
         self.now_s = 100.0
@@ -26,6 +30,9 @@ class World:
         self.voted: set[int] = set()
         self.stood_still: list[float] = []
         """Times after the start of a run."""
+        self.ledgers = [
+            RankLedger(2, TIMES.heartbeat_interval_s, TIMES.heartbeat_interval_s, self.now_s) for _ in range(groups)
+        ]
         for group in range(groups):
             self.detector.hello(group, 0, 2, self.now_s)
 
@@ -52,18 +59,15 @@ class World:
             self.beats[key] = Beat(beat.position, beat.step, "reduce", beat.counter + 1, 0, beat.pieces_done)
 
     def _beat(self) -> None:
-        for group in sorted({g for g, _ in self.beats}):
-            spoken = []
-            for position in range(2):
-                key, beat = (group, position), self.beats[group, position]
-                if key not in self.still:
-                    beat = self.beats[key] = Beat(
-                        position, beat.step, beat.phase, beat.counter + 1, beat.in_phase, beat.pieces_done
-                    )
-                if key not in self.mute:
-                    spoken.append(beat)
+        for group, position in sorted(self.beats):
+            key, beat = (group, position), self.beats[group, position]
+            if key not in self.still:
+                beat = self.beats[key] = replace(beat, counter=beat.counter + 1)
+            if key not in self.mute and (group, 0) not in self.mute:
+                self.ledgers[group].hear(position, beat, self.now_s)
+        for group, ledger in enumerate(self.ledgers):
             if (group, 0) not in self.mute:
-                self.detector.heartbeat(group, 0, spoken, self.now_s)
+                self.detector.heartbeat(group, 0, ledger.heartbeat(self.now_s), self.now_s)
 
     def at(self, group: int, position: int, phase: str, pieces: int = 0, in_phase: int = 0, step: int = 7) -> None:
         """Where a rank stands."""
@@ -317,3 +321,59 @@ def test_progress_is_what_all_ranks_of_a_group_have_done() -> None:
     world.run(1.0)
     assert world.detector.progress(MEMBERS, 7) == ((0, 2), (1, 0), (2, 4))
     assert world.detector.progress([9], 7) == ((9, 0),)
+
+
+def test_a_silence_that_a_leader_tells_of_does_not_reach_back_over_the_coordinators_own_pause() -> None:
+    """The rank's host may have slept together with the coordinator's, and the leader's not."""
+    world = World()
+    world.run(10.0)
+    world.now_s += 60.0
+    late = Heartbeat(7, 4, 2, LastRank(1, 7, "vote", 1, 4, 61.0), LateRank(1, 61.0))
+    world.detector.heartbeat(1, 0, late, world.now_s)
+    assert world.detector.tick(world.now_s, Attempt(1, MEMBERS)) == []
+    assert world.run(30.0, MEMBERS) == [], "it is heard again"
+
+
+def test_a_pause_does_not_save_a_rank_that_was_late_before() -> None:
+    world = World()
+    world.run(10.0)
+    world.mute = {(1, 1)}
+    world.run(4.0)
+    world.now_s += 60.0
+    [(after_s, one)] = world.run(10.0)
+    assert 0.0 < after_s <= 2.0
+    assert (one.loss.position, one.loss.cause) == (1, "silent")
+
+
+def test_a_leader_that_was_stopped_calls_nobody_silent() -> None:
+    ledger = RankLedger(2, 0.5, 0.5, 0.0)
+    for position in range(2):
+        ledger.hear(position, Beat(position, 7, "forward", 1, 0, 0), 0.0)
+    ledger.hear(0, Beat(0, 7, "forward", 2, 0, 0), 4.5)
+    beat = ledger.heartbeat(4.5)
+    assert beat.late is None
+    assert beat.last == LastRank(1, 7, "forward", 1, 0, 1.0), "nor does it count as standing still"
+    ledger.hear(0, Beat(0, 7, "forward", 3, 0, 0), 5.0)
+    assert ledger.heartbeat(5.0).late == LateRank(1, 1.5), "from now on its silence counts"
+    ledger.arrived(1, 5.25)
+    assert ledger.heartbeat(5.5).late is None
+
+
+def test_a_beat_does_not_grow_with_the_group() -> None:
+    ledger = RankLedger(600, 0.5, 0.5, 0.0)
+    for time_s in (0.0, 0.5, 1.0, 1.5):
+        for position in range(600 if time_s == 0.0 else 20):
+            ledger.hear(position, Beat(position, 3, "reduce" if position % 2 else "backward", 1, position, 5), time_s)
+    beat = ledger.heartbeat(1.5)
+    assert (beat.step, beat.pieces_done, beat.waiting) == (3, 5, 300)
+    assert beat.last == LastRank(0, 3, "backward", 1, 5, 1.5)
+    assert beat.late == LateRank(20, 1.5)
+
+
+def test_a_tick_looks_at_groups_only_when_something_can_be_due() -> None:
+    world = World()
+    looks: list[float] = []
+    judge = world.detector._silent_or_closed
+    world.detector._silent_or_closed = lambda *args: (looks.append(world.now_s), judge(*args))[1]  # type: ignore[method-assign]
+    world.run(100.0, MEMBERS)
+    assert len(looks) <= 3 * 100 / 4

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, merge_reports
 from spare_megatron.control.reports import Reduced
 from spare_megatron.controller.messages import Link, ReductionResult
@@ -138,3 +141,18 @@ def test_a_group_is_as_far_as_its_slowest_rank_and_says_each_thing_once() -> Non
     assert tally.add(0, 2, 0, False) == (False, False), "a step without a piece yet is no news"
     assert tally.add(1, 2, 0, True) == (False, False)
     assert tally.add(0, 2, 0, True) == (True, True), "a group without pieces is complete as well"
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4), st.booleans())))
+def test_a_tally_is_what_counting_all_ranks_each_time_gives(size: int, words: list[tuple[int, int, int, bool]]) -> None:
+    tally, ranks = Tally(size), [(0, 0, False)] * size
+    told, newest = (0, 0, False), 0
+    for position, step, pieces, complete in words:
+        ranks[position % size] = (step, pieces, complete)
+        newest = max(newest, step)
+        done = min(count if at == newest else 0 for at, count, _ in ranks)
+        now = (newest, done, all(one[0] == newest and one[2] for one in ranks))
+        risen = now > told and now[1:] > (0, False)
+        told = max(now, told)
+        assert tally.add(position % size, step, pieces, complete) == (risen, risen and now[2])
+        assert (tally.step, tally.done) == (newest, done)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from spare_megatron.control.heartbeat_timer import NEWS, Pulse
+from spare_megatron.config.timeouts import Timeouts, timeouts_from
+from spare_megatron.control.heartbeat_timer import NEWS, Pulse, leader_interval_s
+from spare_megatron.control.rank_ledger import LATE
 from spare_megatron.control.reports import Progress
 
 LONG_S = 300.0
@@ -41,6 +43,15 @@ def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
     quiet_s, busy_s = asyncio.run(scenario())
     assert quiet_s >= 0.199
     assert busy_s >= 0.2 / NEWS - 0.001
+
+
+def test_many_leaders_beat_less_often_but_often_enough() -> None:
+    times = Timeouts()
+    assert [leader_interval_s(times, groups) for groups in (4, 500, 800, 1000, 4000)] == [0.5, 0.5, 0.8, 1.0, 1.0]
+    short = timeouts_from(heartbeat_timeout_s=1.0)
+    assert leader_interval_s(short, 1000) == 0.2
+    # A silent rank is late after two intervals of its own, and the coordinator must hear of it before it is lost.
+    assert LATE * times.heartbeat_interval_s + leader_interval_s(times, 4000) < times.heartbeat_timeout_s
 
 
 def test_what_is_news_to_the_control_thread() -> None:

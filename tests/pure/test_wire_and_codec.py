@@ -14,7 +14,7 @@ from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.generate import GENERATED, generated_text
-from spare_megatron.control.reports import Reduced
+from spare_megatron.control.reports import Heartbeat, LastRank, LateRank, Reduced
 from spare_megatron.controller import codec
 from spare_megatron.controller.messages import (
     AcceptSave,
@@ -112,6 +112,12 @@ def test_optional_and_named_figures_cross_the_wire() -> None:
     result = ReductionResult(1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", False, ((3, -4),), ((5, 6),))
     reduced = Reduced(result, (("patch_s", 0.5),))
     assert protobuf_codec.read(protobuf_codec.fill(pb.Reduced(), reduced), Reduced) == reduced
+
+
+def test_the_beat_of_a_group_crosses_the_wire() -> None:
+    for last, late in ((None, None), (LastRank(3, 7, "vote", 9, 4, 0.25), LateRank(2, 1.5))):
+        beat = Heartbeat(7, 4, 5, last, late)
+        assert protobuf_codec.read(protobuf_codec.fill(pb.Heartbeat(), beat), Heartbeat) == beat
 
 
 @given(st.lists(actions, max_size=6).map(tuple))

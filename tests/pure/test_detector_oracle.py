@@ -1,0 +1,301 @@
+"""Groups judged by one beat each are judged as if every rank were known: random jobs with random faults are run twice,
+once with the detector behind its leaders' ledgers, once with a naive one that hears every rank (protocol rule 11)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spare_megatron.config.timeouts import Timeouts
+from spare_megatron.control.rank_ledger import RankLedger
+from spare_megatron.control.reports import PHASES, WAITING, Beat, Heartbeat
+from spare_megatron.coordinator.failure_detector import Attempt, Detector
+
+TIMES = Timeouts(
+    heartbeat_interval_s=0.5, heartbeat_timeout_s=4.0, grace_s=0.25, progress_timeout_s=8.0, startup_timeout_s=600.0
+)
+UNIT_S = 1 / 16
+BEAT, TICK = 8, 2
+"""Units between two beats, and between two looks of the detector."""
+GROUPS, RANKS = 4, 3
+FORWARD, REDUCE, VOTE = map(PHASES.index, ("forward", "reduce", "vote"))
+END = 1400
+
+
+@dataclass
+class Known:
+    """What the naive detector knows of a rank."""
+
+    heard_s: float = 0.0
+    moved_s: float = 0.0
+    beat: Beat | None = None
+
+
+class Oracle:
+    """Rule 11, rank by rank."""
+
+    def __init__(self) -> None:
+        self.ranks = {(g, p): Known() for g in range(GROUPS) for p in range(RANKS)}
+        self.live: Collection[int] = ()
+        self.began_s = self.from_s = 0.0
+        """When the present epoch was decided, and when its members began to be judged for standing still."""
+
+    def hear(self, group: int, position: int, beat: Beat, now_s: float) -> None:
+        """One rank's beat."""
+        known = self.ranks[group, position]
+        known.heard_s = now_s
+        if known.beat is None or known.beat.counter != beat.counter:
+            known.moved_s = now_s
+        known.beat = beat
+
+    def forgive(self, paused_s: float) -> None:
+        """The coordinator did not look for this time."""
+        self.began_s += paused_s
+        self.from_s += paused_s
+        for known in self.ranks.values():
+            known.heard_s += paused_s
+            known.moved_s += paused_s
+
+    def judge(self, now_s: float, attempt: Attempt) -> tuple[list[tuple[int, str]], bool]:
+        """Lost groups with the cause, and whether the attempt stands still; either makes a new epoch at once."""
+        if attempt.members.keys() != self.live:
+            self.live, self.from_s = set(attempt.members), now_s
+        lost, stands = self._judge(now_s, attempt)
+        if lost or stands:
+            self.began_s = now_s
+        return lost, stands
+
+    def _judge(self, now_s: float, attempt: Attempt) -> tuple[list[tuple[int, str]], bool]:
+        for ahead_s in (0.0, TICK * UNIT_S):
+            silent = [g for g in sorted(attempt.members) if now_s + ahead_s - min(self._heard(g)) > 4.0]
+            if not silent:
+                break
+        if silent:
+            return [(group, "silent") for group in silent], False
+        places = {g: self._last(g) for g in attempt.members if g not in attempt.voted and self._spoke(g)}
+        if not places:
+            return [], False
+        at = {g: (beat.step, PHASES.index(beat.phase)) for g, (beat, _) in places.items()}
+        behind = [g for g in places if at[g] == min(at.values())]
+        waiting = places[behind[0]][0].phase in WAITING
+        if waiting and len(behind) == len(places) and not attempt.voted:
+            left = [g for g in behind if places[g][1] <= self.began_s]
+            behind = left if len(left) < len(behind) else []
+        still = {g: max(places[g][1], self.from_s, self.began_s) for g in places}
+        due = [(max(places[g][1], self.from_s), g) for g in behind if now_s - still[g] > 8.0]
+        phases = [known.beat.phase for (g, _), known in self.ranks.items() if g in attempt.members and known.beat]
+        if due and sum(phase in WAITING for phase in phases) > waiting:
+            return [(min(due)[1], "stalled")], False
+        same = waiting and not attempt.voted and len(set(at.values())) == 1
+        return [], same and now_s - max(still.values()) > 8.0
+
+    def _heard(self, group: int) -> list[float]:
+        return [self.ranks[group, p].heard_s for p in range(RANKS)]
+
+    def _spoke(self, group: int) -> bool:
+        return any(self.ranks[group, p].beat for p in range(RANKS))
+
+    def _last(self, group: int) -> tuple[Beat, float]:
+        ranks = [self.ranks[group, p] for p in range(RANKS)]
+        found = [(one.beat.step, PHASES.index(one.beat.phase), one.moved_s, p, one.beat)
+                 for p, one in enumerate(ranks) if one.beat is not None]  # fmt: skip
+        _, _, moved_s, _, beat = min(found)
+        return beat, moved_s
+
+
+@dataclass
+class Rank:
+    """A rank's training thread and its process."""
+
+    step: int = 1
+    phase: int = FORWARD
+    counter: int = 1
+    until: int = 0
+    hung: bool = False
+    stopped_until: int = 0
+
+    @property
+    def stuck(self) -> bool:
+        """It hangs where it computes or reduces."""
+        return self.hung and self.phase != VOTE
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something happens to a rank, a group, the links or the coordinator."""
+
+    kind: str
+    group: int
+    position: int
+    at: int
+    units: int
+
+
+class Job:
+    """Groups that compute, reduce together, vote and go on; and one of the two detectors."""
+
+    def __init__(self, seed: int, faults: list[Fault], aggregated: bool) -> None:
+        self.seed, self.faults, self.aggregated = seed, faults, aggregated
+        self.ranks = {(g, p): Rank() for g in range(GROUPS) for p in range(RANKS)}
+        self.offsets = random.Random(seed).choices(range(BEAT), k=GROUPS * RANKS)
+        self.live, self.epoch, self.mute = set(range(GROUPS)), 1, False
+        self.ledgers = [RankLedger(RANKS, BEAT * UNIT_S, BEAT * UNIT_S, 0.0) for _ in range(GROUPS)]
+        self.detector, self.oracle = Detector(TIMES, 0.0), Oracle()
+        for group in range(GROUPS):
+            self.detector.hello(group, 0, RANKS, 0.0)
+        self.waiting_beats: dict[int, list[tuple[int, Beat]]] = {g: [] for g in range(GROUPS)}
+        """Beats that wait until a stopped leader goes on."""
+        self.inbox: list[tuple[int, Heartbeat]] = []
+        self.heard: list[tuple[int, int, Beat]] = []
+        """What waits until the coordinator goes on."""
+        self.away_until = self.away_from = 0
+        self.lost: dict[int, tuple[str, float]] = {}
+        self.stood_still: list[float] = []
+
+    def run(self) -> None:
+        """To the end."""
+        for now in range(1, END):
+            for fault in self.faults:
+                if fault.at == now:
+                    self._break(fault)
+            self._train(now)
+            self._beat(now)
+            if now == self.away_until:
+                self.oracle.forgive((self.away_until - self.away_from) * UNIT_S)
+            if now >= self.away_until:
+                self._listen(now * UNIT_S)
+                if now % TICK == 0:
+                    self._judge(now * UNIT_S)
+
+    def _break(self, fault: Fault) -> None:
+        if fault.kind == "coordinator":
+            self.away_from = self.away_from if fault.at < self.away_until else fault.at
+            self.away_until = max(self.away_until, fault.at + fault.units)
+        elif fault.kind == "links":
+            self.mute = True
+        elif fault.kind == "hang":
+            self.ranks[fault.group, fault.position].hung = True
+        else:
+            units = END if fault.kind == "stop" else min(fault.units, 14)
+            self.ranks[fault.group, fault.position].stopped_until = fault.at + units
+
+    def _train(self, now: int) -> None:
+        able = [(key, rank) for key, rank in self.ranks.items() if key[0] in self.live]
+        if all(rank.phase == VOTE and rank.step == able[0][1].step for _, rank in able):
+            for key, rank in able:
+                rank.step, rank.phase, rank.counter = rank.step + 1, FORWARD, rank.counter + 1
+                rank.until = now + self._takes(key, rank)
+        for key, rank in able:
+            if rank.stuck or now < rank.stopped_until:
+                continue
+            if rank.phase < REDUCE:
+                rank.counter += now % 4 == 0
+                if now >= rank.until:
+                    rank.phase, rank.counter = rank.phase + 1, rank.counter + 1
+                    rank.until = now + self._takes(key, rank)
+            elif rank.phase == REDUCE and not self.mute and now >= rank.until:
+                row = [other for (_, p), other in able if p == key[1]]
+                if all(one.step > rank.step or (one.phase >= REDUCE and not one.stuck) for one in row):
+                    rank.phase, rank.counter = VOTE, rank.counter + 1
+
+    def _takes(self, key: tuple[int, int], rank: Rank) -> int:
+        return random.Random(f"{self.seed} {key} {rank.step} {rank.phase}").randrange(2, 24)
+
+    def _beat(self, now: int) -> None:
+        for n, ((group, position), rank) in enumerate(self.ranks.items()):
+            leader = self.ranks[group, 0]
+            if now < leader.stopped_until:
+                if position and now >= rank.stopped_until and (now + self.offsets[n]) % BEAT == 0:
+                    self.waiting_beats[group].append((position, self._of(position, rank)))
+                continue
+            for late_position, beat in self.waiting_beats[group]:
+                self._hear(group, late_position, beat, now)
+            self.waiting_beats[group].clear()
+            if now >= rank.stopped_until and (now + self.offsets[n]) % BEAT == 0:
+                self._hear(group, position, self._of(position, rank), now)
+                if position == 0:
+                    self.inbox.append((group, self.ledgers[group].heartbeat(now * UNIT_S)))
+
+    def _of(self, position: int, rank: Rank) -> Beat:
+        return Beat(position, rank.step, PHASES[rank.phase], rank.counter, 0, 0)
+
+    def _hear(self, group: int, position: int, beat: Beat, now: int) -> None:
+        self.ledgers[group].hear(position, beat, now * UNIT_S)
+        self.heard.append((group, position, beat))
+
+    def _listen(self, now_s: float) -> None:
+        for group, beat in self.inbox:
+            self.detector.heartbeat(group, 0, beat, now_s)
+        for group, position, rank_beat in self.heard:
+            self.oracle.hear(group, position, rank_beat, now_s)
+        self.inbox.clear()
+        self.heard.clear()
+
+    def _judge(self, now_s: float) -> None:
+        steps = {rank.step for (g, _), rank in self.ranks.items() if g in self.live}
+        voted = {
+            g for g in self.live
+            if all(self.ranks[g, p].phase == VOTE and self.ranks[g, p].step == min(steps) for p in range(RANKS))
+        }  # fmt: skip
+        attempt = Attempt(self.epoch, dict.fromkeys(sorted(self.live), 0), voted)
+        if self.aggregated:
+            lost = [(one.loss.group, one.loss.cause) for one in self.detector.tick(now_s, attempt)]
+            stands = not lost and bool(self.detector.standstill(now_s, attempt))
+        else:
+            lost, stands = self.oracle.judge(now_s, attempt)
+        for group, cause in lost:
+            self.lost[group] = cause, now_s
+            self.live.discard(group)
+        if stands:
+            self.stood_still.append(now_s)
+            self.mute = False
+        if lost or stands:
+            self.epoch += 1
+            for (group, _), rank in self.ranks.items():
+                if group in self.live and rank.phase >= REDUCE and not rank.stuck:
+                    rank.phase, rank.counter = REDUCE, rank.counter + 1
+                    rank.until = round(now_s / UNIT_S) + 4
+
+
+def outcome(seed: int, faults: list[Fault], aggregated: bool) -> Job:
+    """The job after its end."""
+    job = Job(seed, faults, aggregated)
+    job.run()
+    return job
+
+
+def faults(kinds: list[str]) -> st.SearchStrategy[list[Fault]]:
+    """At most one in each group but group 0, so that no group has two reasons to be lost and one is left."""
+    fault = st.builds(
+        Fault, st.sampled_from(kinds), st.integers(1, GROUPS - 1), st.integers(0, RANKS - 1),
+        st.integers(30, 400), st.integers(1, 100),
+    )  # fmt: skip
+    return st.lists(fault, max_size=3, unique_by=lambda one: one.group)
+
+
+SETTINGS = settings(max_examples=60, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+
+
+@SETTINGS
+@given(st.integers(0, 2**16), faults(["stop", "pause", "hang", "links"]))
+def test_the_same_groups_are_lost_for_the_same_causes_at_the_same_time(seed: int, some: list[Fault]) -> None:
+    naive, ours = outcome(seed, some, aggregated=False), outcome(seed, some, aggregated=True)
+    assert {g: cause for g, (cause, _) in ours.lost.items()} == {g: cause for g, (cause, _) in naive.lost.items()}
+    happened = sorted([*naive.stood_still, *(at_s for _, at_s in naive.lost.values())])
+    if all(later - earlier > 1.0 for earlier, later in pairwise(happened)):
+        for n, (group, (_, at_s)) in enumerate(sorted(naive.lost.items(), key=lambda one: one[1][1]), 1):
+            assert abs(ours.lost[group][1] - at_s) <= (n + len(naive.stood_still)) * BEAT * UNIT_S
+        assert len(ours.stood_still) == len(naive.stood_still)
+
+
+@SETTINGS
+@given(st.integers(0, 2**16), faults(["stop", "pause", "hang", "coordinator"]))
+def test_a_pause_of_the_coordinator_changes_nobodys_fate(seed: int, some: list[Fault]) -> None:
+    naive, ours = outcome(seed, some, aggregated=False), outcome(seed, some, aggregated=True)
+    assert {g: cause for g, (cause, _) in ours.lost.items()} == {g: cause for g, (cause, _) in naive.lost.items()}
+    assert bool(ours.lost) == any(fault.kind in ("stop", "hang") for fault in some)

@@ -1,0 +1,62 @@
+"""What all groups are told alike is encoded once; on the wire nothing is different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
+from spare_megatron.control.encoded_order import AnyOrder, order_bytes
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import SendCommit, SendView, View
+from spare_megatron.coordinator.action_dispatcher import Speaker
+from spare_megatron.coordinator.streams import Streams
+
+LIVE = tuple((group, group % 3) for group in range(5))
+VIEWS = [
+    View(g, g % 3, 4, 2, LIVE, (6, 3), 7, ((g,), (9 + g,)), (g,), (), False, ((), (g,)), (1, 2), 3) for g, _ in LIVE
+]
+
+
+class Recorded(Streams):
+    """Keeps the last order of each group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: dict[int, AnyOrder] = {}
+
+    def send(self, group: int, incarnation: int, order: AnyOrder) -> None:
+        """As of a connected group."""
+        self.orders[group] = order
+
+    def send_each(self, orders) -> None:  # type: ignore[no-untyped-def]
+        """As of connected groups."""
+        self.orders.update(orders)
+
+
+def speaker(streams: Streams) -> Speaker:
+    """Of a coordinator in the epoch of the views."""
+    made = Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1))
+    for group, incarnation in LIVE:
+        made.learn(group, incarnation, [f"host:{group}"])
+    return made
+
+
+def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
+    streams = Recorded()
+    one = speaker(streams)
+    other_epoch = replace(VIEWS[0], live=LIVE[:2])
+    for view in (*VIEWS, other_epoch):
+        one.say(SendView(view))
+        order = pb.Order.FromString(order_bytes(streams.orders[view.group]))
+        assert order.WhichOneof("kind") == streams.orders[view.group].WhichOneof("kind") == "view"
+        assert protobuf_codec.read(order.view, View) == view
+
+
+def test_all_groups_without_an_audit_get_the_same_encoded_commit() -> None:
+    streams = Recorded()
+    speaker(streams).say(SendCommit((0, 1, 2), 7, 4, False, ((1, (5,)),)))
+    assert streams.orders[0] is streams.orders[2]
+    for group, audits in ((0, []), (1, [5])):
+        order = pb.Order.FromString(order_bytes(streams.orders[group]))
+        assert (order.commit.step, order.commit.epoch, list(order.commit.audits)) == (7, 4, audits)

@@ -86,6 +86,15 @@ class AppendedFile:
         self._in_doubt = True
         self._cut_now()
 
+    def rename(self, path: Path) -> None:
+        """Give the file another name, in place of the file that has it. Raises OSError where it keeps its own."""
+        self._path.replace(path)
+        self._path = path
+
+    def has_name(self, path: Path) -> bool:
+        """Whether ``path`` is a name of this file."""
+        return os.path.samestat(os.stat(path), os.fstat(self._handle))
+
     def close(self) -> None:
         """Close the file; nothing may be written after it."""
         os.close(self._handle)

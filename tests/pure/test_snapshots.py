@@ -1,0 +1,562 @@
+"""Parts and snapshots of a journal: whatever is killed, fails or is stopped between two file operations, nothing that
+was acknowledged is lost, no record is there twice, and a restart has the state and the figures of a full replay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron import failpoints
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.controller.messages import (
+    Decision,
+    Event,
+    Hello,
+    JobSpec,
+    Loss,
+    Lost,
+    Opened,
+    ReductionResult,
+    Saved,
+    StopRequested,
+    Tuned,
+    Vote,
+)
+from spare_megatron.controller.state_codec import encode_state
+from spare_megatron.coordinator import journal as journal_module
+from spare_megatron.coordinator.job_tuning import JobTuning
+from spare_megatron.coordinator.journal import (
+    Journal,
+    JournalError,
+    Record,
+    Replayed,
+    is_final,
+    read,
+    replay,
+    resume,
+    verify,
+)
+from spare_megatron.coordinator.journal_parts import beside, packed_path, plain_path
+from spare_megatron.coordinator.terms import Term, Terms, show_last
+from spare_megatron.failpoints import injected
+from spare_megatron.observe.metrics import MetricsBook
+
+GROUPS, STEPS = 6, 12
+SPEC = JobSpec(GROUPS, 2, (0, 1, 3), "microbatch", 0, 1000, 3, "f", save_every=4)
+
+
+def events() -> list[Event]:
+    """Some steps, in which groups die, vote twice and save."""
+    rng, state, made = random.Random(7), initial_state(), list[Event]()
+
+    def tell(event: Event) -> None:
+        nonlocal state
+        made.append(event)
+        state, _ = step(state, event)
+
+    tell(Opened(SPEC, 1, 1))
+    for group in range(GROUPS):
+        tell(Hello(group, 0, "f", 0))
+    for number in range(1, STEPS + 1):
+        if number in (3, 8):
+            dead = rng.choice(sorted(state.live))
+            tell(Lost((Loss(dead, 0, "closed", 0, "gone"),), tuple((g, rng.randrange(2)) for g in state.live)))
+        if number == 6:
+            tell(Tuned("slower saves", save_interval=3))
+        at = state.step_in_flight
+        for group in rng.sample(sorted(state.live), len(state.live)):
+            pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
+            tell(Vote(group, 0, ReductionResult(at, state.epoch, True, pieces, f"r{at}", f"w{at - 1}")))
+        if at % 4 == 0:
+            tell(Saved(min(state.live), 0, at, f"step-{at}"))
+    tell(StopRequested("enough"))
+    return made
+
+
+EVENTS = events()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots and parts after every few records."""
+    monkeypatch.setattr(journal_module, "SNAPSHOT_BYTES", 1200)
+    monkeypatch.setattr(journal_module, "PART_BYTES", 3500)
+
+
+class Seen:
+    """What a coordinator makes of the records."""
+
+    def __init__(self) -> None:
+        self.book, self.tuning = MetricsBook(), JobTuning(started_s=10.0)
+
+    def observe(self, record: Record, before: State, decision: Decision, after: State) -> None:
+        self.book.observe(record.time_unix_s, before, record.event, decision, after)
+        self.tuning.observe(record.time_unix_s, before, record.event, after)
+
+    def memo(self) -> dict[str, Any]:
+        return {"book": self.book.memo(), "tuning": self.tuning.memo()}
+
+    def recall(self, memo: Mapping[str, Any]) -> None:
+        self.book.recall(memo["book"])
+        self.tuning.recall(memo["tuning"])
+
+
+class Writer:
+    """A coordinator's use of the journal: it goes on with the records that are there."""
+
+    def __init__(self, path: Path, told: Callable[[str], None] = lambda _: None) -> None:
+        self.seen, self.path = Seen(), path
+        self.at_work = threading.RLock()
+        self.found = resume(path, self.seen.observe, self.seen.recall)
+        self.state = self.found.state
+        self.journal = Journal(path, self.found, lambda: float(self.done), lambda: None, told)
+
+    @property
+    def done(self) -> int:
+        return self.journal._end.records
+
+    def go_on(self, until: int = len(EVENTS), acked: Callable[[int], None] = lambda _: None) -> None:
+        """Append the events that are missing; ``acked`` gets the number of each record that others act on for good."""
+        while self.done < until:
+            with self.at_work, contextlib.suppress(OSError):
+                self._append(acked)
+
+    def _append(self, acked: Callable[[int], None]) -> None:
+        before = self.state
+        after, decision = step(before, EVENTS[self.done])
+        record = self.journal.append(EVENTS[self.done], decision)
+        self.state = after
+        self.seen.observe(record, before, decision, after)
+        if is_final(decision, before.epoch):
+            acked(record.n)
+        self.journal.keep(self.state, self.seen.memo)
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def written(path: Path, until: int = len(EVENTS)) -> Writer:
+    writer = Writer(path)
+    writer.go_on(until)
+    writer.close()
+    return writer
+
+
+def assert_whole(path: Path, until: int = len(EVENTS)) -> None:
+    """The journal has the first events, once each; a restart has what a replay from the first record on gives."""
+    assert [record.event for record in read(path)] == EVENTS[:until]
+    assert verify(path) == until
+    restarted, replayed = Seen(), Seen()
+    found, whole = resume(path, restarted.observe, restarted.recall), replay(path, replayed.observe)
+    assert (found.records, found.end, found.notes) == (until, whole.end, ())
+    assert encode_state(found.state) == encode_state(whole.state)
+    assert json.loads(json.dumps(restarted.memo())) == json.loads(json.dumps(replayed.memo()))
+
+
+def parts(path: Path) -> list[str]:
+    return [name.name for _, name in beside(path)]
+
+
+# ------------------------------------------------------------------------------------------------ when nothing fails
+
+
+def test_parts_follow_each_other_and_a_restart_reads_little(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    packed = [name for name in parts(path) if name.endswith(".gz")]
+    assert len(packed) >= 3
+    assert not [name for name in parts(path) if name.endswith(".jsonl")], "all of them are compressed"
+    assert [name for name in parts(path) if name.startswith("snapshot")]
+    assert_whole(path)
+    assert resume(path, Seen().observe, lambda _: None).followed_bytes < 4000
+    assert not list(tmp_path.glob(".*")), "no scratch file is left"
+
+
+@pytest.mark.parametrize("until", range(1, len(EVENTS), 3))
+def test_a_restart_at_any_record_goes_on(tmp_path: Path, until: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path, until)
+    assert_whole(path, until)
+    written(path)
+    assert_whole(path)
+
+
+# ------------------------------------------------------------------------------------------------- kills and faults
+
+PLACES = (
+    "journal.open",
+    "journal.write",
+    "journal.written",
+    "journal.sync",
+    "journal.synced",
+    "part.link",
+    "part.rename",
+    "part.compress",
+    "part.compressed",
+    "snapshot-N.json.write",
+    "snapshot-N.json.sync",
+    "snapshot-N.json.rename",
+    "snapshot-N.json.renamed",
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_coordinator_that_is_killed_loses_nothing_that_was_acknowledged(tmp_path: Path, place: str) -> None:
+    """Killed at the same place again and again, each time a little later, until it comes through."""
+    path, acks = tmp_path / "journal.jsonl", tmp_path / "acks"
+    acks.touch()
+    for after in range(40):
+        child = os.fork()
+        if not child:
+            _go_on_and_exit(path, acks, f"{place}=kill,after={after % 5}" if after < 30 else "")
+        _, status = os.waitpid(child, 0)
+        acked = max(map(int, acks.read_text().split()), default=0)
+        there = [record.event for record in read(path)]
+        assert there == EVENTS[: len(there)]
+        assert len(there) >= acked
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert_whole(path)
+
+
+def _go_on_and_exit(path: Path, acks: Path, faults: str) -> None:
+    code = 1
+    try:
+        with injected(faults), acks.open("a") as file:
+
+            def acked(number: int) -> None:
+                file.write(f"{number}\n")
+                file.flush()
+
+            writer = Writer(path)
+            writer.go_on(acked=acked)
+            writer.close()
+            code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+FAULTS = [place for place in PLACES if place != "journal.open"]
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("place", FAULTS)
+def test_a_disk_that_fails_stops_neither_the_journal_nor_what_follows(tmp_path: Path, place: str, error: str) -> None:
+    path, said = tmp_path / "journal.jsonl", list[str]()
+    writer = Writer(path, said.append)
+    writer.go_on(10)
+    with injected(f"{place}={error},times=6"):
+        writer.go_on(40)
+    writer.go_on()
+    writer.close()
+    assert_whole(path)
+    assert len(said) <= 2, "a failure is said once"
+    written(path)
+    assert_whole(path)
+
+
+@pytest.mark.parametrize("place", [place for place in FAULTS if not place.startswith("journal")])
+def test_without_snapshots_and_parts_the_journal_goes_on(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    with injected(f"{place}=ENOSPC"):
+        written(path)
+    assert_whole(path)
+
+
+def test_a_rename_that_was_done_although_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file server does whose answer is lost; and one that does it after this process has looked."""
+    path, late = tmp_path / "journal.jsonl", list[tuple[Path, Path]]()
+    real = Path.replace
+    calls = [0]
+
+    def replace(self: Path, target: Path) -> Path:
+        if target == path and ".journal.jsonl" in self.name:
+            calls[0] += 1
+            if calls[0] == 1:
+                real(self, target)
+                raise OSError(5, "the answer is lost")
+            if calls[0] == 2:
+                kept = self.with_name("late")
+                os.link(self, kept)
+                late.append((kept, target))
+                raise OSError(5, "the answer is lost")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    writer = Writer(path)
+    while writer.done != len(EVENTS):
+        writer.go_on(writer.done + 1)
+        while late:
+            real(*late.pop())
+    writer.close()
+    assert calls[0] >= 3
+    assert_whole(path)
+
+
+# --------------------------------------------------------------------------------------------------- damaged files
+
+
+def _newest_snapshot(path: Path) -> Path:
+    return max(name for _, name in beside(path) if name.name.startswith("snapshot"))
+
+
+@pytest.mark.parametrize("how", ["torn", "one bit", "empty", "another state", "another format"])
+def test_a_damaged_snapshot_is_left_out(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    expected = written(path).state
+    newest = _newest_snapshot(path)
+    content = newest.read_bytes()
+    if how == "torn":
+        newest.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        newest.write_bytes(b"")
+    elif how == "one bit":
+        newest.write_bytes(content.replace(b'"phase": "running"', b'"phase": "runnini"'))
+    elif how == "another state":
+        newest.write_bytes(content.replace(b'"committed": [', b'"committed": [1'))
+    else:
+        newest.write_bytes(content.replace(b'"format": 2', b'"format": 3'))
+    assert newest.read_bytes() != content
+    seen = Seen()
+    found = resume(path, seen.observe, seen.recall)
+    assert encode_state(found.state) == encode_state(expected)
+    [note] = found.notes
+    assert newest.name in note
+    with pytest.raises(JournalError, match=newest.name):
+        verify(path)
+
+
+def test_a_snapshot_of_another_journal_is_left_out(tmp_path: Path) -> None:
+    """Its own checksum is right, but it was not taken behind these bytes."""
+    path, other = tmp_path / "a" / "journal.jsonl", tmp_path / "b" / "journal.jsonl"
+    for one in (path, other):
+        one.parent.mkdir()
+    written(path)
+    writer = Writer(other)
+    writer.journal._clock = lambda: 5.0
+    writer.go_on()
+    writer.close()
+    newest = _newest_snapshot(path)
+    shutil.copyfile(newest, other.with_name(newest.name))
+    seen = Seen()
+    found = resume(other, seen.observe, seen.recall)
+    assert found.records == len(EVENTS)
+    assert "does not fit" in found.notes[0]
+
+
+def test_a_snapshot_that_is_not_the_state_of_its_place_is_found_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "journal.jsonl", encode_state
+
+    def wrong(state: State) -> dict[str, Any]:
+        return {**real(state), "save_step": 99}
+
+    monkeypatch.setattr("spare_megatron.coordinator.snapshot.encode_state", wrong)
+    written(path)
+    with pytest.raises(JournalError, match="is not the state behind record"):
+        verify(path)
+
+
+def test_a_missing_part_is_named_by_whoever_needs_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    packed_path(path, 2).unlink()
+    seen = Seen()
+    assert resume(path, seen.observe, seen.recall).records == len(EVENTS), "a restart does not need it"
+    with pytest.raises(JournalError, match=r"part 2 of .* is missing: there is no journal-000002.jsonl.gz beside it"):
+        verify(path)
+    written(path)
+
+
+def test_parts_of_another_journal_or_order_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    shutil.copyfile(packed_path(path, 1), packed_path(path, 2))
+    with pytest.raises(JournalError, match=r"journal-000002.jsonl.gz does not follow the part before it"):
+        verify(path)
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.99])
+def test_a_torn_archive_is_named(tmp_path: Path, cut: float) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    packed = packed_path(path, 2)
+    packed.write_bytes(packed.read_bytes()[: int(cut * packed.stat().st_size)])
+    with pytest.raises(JournalError, match=r"journal-000002.jsonl.gz is damaged"):
+        verify(path)
+
+
+def test_a_plain_part_counts_beside_a_torn_archive(tmp_path: Path) -> None:
+    """As a machine that fails between the two leaves them."""
+    path = tmp_path / "journal.jsonl"
+    with injected("part.compressed=EIO"):
+        written(path)
+    assert packed_path(path, 1).exists()
+    packed_path(path, 1).write_bytes(b"torn")
+    assert plain_path(path, 1).exists()
+    assert_whole(path)
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+def test_a_journal_without_its_present_part_is_refused(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    path.unlink()
+    if left != "nothing":
+        path.touch()
+    with pytest.raises(JournalError, match=r"is not there or empty, but there is"):
+        resume(path, Seen().observe, lambda _: None)
+
+
+# ---------------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (3, b'{"format":3,"kind":"new"}\n')])
+def test_an_older_or_newer_format_is_one_sentence_and_exit_code_2(tmp_path: Path, found: int, line: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(ConfigError, match=f"has journal format {found}, and this version .* format 2: go on with"):
+        list(read(path))
+    command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(tmp_path), "--no-store"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.BAD_INPUT == 2
+    [sentence] = done.stderr.splitlines()
+    assert f"journal.jsonl has journal format {found}, and this version" in sentence
+    assert "or give the job another run directory" in sentence
+    assert path.read_bytes() == line, "it is left as it is"
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for line in (b"one\n", b"[]\n", b'{"what": 1}\n'):
+        path.write_bytes(line)
+        with pytest.raises(JournalError, match="line 1 is no header"):
+            list(read(path))
+
+
+# --------------------------------------------------------------------------------------------------- terms of office
+
+
+class Holder:
+    """The holder of a term, which serves."""
+
+    def __init__(self, run_dir: RunDirectory, number: int) -> None:
+        self.terms = Terms(run_dir)
+        assert self.terms.claim(self.terms.newest(), 1) == Term(number, 1)
+        self.own = self.terms.open(number)
+        address = CoordinatorAddress(f"127.0.0.1:{number}", number, 1, -1, number, "here")
+        self.terms.write(Term(number, 1, address=address))
+        self.terms.show()
+        self.writer = Writer(self.own.journal)
+
+
+@pytest.mark.parametrize("seen", ["names", "stale names"])
+@pytest.mark.parametrize("after", range(0, 9, 2))
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "journal.open"])
+def test_a_takeover_between_any_two_file_operations_of_the_holder_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: int, seen: str
+) -> None:
+    """The holder is suspended at a place; another one takes over, goes on and is shown; then the first one wakes up and
+    carries out the rest of what it was at."""
+    run_dir, acked, passed, taken = RunDirectory(tmp_path), list[int](), [0], list[Holder]()
+    one = Holder(run_dir, 1)
+    real = failpoints._strike
+
+    def strike(name: str, data: bytes = b"", path: Path | None = None) -> bytes:
+        if name == place and not taken:
+            passed[0] += 1
+            if passed[0] > after:
+                taken.append(one)  # what the next holder passes is not counted
+                with one.writer.at_work:  # it makes nothing final while it is copied
+                    known = max(acked, default=0)
+                    taken[0] = other = Holder(run_dir, 2)
+                    assert other.writer.done >= known
+                    other.writer.go_on(min(other.writer.done + 20, len(EVENTS)))
+        return real(name, data, path)
+
+    monkeypatch.setattr(failpoints, "_armed", True)
+    monkeypatch.setattr(failpoints, "_faults", ())
+    monkeypatch.setattr(failpoints, "_strike", strike)
+    while one.writer.done < len(EVENTS) and not taken:
+        one.writer.go_on(one.writer.done + 1, acked.append)
+        if seen == "names":
+            one.terms.show()
+    one.writer.close()
+    one.terms.show()
+    if not taken:  # fewer passes than ``after``
+        assert_whole(one.own.journal)
+        return
+    other = taken[0]
+    other.writer.go_on()
+    other.writer.close()
+    assert_whole(other.own.journal)
+    other.terms.show()
+    assert_whole(run_dir.journal)
+    third = Holder(run_dir, 3)
+    assert third.writer.done == len(EVENTS)
+    third.writer.close()
+    assert_whole(third.own.journal)
+
+
+def test_a_coordinator_without_a_term_goes_on_with_the_last_term_not_with_what_it_last_showed(tmp_path: Path) -> None:
+    """The holder was killed after it began a part, and before the run directory's name followed."""
+    run_dir = RunDirectory(tmp_path)
+    one = Holder(run_dir, 1)
+    one.writer.go_on(40)
+    one.terms.show()
+    one.writer.go_on()
+    one.writer.close()
+    assert not run_dir.journal.samefile(one.own.journal)
+    show_last(run_dir)
+    assert_whole(run_dir.journal)
+
+
+def test_a_coordinator_without_a_term_that_came_later_is_not_put_back(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    one = Holder(run_dir, 1)
+    one.writer.go_on(30)
+    one.writer.close()
+    show_last(run_dir)
+    run_dir.publish_coordinator(CoordinatorAddress("127.0.0.1:2", 2, 1, -1, 2, "here"))
+    alone = written(run_dir.journal)
+    assert alone.done == len(EVENTS)
+    show_last(run_dir)
+    assert_whole(run_dir.journal)
+    two = Holder(run_dir, 3)
+    two.writer.close()
+    assert_whole(two.own.journal)
+
+
+def test_a_restart_takes_little_that_is_not_a_snapshot(tmp_path: Path) -> None:
+    """The second restart of a coordinator that always dies soon reads no more than the first one."""
+    path = tmp_path / "journal.jsonl"
+    for until in range(5, len(EVENTS), 5):
+        writer = Writer(path)
+        assert writer.found.followed_bytes < 6000
+        writer.go_on(until)
+        writer.close()
+
+
+def test_an_empty_replay_is_the_first_state() -> None:
+    assert encode_state(Replayed().state) == encode_state(initial_state())

@@ -111,12 +111,14 @@ class MetricsBook:
             return
         if before.phase == "forming" and after.phase == "running":
             self._last_commit_s = time_s
-        if isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
+        # Most events are votes that change no member; looking for one among a thousand takes longer than all the rest.
+        changed = after.live is not before.live
+        if changed and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
         for action in decision.actions:
             if isinstance(action, SendCommit):
                 self._commit(time_s, before, action)
-        if before.phase == "running" and after.phase == "running":
+        if changed and before.phase == "running" and after.phase == "running":
             self.totals.joins += len(after.live.keys() - before.live.keys())
         if after.outcome == "wipe-out" and not before.outcome:
             self.totals.wipe_outs += 1

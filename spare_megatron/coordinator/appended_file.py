@@ -86,14 +86,18 @@ class AppendedFile:
         self._in_doubt = True
         self._cut_now()
 
-    def rename(self, path: Path) -> None:
-        """Give the file another name, in place of the file that has it. Raises OSError where it keeps its own."""
-        self._path.replace(path)
-        self._path = path
+    def mend(self) -> None:
+        """Return once the content is what it should be, also where a failed append could not be cut off at once. Raises
+        OSError."""
+        try:
+            self._mend()
+        except OSError as error:
+            raise self._named(error) from None
 
-    def has_name(self, path: Path) -> bool:
-        """Whether ``path`` is a name of this file."""
-        return os.path.samestat(os.stat(path), os.fstat(self._handle))
+    @property
+    def length(self) -> int:
+        """Length of the whole lines in the file."""
+        return self._length
 
     def close(self) -> None:
         """Close the file; nothing may be written after it."""

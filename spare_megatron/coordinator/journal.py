@@ -19,13 +19,17 @@ them: people read a journal, and of the bytes of a large job nine in ten are vot
 
 from __future__ import annotations
 
+import errno
 import json
+import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spare_megatron import failpoints
 from spare_megatron.control.disk import words
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
@@ -38,12 +42,13 @@ from spare_megatron.coordinator.journal_parts import (
     JournalError,
     JournalLines,
     Place,
-    begin_part,
     beside,
-    compress_parts,
     header_after,
-    hold_name,
+    last_path,
+    plain_path,
+    prepare_part,
     snapshot_path,
+    tidy_parts,
 )
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot, save_snapshot
 
@@ -53,6 +58,10 @@ SNAPSHOT_BYTES = 4 << 20
 """So many bytes of records after a snapshot the next one is due; their replay takes about a second."""
 PART_BYTES = 32 << 20
 """A part that is at least so long is finished when a snapshot is due."""
+NAME_SEEN_S = 60.0
+"""How long the file of a part has been there before the first byte is written to it: longer than file systems keep what
+they know of a folder, and than a quarter of a lease (rule 2 of journal_parts)."""
+SNAPSHOT, PREPARE, TIDY = "take a snapshot of its journal", "prepare the next part of its journal", "tidy its journal"
 END_PATIENCE_S = 10.0
 """How long a journal that is closed waits for its last snapshot and for the compression of a part."""
 
@@ -78,9 +87,9 @@ class Replayed:
     end: Place = BEGIN
     """The place behind the last record."""
     settled_bytes: int = 0
-    """How much of the last part is certainly on the disk: its header, and everything up to the last but one of the
-    final records. The last one was written when the syncs of earlier ones had succeeded; whether its own did, which is
-    that of all records between the two, is not known."""
+    """How much of the last part is certainly on the disk: everything up to the last but one of its final records. The
+    last one was written when the syncs of earlier ones had succeeded; whether its own did, which is that of all records
+    between the two, is not known."""
     followed_bytes: int = 0
     """How many bytes of records were replayed."""
     notes: tuple[str, ...] = ()
@@ -105,30 +114,37 @@ class Journal:
     ) -> None:
         """``found`` is what replaying ``path`` gave. ``confirm`` is called before a final record is written, and again
         when it is on the disk, which may take long; it raises where this process may not decide any more."""
-        self._file = AppendedFile(path, "journal", durable=True, settled_bytes=found.settled_bytes)
+        own = last_path(path, found.end.part)
+        self._file = AppendedFile(own, "journal", durable=True, settled_bytes=found.settled_bytes)
         self._path, self._end, self._epoch = path, found.end, found.state.epoch
         self._clock, self._confirm, self._say = clock, confirm, say
         self._since_bytes = found.followed_bytes
         """Bytes of records since the last snapshot."""
         self._final = False
         """The last record is a final one."""
-        self._named = False
-        """The present part and those before certainly have their names, on the disk."""
-        self._chores = Chores("spare-journal", say)
+        self._next: AppendedFile | None = None
+        """The next part, where an attempt to begin it has failed."""
+        self._prepared = (0, 0.0)
+        """(the part whose empty file is there, since when by the monotonic clock)."""
         self._said = False
+        self._chores = Chores("spare-journal", say)
+        if found.end.part > 1:  # the process before may have died before it did so
+            self._chores.do(TIDY, partial(tidy_parts, path, found.end.part))
 
     def append(self, event: Event, decision: Decision) -> Record:
         """Write one record; a final one is on the disk afterwards. Raises OSError where it is not in the journal."""
+        if self._next is not None:
+            self._next.mend()  # with a header in it, nothing may follow here
         final = is_final(decision, self._epoch)
         if final:
             self._confirm()
-        record = Record(self._end.records + 1, self._clock(), decision.epoch, event, decision.actions, decision.reason)
+        time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
+        record = Record(self._end.records + 1, time_s, decision.epoch, event, decision.actions, decision.reason)
         line = _line(record) if self._end.bytes else header_after(self._end) + _line(record)
         self._file.append(line)
         if final:
             try:
                 self._file.sync()
-                self._hold_name()
                 self._confirm()
             except OSError:
                 self._file.take_back(len(line))
@@ -144,35 +160,44 @@ class Journal:
         if not self._final or self._since_bytes < SNAPSHOT_BYTES:
             return
         self._since_bytes = 0
-        if self._end.bytes >= PART_BYTES:
+        part, since_s = self._prepared
+        if self._end.bytes >= PART_BYTES and part > self._end.part and time.monotonic() - since_s >= NAME_SEEN_S:
             self._begin_part()
-        snapshot = Snapshot(self._end, state, seen())
-        self._chores.do("take a snapshot of its journal", partial(save_snapshot, self._path, snapshot))
-        self._chores.do("compress its journal", partial(compress_parts, self._path, self._end.part))
+        self._chores.do(SNAPSHOT, partial(save_snapshot, self._path, Snapshot(self._end, state, seen())))
+        if self._prepared[0] <= self._end.part:
+            self._chores.do(PREPARE, partial(self._prepare, self._end.part + 1))
+        self._chores.do(TIDY, partial(tidy_parts, self._path, self._end.part))
 
     def close(self) -> None:
         """Close the file; nothing may be appended after it."""
         self._file.close()
+        if self._next is not None:
+            self._next.close()
         self._chores.close(END_PATIENCE_S)
 
+    def _prepare(self, part: int) -> None:
+        prepare_part(self._path, part)
+        self._prepared = part, time.monotonic()
+
     def _begin_part(self) -> None:
-        self._named = False
+        """Go on in the next part. Where that fails, nothing may be in it when this one goes on."""
+        place = self._end
         try:
-            fresh, self._end = begin_part(self._path, self._end)
+            failpoints.hit("part.begin")
+            if self._next is None:
+                self._next = AppendedFile(plain_path(self._path, place.part + 1), "journal", durable=True)
+            if self._next.length:
+                raise OSError(errno.EEXIST, "it has lines already", str(plain_path(self._path, place.part + 1)))
+            header = header_after(place)
+            self._next.append(header)
         except OSError as error:
             if not self._said:
-                self._say(f"the coordinator goes on with its present {self._path.name}: {words(error)}")
+                self._say(f"the coordinator goes on with part {place.part} of its journal: {words(error)}")
             self._said = True
             return
         self._file.close()
-        self._file, self._said = fresh, False
-
-    def _hold_name(self) -> None:
-        """Nothing final is acted on while it is not certain that its part has the journal's name. (A process that died
-        may have given it, but not synced it.)"""
-        if not self._named:
-            hold_name(self._path, self._file, self._end.part)
-            self._named = True
+        self._file, self._next, self._said = self._next, None, False
+        self._end = Place(place.part + 1, len(header), zlib.crc32(header), place.records)
 
 
 def is_final(decision: Decision, epoch: int) -> bool:
@@ -184,7 +209,7 @@ def is_final(decision: Decision, epoch: int) -> bool:
 def _line(record: Record) -> bytes:
     plain = {
         "n": record.n,
-        "time_unix_s": round(record.time_unix_s, 6),
+        "time_unix_s": record.time_unix_s,
         "epoch": record.epoch,
         "event": encode_event(record.event),
         "actions": encode_actions(record.actions),
@@ -278,13 +303,13 @@ def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
         if observe is not None:
             observe(record, state, decision, after)
         if before.part != part:
-            part, settled_bytes, sure_bytes = before.part, before.bytes, before.bytes
+            part, settled_bytes, sure_bytes = before.part, 0, 0
         if is_final(decision, state.epoch):
             settled_bytes, sure_bytes = sure_bytes, behind.bytes
         followed_bytes += len(line)
         state = after
     if lines.end.part != part:
-        settled_bytes = lines.end.bytes
+        settled_bytes = 0
     return Replayed(state, lines.end, settled_bytes, followed_bytes, start.notes)
 
 

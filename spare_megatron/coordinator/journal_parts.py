@@ -1,22 +1,24 @@
 """The files of a journal: parts that follow each other, and the lines in them.
 
-``journal.jsonl`` is the part to which the coordinator appends. When it is long a new one takes its name, and it becomes
-``journal-000001.jsonl``, later ``journal-000001.jsonl.gz``: a *finished* part, which nobody changes any more. Each part
-begins with a header::
+Part k is the file ``journal-00000k.jsonl``; once it is *finished* nobody changes it any more, and it becomes
+``journal-00000k.jsonl.gz``. The coordinator appends to the last part, which ``journal.jsonl`` names too, for people and
+as a place to begin reading. Each part begins with a header::
 
     {"format": 2, "part": 3, "first": 164042, "crc32_before": 2774519105}
 
 the number of its first record, and the checksum of all bytes of the part before. So a part that is missing, or of
 another journal, is noticed.
 
-What must hold, whatever is killed or stopped between two file operations:
+What must hold, whatever is killed or stopped between two file operations, and also for a reader on another host that
+sees a new name some time late:
 
-1. ``journal.jsonl`` is there as soon as one record was written, and names its own number k: it is a part as a whole,
-   under one name or the next. (It gets its second name by a hard link, then the new part gets the first by a rename.)
-2. A finished part ends with a final record, which was on the disk and confirmed. So it is the beginning of the journal
-   of every later holder of the office, however late its files appear.
-3. A finished part that a reader needs is there, plain or compressed; where both are, the plain one counts.
-4. Files with the number of the present part or a higher one are left-overs, and are not read.
+1. ``journal.jsonl`` is there as soon as one record was written, and is a part that has begun, the last one or an older.
+   A reader goes on from it as long as there is a next part with a header. (A torn header is none.)
+2. The file of a part is made, empty, long before its first byte is written (``journal.NAME_SEEN_S``), so everybody who
+   looks for it sees it; what is in it by then is seen by whoever opens it later.
+3. A finished part ends with a final record, which was on the disk and confirmed. So it is the beginning of the journal
+   of every later holder of the office, however late the next part is begun.
+4. A finished part that a reader needs is there, plain or compressed; where both are, the plain one counts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from typing import IO, Any, NamedTuple
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.run_directory import scratch_of, sync_directory
-from spare_megatron.coordinator.appended_file import AppendedFile
 
 FORMAT = 2
 """Grows with every change after which this code would read older journals or snapshots wrongly. Journals without a
@@ -83,7 +84,7 @@ def snapshot_path(path: Path, part: int) -> Path:
 
 
 def plain_path(path: Path, part: int) -> Path:
-    """A finished part before it is compressed."""
+    """A part before it is compressed. Part 1 may have only the name ``path`` while it is the last."""
     return path.with_name(f"{path.stem}-{part:06d}.jsonl")
 
 
@@ -93,7 +94,7 @@ def packed_path(path: Path, part: int) -> Path:
 
 
 def beside(path: Path) -> Iterator[tuple[int, Path]]:
-    """(number, file) of every finished part and snapshot in the folder of the journal ``path``."""
+    """(number, file) of every part and snapshot in the folder of the journal ``path``, but for ``path`` itself."""
     form = re.compile(rf"(?:{re.escape(path.stem)}-(\d+)\.jsonl(?:\.gz)?|snapshot-(\d+)\.json)")
     for name in sorted(os.listdir(path.parent)):
         found = form.fullmatch(name)
@@ -119,15 +120,15 @@ class JournalLines:
 
     def __iter__(self) -> Iterator[tuple[Place, bytes, Place]]:
         with contextlib.ExitStack() as files:
-            # Opened first: a coordinator that begins a new part meanwhile does not change this file any more.
-            present = _open_present(files, self._path)
-            if present is None:
+            # Opened before the others are read: a part that begins meanwhile is no part of what is read now.
+            found = _open_last(files, self._path)
+            if found is None:
                 return
-            last = _part_of(self._path, present)
+            last, last_name, last_file = found
             if self._start.part > last:
-                raise JournalError(f"{self._path} is part {last}, the place to go on from is in {self._start.part}")
+                raise JournalError(f"{self._path} ends with part {last}, before the place to go on from")
             for part in range(self._start.part, last + 1):
-                name, file = (self._path, present) if part == last else _open_finished(self._path, part)
+                name, file = (last_name, last_file) if part == last else _open_finished(self._path, part)
                 with contextlib.closing(file), _damage_named(name):
                     yield from self._lines_of(name, file, part, torn=part == last)
 
@@ -147,26 +148,43 @@ class JournalLines:
             yield before, line, at
 
 
-def _open_present(files: contextlib.ExitStack, path: Path) -> IO[bytes] | None:
-    """The part to which the coordinator appends; None where nothing is written yet."""
-    try:
-        file: IO[bytes] = files.enter_context(path.open("rb"))
-        if file.readline().endswith(b"\n"):
-            file.seek(0)
-            return file
-    except FileNotFoundError:
-        pass
-    left = [name for _, name in beside(path)] if path.parent.is_dir() else []
-    if left:
-        raise JournalError(f"{path} is not there or empty, but there is {left[-1].name}, which is of the same journal")
-    return None
+def last_part(path: Path) -> int:
+    """The number of the last part that has begun; 0 where nothing is written yet. Raises as :class:`JournalLines`."""
+    with contextlib.ExitStack() as files:
+        found = _open_last(files, path)
+        return 0 if found is None else found[0]
 
 
-def _part_of(path: Path, file: IO[bytes]) -> int:
-    """The number of a part, which is at its beginning before and after."""
-    line = file.readline()
+def _open_last(files: contextlib.ExitStack, path: Path) -> tuple[int, Path, IO[bytes]] | None:
+    """(number, name, file at its beginning) of the last part that has begun; None where nothing is written yet."""
+    name, file = path, _open_begun(files, path)
+    if file is None:
+        left = [name for _, name in beside(path)] if path.parent.is_dir() else []
+        if left:
+            raise JournalError(f"{path} is not there or empty, but there is {left[-1].name}, of the same journal")
+        return None
+    part = int(_header(path, file.readline())["part"])
     file.seek(0)
-    return int(_header(path, line)["part"])
+    while True:
+        following = _open_begun(files, plain_path(path, part + 1))
+        if following is not None:
+            part, name, file = part + 1, plain_path(path, part + 1), following
+        elif packed_path(path, part + 1).exists():  # ``path`` names an old part
+            part += 1
+        else:
+            return part, name, file
+
+
+def _open_begun(files: contextlib.ExitStack, name: Path) -> IO[bytes] | None:
+    """A part at its beginning; None where it is not there or has no whole header."""
+    try:
+        file: IO[bytes] = files.enter_context(name.open("rb"))
+    except FileNotFoundError:
+        return None
+    if not file.readline().endswith(b"\n"):
+        return None
+    file.seek(0)
+    return file
 
 
 def _behind_header(name: Path, file: IO[bytes], at: Place) -> Place:
@@ -231,53 +249,43 @@ def _damage_named(name: Path) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def begin_part(path: Path, place: Place) -> tuple[AppendedFile, Place]:
-    """Finish the present part, which ends at ``place`` and is on the disk, and begin the next one. Returns the file to
-    append to and the place behind its header.
-
-    An OSError changes nothing that counts: the present part goes on. Once this returns, the new name may not be on the
-    disk yet: nothing final may be acted on before the folder is synced.
-    """
-    header, scratch = header_after(place), scratch_of(path)
-    scratch.unlink(missing_ok=True)
-    file = AppendedFile(scratch, "journal", durable=True)
-    try:
-        file.append(header)
-        file.sync()
-        finished = plain_path(path, place.part)
-        finished.unlink(missing_ok=True)
-        failpoints.hit("part.link")
-        os.link(path, finished)
-        failpoints.hit("part.rename")
-        try:
-            file.rename(path)
-        except OSError:
-            # The answer of a file server may be lost after it did it.
-            if not file.has_name(path):
-                raise
-    except OSError:
-        file.close()
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
-        raise
-    return file, Place(place.part + 1, len(header), zlib.crc32(header), place.records)
+def last_path(path: Path, part: int) -> Path:
+    """The file to append to where ``part`` is the last part."""
+    return plain_path(path, part) if part > 1 else path
 
 
-def hold_name(path: Path, file: AppendedFile, part: int) -> None:
-    """Return once ``path`` is certainly the name of ``file``, the present part, on the disk. A rename that failed in
-    :func:`begin_part` may have been carried out after all. Raises OSError."""
-    if not file.has_name(path):
-        scratch = scratch_of(path)
-        os.link(plain_path(path, part), scratch)
-        scratch.replace(path)
+def prepare_part(path: Path, part: int) -> None:
+    """Make the file of the part after the last one, empty, with its name on the disk. Raises OSError."""
+    failpoints.hit("part.prepare")
+    if part == 2:
+        link_over(path, plain_path(path, 1))
+    os.close(os.open(plain_path(path, part), os.O_WRONLY | os.O_CREAT, 0o666))
     sync_directory(path.parent)
 
 
-def compress_parts(path: Path, present: int) -> None:
-    """Compress the finished parts before part ``present`` that are plain. Takes a second for a full one; most of it
-    without Python's lock, so that another thread goes on."""
+def tidy_parts(path: Path, last: int) -> None:
+    """Let ``path`` name the last part, and compress those before it that are plain. Takes a second for a full one; most
+    of it without Python's lock, so that another thread goes on. Raises OSError; nothing depends on its success."""
+    if last > 1:
+        failpoints.hit("part.show")
+        link_over(plain_path(path, last), path)
+    compress_parts(path, last)
+
+
+def link_over(own: Path, name: Path) -> None:
+    """Let ``name`` be another name of ``own``, in place of the file that has it."""
+    if name.exists() and name.samefile(own):
+        return
+    scratch = scratch_of(name)
+    scratch.unlink(missing_ok=True)
+    os.link(own, scratch)
+    scratch.replace(name)
+
+
+def compress_parts(path: Path, last: int) -> None:
+    """Compress the parts before the last one that are plain."""
     for part, plain in list(beside(path)):
-        if part >= present or plain.suffix != ".jsonl":
+        if part >= last or plain.suffix != ".jsonl":
             continue
         packed = packed_path(path, part)
         scratch = packed.with_name(f".{packed.name}")
@@ -295,46 +303,46 @@ def compress_parts(path: Path, present: int) -> None:
 
 
 def copy_journal(path: Path, into: Path) -> None:
-    """Copy a journal into the folder ``into``: the present part as a file of its own, on the disk; finished parts and
-    snapshots, which nobody changes, by their names. Its writer may begin a part or compress one meanwhile."""
-    with path.open("rb") as source, (into / path.name).open("wb") as copy:
-        line = source.readline()
-        source.seek(0)
-        shutil.copyfileobj(source, copy, CHUNK_BYTES)
+    """Copy a journal into the folder ``into``: the last part as a file of its own, on the disk; finished parts and
+    snapshots, which nobody changes, by their names. Its writer may begin a part or compress one meanwhile, but makes no
+    record final any more."""
+    try:
+        last = last_part(path)
+    except (JournalError, ConfigError):
+        last = 0  # whoever reads the copy says what is wrong with it
+    own = last_path(into / path.name, last)
+    with last_path(path, last).open("rb") as file, own.open("wb") as copy:
+        shutil.copyfileobj(file, copy, CHUNK_BYTES)
         copy.flush()
         os.fsync(copy.fileno())
-    with contextlib.suppress(ValueError, ConfigError):  # whoever reads the copy says what is wrong with it
-        _link_older(path, int(_header(path, line)["part"]), into)
-
-
-def _link_older(path: Path, present: int, into: Path) -> None:
+    if last > 1:
+        os.link(own, into / path.name)
     for _ in range(LOOKS):
         gone = False
         for part, name in list(beside(path)):
-            if part < present or name == snapshot_path(path, present):
-                try:
-                    os.link(name, into / name.name)
-                except FileExistsError:
-                    pass
-                except FileNotFoundError:  # compressed, or replaced by a newer one, since it was listed
-                    gone = True
+            if part < last or name == snapshot_path(path, last):
+                gone = _link_beside(name, into) or gone
         if not gone:
             return
 
 
+def _link_beside(name: Path, into: Path) -> bool:
+    """True where the file is gone: compressed, or replaced by a newer one, since it was listed."""
+    try:
+        os.link(name, into / name.name)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def link_parts(own: Path, shown: Path) -> None:
-    """Let the folder of the journal ``shown`` have the finished parts and snapshots of the journal ``own``, and no
-    others."""
+    """Let the folder of the journal ``shown`` have the parts and snapshots of the journal ``own``, and no others."""
     names = {name.name: name for _, name in beside(own)}
     for name in names.values():
-        link = shown.with_name(name.name)
-        if link.exists() and link.samefile(name):
-            continue
-        scratch = scratch_of(link)
-        scratch.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # compressed, or replaced by a newer one, since it was listed
-            os.link(name, scratch)
-            scratch.replace(link)
+        with contextlib.suppress(FileNotFoundError):
+            link_over(name, shown.with_name(name.name))
     for _, link in list(beside(shown)):
         if link.name not in names:
             link.unlink(missing_ok=True)

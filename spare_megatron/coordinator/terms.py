@@ -119,6 +119,10 @@ class Terms:
             for name in self._appended:
                 self._link(self._own(shown) / name, self._run_dir.path / name)
 
+    def journal_of(self, number: int) -> Path:
+        """The journal of a term that was opened."""
+        return self._own(number) / self._run_dir.journal.name
+
     def serving(self) -> Term | None:
         """The newest term that serves, or did. Raises UnseenError."""
         return next((term for term in self._downwards() if term.address is not None), None)
@@ -197,7 +201,7 @@ class Terms:
     def _link(self, own: Path, name: Path) -> None:
         if name.exists() and name.samefile(own):
             return
-        if name.name == self._run_dir.journal.name:
+        if name == self._run_dir.journal:
             link_parts(own, name)
         scratch = scratch_of(name)
         scratch.unlink(missing_ok=True)
@@ -221,3 +225,4 @@ def show_last(run_dir: RunDirectory) -> None:
     last, published = terms.serving(), run_dir.coordinator_for_sure()
     if last is not None and (published is None or published.fencing <= last.number):
         terms.show()
+        link_parts(terms.journal_of(last.number), run_dir.journal)

@@ -3,6 +3,7 @@ was acknowledged is lost, no record is there twice, and a restart has the state 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.job import JobDescription
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
@@ -40,6 +42,7 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator import journal as journal_module
+from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.job_tuning import JobTuning
 from spare_megatron.coordinator.journal import (
     Journal,
@@ -52,7 +55,9 @@ from spare_megatron.coordinator.journal import (
     resume,
     verify,
 )
-from spare_megatron.coordinator.journal_parts import beside, packed_path, plain_path
+from spare_megatron.coordinator.journal_parts import beside, header_after, packed_path, plain_path
+from spare_megatron.coordinator.records import metrics_lines
+from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.terms import Term, Terms, show_last
 from spare_megatron.failpoints import injected
 from spare_megatron.observe.metrics import MetricsBook
@@ -97,6 +102,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots and parts after every few records."""
     monkeypatch.setattr(journal_module, "SNAPSHOT_BYTES", 1200)
     monkeypatch.setattr(journal_module, "PART_BYTES", 3500)
+    monkeypatch.setattr(journal_module, "NAME_SEEN_S", 0.0)
 
 
 class Seen:
@@ -136,6 +142,14 @@ class Writer:
         while self.done < until:
             with self.at_work, contextlib.suppress(OSError):
                 self._append(acked)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Let the journal's thread do what it has to, so that every run is the same."""
+        chores = self.journal._chores
+        with chores._changed:
+            while chores._waiting or chores._busy:
+                assert chores._changed.wait(60)
 
     def _append(self, acked: Callable[[int], None]) -> None:
         before = self.state
@@ -181,7 +195,7 @@ def test_parts_follow_each_other_and_a_restart_reads_little(tmp_path: Path) -> N
     written(path)
     packed = [name for name in parts(path) if name.endswith(".gz")]
     assert len(packed) >= 3
-    assert not [name for name in parts(path) if name.endswith(".jsonl")], "all of them are compressed"
+    assert len([name for name in parts(path) if name.endswith(".jsonl")]) <= 2, "the last and the next one"
     assert [name for name in parts(path) if name.startswith("snapshot")]
     assert_whole(path)
     assert resume(path, Seen().observe, lambda _: None).followed_bytes < 4000
@@ -205,8 +219,9 @@ PLACES = (
     "journal.written",
     "journal.sync",
     "journal.synced",
-    "part.link",
-    "part.rename",
+    "part.prepare",
+    "part.begin",
+    "part.show",
     "part.compress",
     "part.compressed",
     "snapshot-N.json.write",
@@ -283,34 +298,61 @@ def test_without_snapshots_and_parts_the_journal_goes_on(tmp_path: Path, place: 
     assert_whole(path)
 
 
-def test_a_rename_that_was_done_although_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file server does whose answer is lost; and one that does it after this process has looked."""
-    path, late = tmp_path / "journal.jsonl", list[tuple[Path, Path]]()
-    real = Path.replace
-    calls = [0]
-
-    def replace(self: Path, target: Path) -> Path:
-        if target == path and ".journal.jsonl" in self.name:
-            calls[0] += 1
-            if calls[0] == 1:
-                real(self, target)
-                raise OSError(5, "the answer is lost")
-            if calls[0] == 2:
-                kept = self.with_name("late")
-                os.link(self, kept)
-                late.append((kept, target))
-                raise OSError(5, "the answer is lost")
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
+def test_a_header_that_cannot_be_cut_off_is_cut_off_before_the_part_before_goes_on(tmp_path: Path) -> None:
+    """Else two parts would follow the same one."""
+    path = tmp_path / "journal.jsonl"
     writer = Writer(path)
-    while writer.done != len(EVENTS):
-        writer.go_on(writer.done + 1)
-        while late:
-            real(*late.pop())
+    writer.go_on(12)
+    assert writer.journal._end.part == 1
+    header = header_after(writer.journal._end)
+    writer.journal._next = AppendedFile(plain_path(path, 2), "journal", durable=True)
+    with (
+        injected("journal.written=EIO,times=1;journal.cut=EIO,times=1"),
+        pytest.raises(OSError, match="journal-000002"),
+    ):
+        writer.journal._next.append(header)
+    assert plain_path(path, 2).read_bytes() == header
+    with injected("journal.cut=EIO,times=3"):
+        writer.go_on(13)
+    assert plain_path(path, 2).read_bytes() != header
+    writer.go_on()
     writer.close()
-    assert calls[0] >= 3
     assert_whole(path)
+
+
+def test_a_part_is_begun_only_when_its_name_was_there_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "NAME_SEEN_S", 3600.0)
+    path = tmp_path / "journal.jsonl"
+    writer = written(path)
+    assert writer.journal._end.part == 1
+    assert plain_path(path, 1).samefile(path)
+    assert plain_path(path, 2).read_bytes() == b""
+    assert_whole(path)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"format":2,"pa'])
+def test_a_part_without_a_whole_header_has_not_begun(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    done = written(path, 40)
+    plain_path(path, done.journal._end.part + 1).write_bytes(torn)
+    assert_whole(path, 40)
+    written(path)
+    assert_whole(path)
+
+
+def test_a_name_that_follows_late_or_never_hides_nothing(tmp_path: Path) -> None:
+    """journal.jsonl is an old part: to readers, to a restart and to a takeover."""
+    run_dir = RunDirectory(tmp_path)
+    with injected("part.show=EIO"):
+        one = Holder(run_dir, 1)
+        one.writer.go_on()
+        one.writer.close()
+        assert json.loads(one.own.journal.read_bytes().splitlines()[0])["part"] == 1
+        assert_whole(one.own.journal)
+        two = Holder(run_dir, 2)
+        assert two.writer.done == len(EVENTS)
+        two.writer.close()
+    assert_whole(two.own.journal)
 
 
 # --------------------------------------------------------------------------------------------------- damaged files
@@ -356,6 +398,8 @@ def test_a_snapshot_of_another_journal_is_left_out(tmp_path: Path) -> None:
     writer.journal._clock = lambda: 5.0
     writer.go_on()
     writer.close()
+    for name in other.parent.glob("snapshot*"):
+        name.unlink()
     newest = _newest_snapshot(path)
     shutil.copyfile(newest, other.with_name(newest.name))
     seen = Seen()
@@ -411,7 +455,11 @@ def test_a_plain_part_counts_beside_a_torn_archive(tmp_path: Path) -> None:
     """As a machine that fails between the two leaves them."""
     path = tmp_path / "journal.jsonl"
     with injected("part.compressed=EIO"):
-        written(path)
+        writer = Writer(path)
+        while not packed_path(path, 1).exists():
+            writer.go_on(writer.done + 1)
+        writer.go_on()
+        writer.close()
     assert packed_path(path, 1).exists()
     packed_path(path, 1).write_bytes(b"torn")
     assert plain_path(path, 1).exists()
@@ -427,6 +475,66 @@ def test_a_journal_without_its_present_part_is_refused(tmp_path: Path, left: str
         path.touch()
     with pytest.raises(JournalError, match=r"is not there or empty, but there is"):
         resume(path, Seen().observe, lambda _: None)
+
+
+# --------------------------------------------------------------------------------------------------- the coordinator
+
+
+def test_a_restarted_coordinator_has_the_figures_of_a_full_replay(tmp_path: Path) -> None:
+    """Snapshots are taken by the coordinator itself; ranks report some of the steps, so that lines are written."""
+    run_dir = RunDirectory(tmp_path)
+
+    async def begun() -> Coordinator:
+        return Coordinator(Options("127.0.0.1:0", run_dir, life=1, with_store=False))
+
+    def figures(one: Coordinator) -> dict[str, Any]:
+        memo: dict[str, Any] = json.loads(json.dumps(one._memo()))
+        del memo["tuning"]["restart_s"], memo["tuning"]["measured"], memo["tuning"]["first"]
+        return {**memo, "state": encode_state(one._state), "last": one._records.book.stall_s}
+
+    async def play() -> Coordinator:
+        one = await begun()
+        one._speaker.say = lambda action: None  # type: ignore[method-assign]
+        one._open(SPEC, JobDescription(train_iters=1000))
+        for event in EVENTS[1:]:
+            one._apply(event)
+            if one._state.committed[0] in (2, 3, 7):
+                one._records.report(one._state.committed[0], {"lm loss": 2.0, "grad_norm": 1.0})
+        one._journal.close()
+        return one
+
+    first = asyncio.run(play())
+    second = asyncio.run(begun())
+    assert second._journal._since_bytes < 4000, "it began with a snapshot"
+    second._journal.close()
+    for _, name in list(beside(run_dir.journal)):
+        if name.suffix == ".json":
+            name.unlink()
+    third = asyncio.run(begun())
+    third._journal.close()
+    assert figures(second) == figures(third) == figures(first)
+    assert figures(second)["accepted"] == "step-8"
+    assert [line["step"] for line in metrics_lines(run_dir.metrics)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: Path) -> None:
+    """They are in the snapshot, complete."""
+    book, told = MetricsBook(), MetricsBook(written=(1, 2))
+    line = {"step": 3, "epoch": 1, "life": 1, "loss": 2.5}
+    story = Seen()
+    state = initial_state()
+    for number, event in enumerate(EVENTS[:20], 1):
+        before = state
+        state, decision = step(before, event)
+        story.observe(
+            Record(number, 0.0, state.epoch, event, decision.actions, decision.reason), before, decision, state
+        )
+    memo = json.loads(json.dumps(story.book.memo()))
+    told.recall(memo, [{"step": 2, "epoch": 1, "life": 1, "loss": 9.0}, line])
+    [ready] = [one for one in told.ready(all_of_them=True) if one["step"] == 3]
+    assert ready["loss"] == 2.5
+    book.recall(memo)
+    assert [one["step"] for one in book.ready(all_of_them=True)] == [1, 2]
 
 
 # ---------------------------------------------------------------------------------------------------------- formats
@@ -519,15 +627,18 @@ def test_a_takeover_between_any_two_file_operations_of_the_holder_before(
     assert_whole(third.own.journal)
 
 
-def test_a_coordinator_without_a_term_goes_on_with_the_last_term_not_with_what_it_last_showed(tmp_path: Path) -> None:
-    """The holder was killed after it began a part, and before the run directory's name followed."""
+@pytest.mark.parametrize("faults", ["", "part.show=EIO"])
+def test_a_coordinator_without_a_term_goes_on_with_the_last_term_not_with_what_it_last_showed(
+    tmp_path: Path, faults: str
+) -> None:
+    """The holder was killed after it began a part, and before the names followed."""
     run_dir = RunDirectory(tmp_path)
     one = Holder(run_dir, 1)
     one.writer.go_on(40)
     one.terms.show()
-    one.writer.go_on()
-    one.writer.close()
-    assert not run_dir.journal.samefile(one.own.journal)
+    with injected(faults):
+        one.writer.go_on()
+        one.writer.close()
     show_last(run_dir)
     assert_whole(run_dir.journal)
 

@@ -55,9 +55,10 @@ from spare_megatron.coordinator.journal import (
     resume,
     verify,
 )
-from spare_megatron.coordinator.journal_parts import beside, header_after, packed_path, plain_path
+from spare_megatron.coordinator.journal_parts import BEGIN, JournalLines, beside, header_after, packed_path, plain_path
 from spare_megatron.coordinator.records import metrics_lines
 from spare_megatron.coordinator.server import Coordinator, Options
+from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot
 from spare_megatron.coordinator.terms import Term, Terms, show_last
 from spare_megatron.failpoints import injected
 from spare_megatron.observe.metrics import MetricsBook
@@ -200,6 +201,28 @@ def test_parts_follow_each_other_and_a_restart_reads_little(tmp_path: Path) -> N
     assert_whole(path)
     assert resume(path, Seen().observe, lambda _: None).followed_bytes < 4000
     assert not list(tmp_path.glob(".*")), "no scratch file is left"
+
+
+def test_parts_end_and_snapshots_are_taken_behind_final_records_only(tmp_path: Path) -> None:
+    """Only these are in every later holder's journal, and on the disk of a machine that fails."""
+    path, final, ends = tmp_path / "journal.jsonl", set[int](), set[int]()
+    written(path)
+
+    def note(record: Record, before: State, decision: Decision, _: State) -> None:
+        if is_final(decision, before.epoch):
+            final.add(record.n)
+
+    replay(path, note)
+    behind = BEGIN
+    for before, _, after in JournalLines(path):
+        if before.part != behind.part:
+            ends.add(behind.records)
+        behind = after
+    found = [load_snapshot(path, part) for part, _ in beside(path)]
+    taken = {one.place.records for one in found if isinstance(one, Snapshot)}
+    assert len(ends) >= 3
+    assert len(taken) >= 3
+    assert final >= ends | taken
 
 
 @pytest.mark.parametrize("until", range(1, len(EVENTS), 3))

@@ -102,7 +102,7 @@ class Coordinator:
         record = self.journal.append(event, decision)
         self.state = after
         appended = time.thread_time()
-        size = self.journal._end.bytes - there.bytes
+        size = self.journal._end.offset_bytes - there.offset_bytes
         self.seen.observe(record, before, decision, after)
         observed = time.thread_time()
         self.journal.keep(after, self.seen.memo)

@@ -152,9 +152,12 @@ def _encode_retries(retries: Retries) -> list[Any]:
 
 def _decode_retries(plain: list[Any]) -> Retries:
     failures, mismatches, mute, ended, refused = plain
-    links = ({(key[0], key[1]): frozenset(epochs) for key, epochs in each} for each in (mute, ended))
     alone = {key: frozenset(epochs) for key, epochs in refused}
-    return Retries(failures, Evidence(*links, alone), mismatches)
+    return Retries(failures, Evidence(_links(mute), _links(ended), alone), mismatches)
+
+
+def _links(plain: list[Any]) -> dict[tuple[int, int], frozenset[int]]:
+    return {(sender, receiver): frozenset(epochs) for (sender, receiver), epochs in plain}
 
 
 def _same(value: Any) -> Any:

@@ -140,7 +140,7 @@ class Journal:
             self._confirm()
         time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
         record = Record(self._end.records + 1, time_s, decision.epoch, event, decision.actions, decision.reason)
-        line = _line(record) if self._end.bytes else header_after(self._end) + _line(record)
+        line = _line(record) if self._end.offset_bytes else header_after(self._end) + _line(record)
         self._file.append(line)
         if final:
             try:
@@ -161,7 +161,7 @@ class Journal:
             return
         self._since_bytes = 0
         part, since_s = self._prepared
-        if self._end.bytes >= PART_BYTES and part > self._end.part and time.monotonic() - since_s >= NAME_SEEN_S:
+        if self._end.offset_bytes >= PART_BYTES and part > self._end.part and time.monotonic() - since_s >= NAME_SEEN_S:
             self._begin_part()
         self._chores.do(SNAPSHOT, partial(save_snapshot, self._path, Snapshot(self._end, state, seen())))
         if self._prepared[0] <= self._end.part:
@@ -275,7 +275,7 @@ def resume(path: Path, observe: Observer, recall: Callable[[Mapping[str, Any]], 
         if isinstance(found, str):
             notes += [found] if found else []
             continue
-        start = Replayed(found.state, found.place, found.place.bytes, notes=tuple(notes))
+        start = Replayed(found.state, found.place, found.place.offset_bytes, notes=tuple(notes))
         try:
             next(iter(JournalLines(path, found.place)), None)
         except JournalError as error:
@@ -305,7 +305,7 @@ def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
         if before.part != part:
             part, settled_bytes, sure_bytes = before.part, 0, 0
         if is_final(decision, state.epoch):
-            settled_bytes, sure_bytes = sure_bytes, behind.bytes
+            settled_bytes, sure_bytes = sure_bytes, behind.offset_bytes
         followed_bytes += len(line)
         state = after
     if lines.end.part != part:

@@ -56,7 +56,7 @@ class Place(NamedTuple):
     """A place in a journal, behind a whole line."""
 
     part: int = 1
-    bytes: int = 0
+    offset_bytes: int = 0
     """Length of the part up to here, before any compression."""
     crc32: int = 0
     """Checksum of these bytes."""
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
     def after(self, lines: bytes, records: int = 1) -> Place:
         """The place behind ``lines``, which have so many records."""
-        return Place(self.part, self.bytes + len(lines), zlib.crc32(lines, self.crc32), self.records + records)
+        return Place(self.part, self.offset_bytes + len(lines), zlib.crc32(lines, self.crc32), self.records + records)
 
 
 BEGIN = Place()
@@ -73,7 +73,7 @@ BEGIN = Place()
 
 def header_after(place: Place) -> bytes:
     """The header of the part that begins at ``place``: of the next one, or, at the beginning, of the first."""
-    part = place.part + 1 if place.bytes else place.part
+    part = place.part + 1 if place.offset_bytes else place.part
     plain = {"format": FORMAT, "part": part, "first": place.records + 1, "crc32_before": place.crc32}
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
@@ -134,7 +134,7 @@ class JournalLines:
 
     def _lines_of(self, name: Path, file: IO[bytes], part: int, torn: bool) -> Iterator[tuple[Place, bytes, Place]]:
         at = self.end
-        if at.part == part and at.bytes:
+        if at.part == part and at.offset_bytes:
             _skip(name, file, at)
         else:
             at = self.end = _behind_header(name, file, at)
@@ -198,14 +198,16 @@ def _behind_header(name: Path, file: IO[bytes], at: Place) -> Place:
 
 def _skip(name: Path, file: IO[bytes], at: Place) -> None:
     """Read up to a place, whose bytes must be the same as when it was noted."""
-    left, crc32 = at.bytes, 0
+    left, crc32 = at.offset_bytes, 0
     while left:
         chunk = file.read(min(left, CHUNK_BYTES))
         if not chunk:
             break
         left, crc32 = left - len(chunk), zlib.crc32(chunk, crc32)
     if left or crc32 != at.crc32:
-        raise JournalError(f"the first {at.bytes} bytes of {name} are not those of record {at.records} and before")
+        raise JournalError(
+            f"the first {at.offset_bytes} bytes of {name} are not those of record {at.records} and before"
+        )
 
 
 def _header(name: Path, line: bytes) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _open_finished(path: Path, part: int) -> tuple[Path, IO[bytes]]:
 
 
 def _unpacked(name: Path) -> IO[bytes]:
-    file: IO[bytes] = io.BufferedReader(gzip.GzipFile(name), CHUNK_BYTES)  # type: ignore[arg-type,assignment]
+    file: IO[bytes] = io.BufferedReader(gzip.GzipFile(name), CHUNK_BYTES)
     return file
 
 

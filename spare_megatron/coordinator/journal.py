@@ -159,11 +159,12 @@ class Journal:
         fails: what the disk does not take now is left for the next time."""
         if not self._final or self._since_bytes < SNAPSHOT_BYTES:
             return
-        self._since_bytes = 0
+        self._since_bytes, begins = 0, False
         part, since_s = self._prepared
         if self._end.offset_bytes >= PART_BYTES and part > self._end.part and time.monotonic() - since_s >= NAME_SEEN_S:
-            self._begin_part()
-        self._chores.do(SNAPSHOT, partial(save_snapshot, self._path, Snapshot(self._end, state, seen())))
+            begins = self._begin_part()
+        snapshot = Snapshot(self._end, 0 if begins else self._end.offset_bytes, state, seen())
+        self._chores.do(SNAPSHOT, partial(save_snapshot, self._path, snapshot))
         if self._prepared[0] <= self._end.part:
             self._chores.do(PREPARE, partial(self._prepare, self._end.part + 1))
         self._chores.do(TIDY, partial(tidy_parts, self._path, self._end.part))
@@ -179,8 +180,8 @@ class Journal:
         prepare_part(self._path, part)
         self._prepared = part, time.monotonic()
 
-    def _begin_part(self) -> None:
-        """Go on in the next part. Where that fails, nothing may be in it when this one goes on."""
+    def _begin_part(self) -> bool:
+        """Go on in the next part; True where that succeeds. Else nothing may be in it when this one goes on."""
         place = self._end
         try:
             failpoints.hit("part.begin")
@@ -194,10 +195,11 @@ class Journal:
             if not self._said:
                 self._say(f"the coordinator goes on with part {place.part} of its journal: {words(error)}")
             self._said = True
-            return
+            return False
         self._file.close()
         self._file, self._next, self._said = self._next, None, False
         self._end = Place(place.part + 1, len(header), zlib.crc32(header), place.records)
+        return True
 
 
 def is_final(decision: Decision, epoch: int) -> bool:
@@ -275,7 +277,7 @@ def resume(path: Path, observe: Observer, recall: Callable[[Mapping[str, Any]], 
         if isinstance(found, str):
             notes += [found] if found else []
             continue
-        start = Replayed(found.state, found.place, found.place.offset_bytes, notes=tuple(notes))
+        start = Replayed(found.state, found.place, found.settled_bytes, notes=tuple(notes))
         try:
             next(iter(JournalLines(path, found.place)), None)
         except JournalError as error:

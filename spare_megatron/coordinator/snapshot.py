@@ -31,6 +31,9 @@ class Snapshot:
     """The state of a job at one place of its journal."""
 
     place: Place
+    settled_bytes: int
+    """How much of the part of ``place`` was certainly on the disk: all up to there, or nothing where only its header
+    is."""
     state: State
     seen: Mapping[str, Any]
     """What observers of the records made of them up to there, as JSON values."""
@@ -41,6 +44,7 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     content = {
         "format": FORMAT,
         **snapshot.place._asdict(),
+        "settled_bytes": snapshot.settled_bytes,
         "state": encode_state(snapshot.state),
         "seen": snapshot.seen,
     }
@@ -60,7 +64,7 @@ def load_snapshot(path: Path, part: int) -> Snapshot | str:
         if content["format"] != FORMAT:
             return f"{name} has format {content['format']}, not {FORMAT}"
         place = Place(**{field: content[field] for field in Place._fields})
-        return Snapshot(place, decode_state(content["state"]), content["seen"])
+        return Snapshot(place, content["settled_bytes"], decode_state(content["state"]), content["seen"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{name} cannot be read: {error}"
 

@@ -219,7 +219,11 @@ def test_parts_end_and_snapshots_are_taken_behind_final_records_only(tmp_path: P
             ends.add(behind.records)
         behind = after
     found = [load_snapshot(path, part) for part, _ in beside(path)]
-    taken = {one.place.records for one in found if isinstance(one, Snapshot)}
+    snapshots = [one for one in found if isinstance(one, Snapshot)]
+    taken = {one.place.records for one in snapshots}
+    for one in snapshots:
+        first = one.place.records in ends
+        assert one.settled_bytes == (0 if first else one.place.offset_bytes), "a new part's header is not synced yet"
     assert len(ends) >= 3
     assert len(taken) >= 3
     assert final >= ends | taken

@@ -41,7 +41,7 @@ from spare_megatron.coordinator.journal_parts import (
     BEGIN,
     JournalError,
     JournalLines,
-    Place,
+    JournalPlace,
     beside,
     header_after,
     last_path,
@@ -84,7 +84,7 @@ class Replayed:
     """The result of replaying a journal."""
 
     state: State = field(default_factory=initial_state)
-    end: Place = BEGIN
+    end: JournalPlace = BEGIN
     """The place behind the last record."""
     settled_bytes: int = 0
     """How much of the last part is certainly on the disk: everything up to the last but one of its final records. The
@@ -198,7 +198,7 @@ class Journal:
             return False
         self._file.close()
         self._file, self._next, self._said = self._next, None, False
-        self._end = Place(place.part + 1, len(header), zlib.crc32(header), place.records)
+        self._end = JournalPlace(place.part + 1, len(header), zlib.crc32(header), place.records)
         return True
 
 
@@ -233,7 +233,7 @@ def read(path: Path) -> Iterator[Record]:
     return (_parse(path, line, behind) for _, line, behind in JournalLines(path))
 
 
-def _parse(path: Path, line: bytes, behind: Place) -> Record:
+def _parse(path: Path, line: bytes, behind: JournalPlace) -> Record:
     where = f"{path} record {behind.records} (part {behind.part})"
     try:
         plain: dict[str, Any] = json.loads(line)

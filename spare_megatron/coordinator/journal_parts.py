@@ -52,7 +52,7 @@ class JournalError(ValueError):
     """A journal that no coordinator can have written, or whose replay decides something else."""
 
 
-class Place(NamedTuple):
+class JournalPlace(NamedTuple):
     """A place in a journal, behind a whole line."""
 
     part: int = 1
@@ -63,15 +63,17 @@ class Place(NamedTuple):
     records: int = 0
     """Number of records in the whole journal up to here."""
 
-    def after(self, lines: bytes, records: int = 1) -> Place:
+    def after(self, lines: bytes, records: int = 1) -> JournalPlace:
         """The place behind ``lines``, which have so many records."""
-        return Place(self.part, self.offset_bytes + len(lines), zlib.crc32(lines, self.crc32), self.records + records)
+        return JournalPlace(
+            self.part, self.offset_bytes + len(lines), zlib.crc32(lines, self.crc32), self.records + records
+        )
 
 
-BEGIN = Place()
+BEGIN = JournalPlace()
 
 
-def header_after(place: Place) -> bytes:
+def header_after(place: JournalPlace) -> bytes:
     """The header of the part that begins at ``place``: of the next one, or, at the beginning, of the first."""
     part = place.part + 1 if place.offset_bytes else place.part
     plain = {"format": FORMAT, "part": part, "first": place.records + 1, "crc32_before": place.crc32}
@@ -113,12 +115,12 @@ class JournalLines:
     * ConfigError: the journal has another format.
     """
 
-    def __init__(self, path: Path, start: Place = BEGIN) -> None:
+    def __init__(self, path: Path, start: JournalPlace = BEGIN) -> None:
         self._path, self._start = path, start
         self.end = start
         """The place up to which lines or headers were read."""
 
-    def __iter__(self) -> Iterator[tuple[Place, bytes, Place]]:
+    def __iter__(self) -> Iterator[tuple[JournalPlace, bytes, JournalPlace]]:
         with contextlib.ExitStack() as files:
             # Opened before the others are read: a part that begins meanwhile is no part of what is read now.
             found = _open_last(files, self._path)
@@ -132,7 +134,9 @@ class JournalLines:
                 with contextlib.closing(file), _damage_named(name):
                     yield from self._lines_of(name, file, part, torn=part == last)
 
-    def _lines_of(self, name: Path, file: IO[bytes], part: int, torn: bool) -> Iterator[tuple[Place, bytes, Place]]:
+    def _lines_of(
+        self, name: Path, file: IO[bytes], part: int, torn: bool
+    ) -> Iterator[tuple[JournalPlace, bytes, JournalPlace]]:
         at = self.end
         if at.part == part and at.offset_bytes:
             _skip(name, file, at)
@@ -187,16 +191,16 @@ def _open_begun(files: contextlib.ExitStack, name: Path) -> IO[bytes] | None:
     return file
 
 
-def _behind_header(name: Path, file: IO[bytes], at: Place) -> Place:
+def _behind_header(name: Path, file: IO[bytes], at: JournalPlace) -> JournalPlace:
     """The place behind the header of the part that begins at ``at``."""
     line, expected = file.readline(), header_after(at)
     header = _header(name, line)
     if header != json.loads(expected):
         raise JournalError(f"{name} does not follow the part before it: its header is {header}, not {expected!r}")
-    return Place(header["part"], len(line), zlib.crc32(line), at.records)
+    return JournalPlace(header["part"], len(line), zlib.crc32(line), at.records)
 
 
-def _skip(name: Path, file: IO[bytes], at: Place) -> None:
+def _skip(name: Path, file: IO[bytes], at: JournalPlace) -> None:
     """Read up to a place, whose bytes must be the same as when it was noted."""
     left, crc32 = at.offset_bytes, 0
     while left:

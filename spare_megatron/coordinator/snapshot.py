@@ -23,14 +23,14 @@ from typing import Any
 from spare_megatron.control.run_directory import read_json, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.state_codec import decode_state, encode_state
-from spare_megatron.coordinator.journal_parts import FORMAT, Place, snapshot_path
+from spare_megatron.coordinator.journal_parts import FORMAT, JournalPlace, snapshot_path
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a job at one place of its journal."""
 
-    place: Place
+    place: JournalPlace
     settled_bytes: int
     """How much of the part of ``place`` was certainly on the disk: all up to there, or nothing where only its header
     is."""
@@ -63,7 +63,7 @@ def load_snapshot(path: Path, part: int) -> Snapshot | str:
             return f"{name} is damaged: its checksum is another"
         if content["format"] != FORMAT:
             return f"{name} has format {content['format']}, not {FORMAT}"
-        place = Place(**{field: content[field] for field in Place._fields})
+        place = JournalPlace(**{field: content[field] for field in JournalPlace._fields})
         return Snapshot(place, content["settled_bytes"], decode_state(content["state"]), content["seen"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{name} cannot be read: {error}"

@@ -4,48 +4,30 @@ was acknowledged is lost, no record is there twice, and a restart has the state 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
     Decision,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    ReductionResult,
-    Saved,
-    StopRequested,
-    Tuned,
-    Vote,
 )
 from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator import journal as journal_module
 from spare_megatron.coordinator.appended_file import AppendedFile
-from spare_megatron.coordinator.job_tuning import JobTuning
 from spare_megatron.coordinator.journal import (
-    Journal,
     JournalError,
     Record,
     Replayed,
@@ -59,129 +41,14 @@ from spare_megatron.coordinator.journal_parts import BEGIN, JournalLines, beside
 from spare_megatron.coordinator.records import metrics_lines
 from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot
-from spare_megatron.coordinator.terms import Term, Terms, show_last
 from spare_megatron.failpoints import injected
 from spare_megatron.observe.metrics import MetricsBook
-
-GROUPS, STEPS = 6, 12
-SPEC = JobSpec(GROUPS, 2, (0, 1, 3), "microbatch", 0, 1000, 3, "f", save_every=4)
-
-
-def events() -> list[Event]:
-    """Some steps, in which groups die, vote twice and save."""
-    rng, state, made = random.Random(7), initial_state(), list[Event]()
-
-    def tell(event: Event) -> None:
-        nonlocal state
-        made.append(event)
-        state, _ = step(state, event)
-
-    tell(Opened(SPEC, 1, 1))
-    for group in range(GROUPS):
-        tell(Hello(group, 0, "f", 0))
-    for number in range(1, STEPS + 1):
-        if number in (3, 8):
-            dead = rng.choice(sorted(state.live))
-            tell(Lost((Loss(dead, 0, "closed", 0, "gone"),), tuple((g, rng.randrange(2)) for g in state.live)))
-        if number == 6:
-            tell(Tuned("slower saves", save_interval=3))
-        at = state.step_in_flight
-        for group in rng.sample(sorted(state.live), len(state.live)):
-            pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
-            tell(Vote(group, 0, ReductionResult(at, state.epoch, True, pieces, f"r{at}", f"w{at - 1}")))
-        if at % 4 == 0:
-            tell(Saved(min(state.live), 0, at, f"step-{at}"))
-    tell(StopRequested("enough"))
-    return made
-
-
-EVENTS = events()
+from tests.pure.journal_writer import EVENTS, PLACES, SPEC, Seen, Writer, assert_whole, shrink, written
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshots and parts after every few records."""
-    monkeypatch.setattr(journal_module, "SNAPSHOT_BYTES", 1200)
-    monkeypatch.setattr(journal_module, "PART_BYTES", 3500)
-    monkeypatch.setattr(journal_module, "NAME_SEEN_S", 0.0)
-
-
-class Seen:
-    """What a coordinator makes of the records."""
-
-    def __init__(self) -> None:
-        self.book, self.tuning = MetricsBook(), JobTuning(started_s=10.0)
-
-    def observe(self, record: Record, before: State, decision: Decision, after: State) -> None:
-        self.book.observe(record.time_unix_s, before, record.event, decision, after)
-        self.tuning.observe(record.time_unix_s, before, record.event, after)
-
-    def memo(self) -> dict[str, Any]:
-        return {"book": self.book.memo(), "tuning": self.tuning.memo()}
-
-    def recall(self, memo: Mapping[str, Any]) -> None:
-        self.book.recall(memo["book"])
-        self.tuning.recall(memo["tuning"])
-
-
-class Writer:
-    """A coordinator's use of the journal: it goes on with the records that are there."""
-
-    def __init__(self, path: Path, told: Callable[[str], None] = lambda _: None) -> None:
-        self.seen, self.path = Seen(), path
-        self.at_work = threading.RLock()
-        self.found = resume(path, self.seen.observe, self.seen.recall)
-        self.state = self.found.state
-        self.journal = Journal(path, self.found, lambda: float(self.done), lambda: None, told)
-
-    @property
-    def done(self) -> int:
-        return self.journal._end.records
-
-    def go_on(self, until: int = len(EVENTS), acked: Callable[[int], None] = lambda _: None) -> None:
-        """Append the events that are missing; ``acked`` gets the number of each record that others act on for good."""
-        while self.done < until:
-            with self.at_work, contextlib.suppress(OSError):
-                self._append(acked)
-            self._settle()
-
-    def _settle(self) -> None:
-        """Let the journal's thread do what it has to, so that every run is the same."""
-        chores = self.journal._chores
-        with chores._changed:
-            while chores._waiting or chores._busy:
-                assert chores._changed.wait(60)
-
-    def _append(self, acked: Callable[[int], None]) -> None:
-        before = self.state
-        after, decision = step(before, EVENTS[self.done])
-        record = self.journal.append(EVENTS[self.done], decision)
-        self.state = after
-        self.seen.observe(record, before, decision, after)
-        if is_final(decision, before.epoch):
-            acked(record.n)
-        self.journal.keep(self.state, self.seen.memo)
-
-    def close(self) -> None:
-        self.journal.close()
-
-
-def written(path: Path, until: int = len(EVENTS)) -> Writer:
-    writer = Writer(path)
-    writer.go_on(until)
-    writer.close()
-    return writer
-
-
-def assert_whole(path: Path, until: int = len(EVENTS)) -> None:
-    """The journal has the first events, once each; a restart has what a replay from the first record on gives."""
-    assert [record.event for record in read(path)] == EVENTS[:until]
-    assert verify(path) == until
-    restarted, replayed = Seen(), Seen()
-    found, whole = resume(path, restarted.observe, restarted.recall), replay(path, replayed.observe)
-    assert (found.records, found.end, found.notes) == (until, whole.end, ())
-    assert encode_state(found.state) == encode_state(whole.state)
-    assert json.loads(json.dumps(restarted.memo())) == json.loads(json.dumps(replayed.memo()))
+    shrink(monkeypatch)
 
 
 def parts(path: Path) -> list[str]:
@@ -239,23 +106,6 @@ def test_a_restart_at_any_record_goes_on(tmp_path: Path, until: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- kills and faults
-
-PLACES = (
-    "journal.open",
-    "journal.write",
-    "journal.written",
-    "journal.sync",
-    "journal.synced",
-    "part.prepare",
-    "part.begin",
-    "part.show",
-    "part.compress",
-    "part.compressed",
-    "snapshot-N.json.write",
-    "snapshot-N.json.sync",
-    "snapshot-N.json.rename",
-    "snapshot-N.json.renamed",
-)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -365,21 +215,6 @@ def test_a_part_without_a_whole_header_has_not_begun(tmp_path: Path, torn: bytes
     assert_whole(path, 40)
     written(path)
     assert_whole(path)
-
-
-def test_a_name_that_follows_late_or_never_hides_nothing(tmp_path: Path) -> None:
-    """journal.jsonl is an old part: to readers, to a restart and to a takeover."""
-    run_dir = RunDirectory(tmp_path)
-    with injected("part.show=EIO"):
-        one = Holder(run_dir, 1)
-        one.writer.go_on()
-        one.writer.close()
-        assert json.loads(one.own.journal.read_bytes().splitlines()[0])["part"] == 1
-        assert_whole(one.own.journal)
-        two = Holder(run_dir, 2)
-        assert two.writer.done == len(EVENTS)
-        two.writer.close()
-    assert_whole(two.own.journal)
 
 
 # --------------------------------------------------------------------------------------------------- damaged files
@@ -588,102 +423,6 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         path.write_bytes(line)
         with pytest.raises(JournalError, match="line 1 is no header"):
             list(read(path))
-
-
-# --------------------------------------------------------------------------------------------------- terms of office
-
-
-class Holder:
-    """The holder of a term, which serves."""
-
-    def __init__(self, run_dir: RunDirectory, number: int) -> None:
-        self.terms = Terms(run_dir)
-        assert self.terms.claim(self.terms.newest(), 1) == Term(number, 1)
-        self.own = self.terms.open(number)
-        address = CoordinatorAddress(f"127.0.0.1:{number}", number, 1, -1, number, "here")
-        self.terms.write(Term(number, 1, address=address))
-        self.terms.show()
-        self.writer = Writer(self.own.journal)
-
-
-@pytest.mark.parametrize("seen", ["names", "stale names"])
-@pytest.mark.parametrize("after", range(0, 9, 2))
-@pytest.mark.parametrize("place", [place for place in PLACES if place != "journal.open"])
-def test_a_takeover_between_any_two_file_operations_of_the_holder_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: int, seen: str
-) -> None:
-    """The holder is suspended at a place; another one takes over, goes on and is shown; then the first one wakes up and
-    carries out the rest of what it was at."""
-    run_dir, acked, passed, taken = RunDirectory(tmp_path), list[int](), [0], list[Holder]()
-    one = Holder(run_dir, 1)
-    real = failpoints._strike
-
-    def strike(name: str, data: bytes = b"", path: Path | None = None) -> bytes:
-        if name == place and not taken:
-            passed[0] += 1
-            if passed[0] > after:
-                taken.append(one)  # what the next holder passes is not counted
-                with one.writer.at_work:  # it makes nothing final while it is copied
-                    known = max(acked, default=0)
-                    taken[0] = other = Holder(run_dir, 2)
-                    assert other.writer.done >= known
-                    other.writer.go_on(min(other.writer.done + 20, len(EVENTS)))
-        return real(name, data, path)
-
-    monkeypatch.setattr(failpoints, "_armed", True)
-    monkeypatch.setattr(failpoints, "_faults", ())
-    monkeypatch.setattr(failpoints, "_strike", strike)
-    while one.writer.done < len(EVENTS) and not taken:
-        one.writer.go_on(one.writer.done + 1, acked.append)
-        if seen == "names":
-            one.terms.show()
-    one.writer.close()
-    one.terms.show()
-    if not taken:  # fewer passes than ``after``
-        assert_whole(one.own.journal)
-        return
-    other = taken[0]
-    other.writer.go_on()
-    other.writer.close()
-    assert_whole(other.own.journal)
-    other.terms.show()
-    assert_whole(run_dir.journal)
-    third = Holder(run_dir, 3)
-    assert third.writer.done == len(EVENTS)
-    third.writer.close()
-    assert_whole(third.own.journal)
-
-
-@pytest.mark.parametrize("faults", ["", "part.show=EIO"])
-def test_a_coordinator_without_a_term_goes_on_with_the_last_term_not_with_what_it_last_showed(
-    tmp_path: Path, faults: str
-) -> None:
-    """The holder was killed after it began a part, and before the names followed."""
-    run_dir = RunDirectory(tmp_path)
-    one = Holder(run_dir, 1)
-    one.writer.go_on(40)
-    one.terms.show()
-    with injected(faults):
-        one.writer.go_on()
-        one.writer.close()
-    show_last(run_dir)
-    assert_whole(run_dir.journal)
-
-
-def test_a_coordinator_without_a_term_that_came_later_is_not_put_back(tmp_path: Path) -> None:
-    run_dir = RunDirectory(tmp_path)
-    one = Holder(run_dir, 1)
-    one.writer.go_on(30)
-    one.writer.close()
-    show_last(run_dir)
-    run_dir.publish_coordinator(CoordinatorAddress("127.0.0.1:2", 2, 1, -1, 2, "here"))
-    alone = written(run_dir.journal)
-    assert alone.done == len(EVENTS)
-    show_last(run_dir)
-    assert_whole(run_dir.journal)
-    two = Holder(run_dir, 3)
-    two.writer.close()
-    assert_whole(two.own.journal)
 
 
 def test_a_restart_takes_little_that_is_not_a_snapshot(tmp_path: Path) -> None:

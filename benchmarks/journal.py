@@ -192,6 +192,8 @@ def measure(hours: float, path: Path) -> dict[str, object]:
     made_s, (steps, deaths) = timed(lambda: train(one, hours))
     one.journal.close()
     files = [name for _, name in beside(path)]
+    # journal.jsonl and the last part are names of one file.
+    sizes = {name.stat().st_ino: name.stat().st_size for name in (path, *files)}
     restarts = [restart(path) for _ in range(3)]
     found = restarts[0][1]
     assert found.records == one.records
@@ -207,7 +209,7 @@ def measure(hours: float, path: Path) -> dict[str, object]:
         "vote_bytes": statistics.median(one.vote_bytes),
         "epoch_bytes": statistics.median(one.view_bytes),
         "plain_mb": one.bytes / 1e6,
-        "disk_mb": (path.stat().st_size + sum(name.stat().st_size for name in files)) / 1e6,
+        "disk_mb": sum(sizes.values()) / 1e6,
         "parts": 1 + sum(name.suffix == ".gz" for name in files),
         "snapshot_kb": max(name.stat().st_size for name in files if name.suffix == ".json") / 1e3,
         "restart_s": statistics.median(seconds for seconds, _ in restarts),

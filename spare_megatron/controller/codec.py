@@ -25,11 +25,15 @@ _CLASSES: dict[str, type] = {
     if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == messages.__name__
 } | {"JobDescription": JobDescription, "Timeouts": Timeouts, "Tuning": Tuning}
 
+_SINGLE = frozenset({int, str, float, bool, type(None)})
+"""Types that are JSON values as they are. They are most of all values, and looked for first."""
 _VIEW_FIELDS = tuple(item.name for item in fields(View))
 
 
 def encode(value: Any) -> Any:
     """A message, or any part of one, as JSON values."""
+    if type(value) in _SINGLE:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         plain: dict[str, Any] = {"type": type(value).__name__}
         for item in fields(value):
@@ -51,7 +55,7 @@ def decode(plain: Any) -> Any:
         ValueError: an unknown type, or fields that it does not have.
     """
     if isinstance(plain, list):
-        return tuple(map(decode, plain))
+        return tuple([part if type(part) in _SINGLE else decode(part) for part in plain])
     if not isinstance(plain, dict):
         return plain
     if "type" not in plain:

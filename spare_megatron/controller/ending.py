@@ -77,8 +77,8 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
     step = after.committed[0]
     after = replace(
         after,
-        holders=after.holders & after.live.keys(),
-        applied_last=after.applied_last & after.live.keys(),
+        holders=after.holders.intersection(after.live),
+        applied_last=after.applied_last.intersection(after.live),
         votes={group: vote for group, vote in after.votes.items() if group in after.live},
     )
     there = after.saved_step == step

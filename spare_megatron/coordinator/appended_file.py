@@ -86,6 +86,19 @@ class AppendedFile:
         self._in_doubt = True
         self._cut_now()
 
+    def mend(self) -> None:
+        """Return once the content is what it should be, also where a failed append could not be cut off at once. Raises
+        OSError."""
+        try:
+            self._mend()
+        except OSError as error:
+            raise self._named(error) from None
+
+    @property
+    def length(self) -> int:
+        """Length of the whole lines in the file."""
+        return self._length
+
     def close(self) -> None:
         """Close the file; nothing may be written after it."""
         os.close(self._handle)

@@ -2,8 +2,8 @@
 
 The tuner decides (:mod:`spare_megatron.tuner.at_start`, pure); here the figures for it are gathered from what the
 coordinator sees anyway, and a decision becomes an event of the machine that carries its figures. After each event the
-coordinator asks for the next one and applies it. In a replay the same object sees the same records; figures that came
-only with messages of the ranks are then measured anew.
+coordinator asks for the next one and applies it. In a replay the same object sees the same records, from the first one
+or from a snapshot on; figures that came only with messages of the ranks are then measured anew.
 """
 
 from __future__ import annotations
@@ -35,6 +35,21 @@ WARM_UP_STEPS = 2
 MEASURED_STEPS = 3
 TRIAL_PATIENCE_STEPS = 20
 """Steps after which a save that was ordered to measure its cost, and was not reported, is ordered again."""
+
+_RECORDED = (
+    "losses",
+    "elapsed_s",
+    "last_s",
+    "opened_s",
+    "restart_s",
+    "commits",
+    "calm_since",
+    "trial_at",
+    "saving",
+    "ordered_s",
+    "write_s",
+)
+"""The attributes of JobTuning, less their underscore, that follow from the records and are single values."""
 
 
 class JobTuning:
@@ -122,6 +137,25 @@ class JobTuning:
         """Take a group's report on a step; its ``save_s`` is the time for which its last save kept it from training."""
         if "save_s" in report:
             self._save_s = float(report["save_s"])
+
+    # -------------------------------------------------------------------------------------------------- for a snapshot
+
+    def memo(self) -> dict[str, Any]:
+        """What the records so far have left here, as JSON values, for :meth:`recall` after a restart."""
+        return {
+            **{name: getattr(self, f"_{name}") for name in _RECORDED},
+            "measured": None if self._measured is None else asdict(self._measured),
+            "first": None if self._first is None else self._first.as_json(),
+        }
+
+    def recall(self, memo: Mapping[str, Any]) -> None:
+        """Go on from the memo of the process that took a snapshot; what followed it is observed next. Whether anything
+        is to be decided anew is looked at once more."""
+        for name in _RECORDED:
+            setattr(self, f"_{name}", memo[name])
+        self._measured = None if memo["measured"] is None else Measured(**memo["measured"])
+        self._first = None if memo["first"] is None else Choice(**memo["first"])
+        self._changed = True
 
     # ------------------------------------------------------------------------------------------------ what is decided
 

@@ -8,20 +8,62 @@ needs its data and its length on the disk and no access times. It costs 0.12 to 
 An append is done as a whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): a caller that gets an
 OSError may try it again, and must decide nothing meanwhile. A torn last line, which a death in the middle of a write
 leaves, is dropped: nobody has acted on it.
+
+A journal that grows for months is kept short by two optimisations, both only behind a final record, both left out while
+the disk fails: a *part* that is long is finished, compressed beside the training and kept
+(:mod:`spare_megatron.coordinator.journal_parts`), and a *snapshot* of the state is taken now and then
+(:mod:`spare_megatron.coordinator.snapshot`), so that :func:`resume` replays only what follows it. All parts together
+replay to the same actions (:func:`replay`, :func:`verify`). Records hold the actions themselves and not a digest of
+them: people read a journal, and of the bytes of a large job nine in ten are votes, which have no actions.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable, Iterator
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spare_megatron import failpoints
+from spare_megatron.control.disk import words
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendFenced, SendStop
+from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.chores import Chores
+from spare_megatron.coordinator.journal_parts import (
+    BEGIN,
+    JournalError,
+    JournalLines,
+    JournalPlace,
+    beside,
+    header_after,
+    last_path,
+    plain_path,
+    prepare_part,
+    snapshot_path,
+    tidy_parts,
+)
+from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot, save_snapshot
+
+__all__ = ["Journal", "JournalError", "Record", "Replayed", "is_final", "read", "replay", "resume", "verify"]
+
+SNAPSHOT_BYTES = 4 << 20
+"""So many bytes of records after a snapshot the next one is due; their replay takes about a second."""
+PART_BYTES = 32 << 20
+"""A part that is at least so long is finished when a snapshot is due."""
+NAME_SEEN_S = 60.0
+"""How long the file of a part has been there before the first byte is written to it: longer than file systems keep what
+they know of a folder, and than a quarter of a lease (rule 2 of journal_parts)."""
+SNAPSHOT, PREPARE, TIDY = "take a snapshot of its journal", "prepare the next part of its journal", "tidy its journal"
+END_PATIENCE_S = 10.0
+"""How long a journal that is closed waits for its last snapshot and for the compression of a part."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +77,28 @@ class Record:
     event: Event
     actions: tuple[Action, ...]
     reason: str
-    begins_bytes: int = field(default=-1, compare=False)
-    """Offset of its line in the file that it was read from."""
 
 
-class JournalError(ValueError):
-    """A journal that no coordinator can have written, or whose replay decides something else."""
+@dataclass(frozen=True)
+class Replayed:
+    """The result of replaying a journal."""
+
+    state: State = field(default_factory=initial_state)
+    end: JournalPlace = BEGIN
+    """The place behind the last record."""
+    settled_bytes: int = 0
+    """How much of the last part is certainly on the disk: everything up to the last but one of its final records. The
+    last one was written when the syncs of earlier ones had succeeded; whether its own did, which is that of all records
+    between the two, is not known."""
+    followed_bytes: int = 0
+    """How many bytes of records were replayed."""
+    notes: tuple[str, ...] = ()
+    """Why snapshots were not used."""
+
+    @property
+    def records(self) -> int:
+        """Number of records of the whole journal."""
+        return self.end.records
 
 
 class Journal:
@@ -49,24 +107,40 @@ class Journal:
     def __init__(
         self,
         path: Path,
-        records: int,
-        epoch: int,
+        found: Replayed,
         clock: Callable[[], float],
         confirm: Callable[[], None] = lambda: None,
-        settled_bytes: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``confirm`` is called before a final record is written, and again when it is on the disk, which may take
-        long; it raises where this process may not decide any more. ``settled_bytes`` is that of the replay."""
-        self._file = AppendedFile(path, "journal", durable=True, settled_bytes=settled_bytes)
-        self._n, self._epoch, self._clock, self._confirm = records, epoch, clock, confirm
+        """``found`` is what replaying ``path`` gave. ``confirm`` is called before a final record is written, and again
+        when it is on the disk, which may take long; it raises where this process may not decide any more."""
+        own = last_path(path, found.end.part)
+        self._file = AppendedFile(own, "journal", durable=True, settled_bytes=found.settled_bytes)
+        self._path, self._end, self._epoch = path, found.end, found.state.epoch
+        self._clock, self._confirm, self._say = clock, confirm, say
+        self._since_bytes = found.followed_bytes
+        """Bytes of records since the last snapshot."""
+        self._final = False
+        """The last record is a final one."""
+        self._next: AppendedFile | None = None
+        """The next part, where an attempt to begin it has failed."""
+        self._prepared = (0, 0.0)
+        """(the part whose empty file is there, since when by the monotonic clock)."""
+        self._said = False
+        self._chores = Chores("spare-journal", say)
+        if found.end.part > 1:  # the process before may have died before it did so
+            self._chores.do(TIDY, partial(tidy_parts, path, found.end.part))
 
     def append(self, event: Event, decision: Decision) -> Record:
         """Write one record; a final one is on the disk afterwards. Raises OSError where it is not in the journal."""
+        if self._next is not None:
+            self._next.mend()  # with a header in it, nothing may follow here
         final = is_final(decision, self._epoch)
         if final:
             self._confirm()
-        record = Record(self._n + 1, self._clock(), decision.epoch, event, decision.actions, decision.reason)
-        line = _line(record)
+        time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
+        record = Record(self._end.records + 1, time_s, decision.epoch, event, decision.actions, decision.reason)
+        line = _line(record) if self._end.offset_bytes else header_after(self._end) + _line(record)
         self._file.append(line)
         if final:
             try:
@@ -75,12 +149,57 @@ class Journal:
             except OSError:
                 self._file.take_back(len(line))
                 raise
-        self._n, self._epoch = record.n, decision.epoch
+        self._end, self._epoch, self._final = self._end.after(line), decision.epoch, final
+        self._since_bytes += len(line)
         return record
+
+    def keep(self, state: State, seen: Callable[[], Mapping[str, Any]]) -> None:
+        """Begin a new part and take a snapshot where that is due. To be called behind each append, once all observers
+        know the record; ``state`` is that after it, ``seen`` returns what observers made of the records so far. Never
+        fails: what the disk does not take now is left for the next time."""
+        if not self._final or self._since_bytes < SNAPSHOT_BYTES:
+            return
+        self._since_bytes, begins = 0, False
+        part, since_s = self._prepared
+        if self._end.offset_bytes >= PART_BYTES and part > self._end.part and time.monotonic() - since_s >= NAME_SEEN_S:
+            begins = self._begin_part()
+        snapshot = Snapshot(self._end, 0 if begins else self._end.offset_bytes, state, seen())
+        self._chores.do(SNAPSHOT, partial(save_snapshot, self._path, snapshot))
+        if self._prepared[0] <= self._end.part:
+            self._chores.do(PREPARE, partial(self._prepare, self._end.part + 1))
+        self._chores.do(TIDY, partial(tidy_parts, self._path, self._end.part))
 
     def close(self) -> None:
         """Close the file; nothing may be appended after it."""
         self._file.close()
+        if self._next is not None:
+            self._next.close()
+        self._chores.close(END_PATIENCE_S)
+
+    def _prepare(self, part: int) -> None:
+        prepare_part(self._path, part)
+        self._prepared = part, time.monotonic()
+
+    def _begin_part(self) -> bool:
+        """Go on in the next part; True where that succeeds. Else nothing may be in it when this one goes on."""
+        place = self._end
+        try:
+            failpoints.hit("part.begin")
+            if self._next is None:
+                self._next = AppendedFile(plain_path(self._path, place.part + 1), "journal", durable=True)
+            if self._next.length:
+                raise OSError(errno.EEXIST, "it has lines already", str(plain_path(self._path, place.part + 1)))
+            header = header_after(place)
+            self._next.append(header)
+        except OSError as error:
+            if not self._said:
+                self._say(f"the coordinator goes on with part {place.part} of its journal: {words(error)}")
+            self._said = True
+            return False
+        self._file.close()
+        self._file, self._next, self._said = self._next, None, False
+        self._end = JournalPlace(place.part + 1, len(header), zlib.crc32(header), place.records)
+        return True
 
 
 def is_final(decision: Decision, epoch: int) -> bool:
@@ -92,7 +211,7 @@ def is_final(decision: Decision, epoch: int) -> bool:
 def _line(record: Record) -> bytes:
     plain = {
         "n": record.n,
-        "time_unix_s": round(record.time_unix_s, 6),
+        "time_unix_s": record.time_unix_s,
         "epoch": record.epoch,
         "event": encode_event(record.event),
         "actions": encode_actions(record.actions),
@@ -101,81 +220,115 @@ def _line(record: Record) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
+# --------------------------------------------------------------------------------------------------------- reading
+
+
 def read(path: Path) -> Iterator[Record]:
-    """The records in order; none for a file that is not there. A torn last line is dropped.
+    """The records of all parts in order; none for a file that is not there. A torn last line is dropped.
 
     Raises:
-        JournalError: another line is no record, or the numbers have a gap.
+        JournalError: another line is no record, the numbers have a gap, or a part is missing or damaged.
+        ConfigError: the journal has another format.
     """
-    if not path.exists():
-        return
-    begins_bytes = 0
-    with path.open("rb") as file:
-        for n, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            record = _parse(path, n, line, begins_bytes)
-            begins_bytes += len(line)
-            if record.n != n:
-                raise JournalError(f"{path} line {n} has number {record.n}: a record is missing or there twice")
-            yield record
+    return (_parse(path, line, behind) for _, line, behind in JournalLines(path))
 
 
-def _parse(path: Path, n: int, line: bytes, begins_bytes: int) -> Record:
+def _parse(path: Path, line: bytes, behind: JournalPlace) -> Record:
+    where = f"{path} record {behind.records} (part {behind.part})"
     try:
         plain: dict[str, Any] = json.loads(line)
-        return Record(
+        record = Record(
             plain["n"],
             plain["time_unix_s"],
             plain["epoch"],
             decode_event(plain["event"]),
             decode_actions(plain["actions"]),
             plain["reason"],
-            begins_bytes,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise JournalError(f"{path} line {n} is no record: {error}") from None
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """The result of replaying a journal."""
-
-    state: State
-    records: int
-    settled_bytes: int
-    """How much of the file is certainly on the disk: everything before the last final record. That record was written
-    when the syncs of earlier ones had succeeded; whether its own sync did is not known."""
+        raise JournalError(f"{where} is no record: {error}") from None
+    if record.n != behind.records:
+        raise JournalError(f"{where} has number {record.n}: a record is missing or there twice")
+    return record
 
 
 Observer = Callable[[Record, State, Decision, State], None]
 
 
 def replay(path: Path, observe: Observer | None = None) -> Replayed:
-    """The state after the last record.
+    """The state after the last record, from the first one on.
 
     ``observe`` gets each record with the state before, the decision and the state after, so that metrics and the like
     are rebuilt in the same pass.
 
     Raises:
-        JournalError: the replay of a record decides something else than the record says.
+        JournalError: as :func:`read`, or the replay of a record decides something else than the record says.
+        ConfigError: as :func:`read`.
     """
-    state, records, settled_bytes = initial_state(), 0, 0
-    for record in read(path):
+    return _replay(path, Replayed(), observe)
+
+
+def resume(path: Path, observe: Observer, recall: Callable[[Mapping[str, Any]], None]) -> Replayed:
+    """The same as :func:`replay`, from the newest snapshot on that fits the journal. ``recall`` gets, before anything
+    is observed, what the observers had made of the records up to there. Raises the same errors."""
+    notes: list[str] = []
+    for part in sorted({part for part, _ in beside(path)} if path.parent.is_dir() else (), reverse=True):
+        found = load_snapshot(path, part)
+        if isinstance(found, str):
+            notes += [found] if found else []
+            continue
+        start = Replayed(found.state, found.place, found.settled_bytes, notes=tuple(notes))
+        try:
+            next(iter(JournalLines(path, found.place)), None)
+        except JournalError as error:
+            notes.append(f"{snapshot_path(path, part)} does not fit: {error}")
+            continue
+        recall(found.seen)
+        return _replay(path, start, observe)
+    return _replay(path, Replayed(notes=tuple(notes)), observe)
+
+
+def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
+    """Go on from the end of ``start``."""
+    lines = JournalLines(path, start.end)
+    state, part, followed_bytes = start.state, start.end.part, 0
+    settled_bytes = sure_bytes = start.settled_bytes
+    for before, line, behind in lines:
+        record = _parse(path, line, behind)
         after, decision = step(state, record.event)
         if (decision.actions, decision.reason, decision.epoch) != (record.actions, record.reason, record.epoch):
             raise JournalError(
-                f"{path} line {record.n}: replay of {type(record.event).__name__} decides {decision.reason!r} with "
-                f"{len(decision.actions)} actions, the journal says {record.reason!r} with {len(record.actions)}"
+                f"{path} record {record.n} (part {behind.part}): replay of {type(record.event).__name__} decides "
+                f"{decision.reason!r} with {len(decision.actions)} actions, the journal says {record.reason!r} with "
+                f"{len(record.actions)}"
             )
         if observe is not None:
             observe(record, state, decision, after)
+        if before.part != part:
+            part, settled_bytes, sure_bytes = before.part, 0, 0
         if is_final(decision, state.epoch):
-            settled_bytes = record.begins_bytes
-        state, records = after, record.n
-    return Replayed(state, records, settled_bytes)
+            settled_bytes, sure_bytes = sure_bytes, behind.offset_bytes
+        followed_bytes += len(line)
+        state = after
+    if lines.end.part != part:
+        settled_bytes = 0
+    return Replayed(state, lines.end, settled_bytes, followed_bytes, start.notes)
 
 
 def verify(path: Path) -> int:
-    """Replay a journal and return its number of records. Raises JournalError where a decision differs."""
-    return replay(path).records
+    """Replay a journal and return its number of records. Raises JournalError where a decision differs, or a snapshot
+    that was taken of it is not the state that is reached there."""
+    taken = {}
+    for part in {part for part, _ in beside(path)}:
+        found = load_snapshot(path, part)
+        if isinstance(found, Snapshot):
+            taken[found.place.records] = found
+        elif found:
+            raise JournalError(found)
+
+    def compare(record: Record, _before: State, _decision: Decision, after: State) -> None:
+        there = taken.get(record.n)
+        if there is not None and encode_state(there.state) != encode_state(after):
+            raise JournalError(f"{snapshot_path(path, there.place.part)} is not the state behind record {record.n}")
+
+    return replay(path, compare).records

@@ -14,6 +14,7 @@ from spare_megatron.coordinator.election import Office, OfficeLostError, wait_fo
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Coordinator, Options
+from spare_megatron.coordinator.terms import show_last
 
 TURNS_STOOD_BACK = 10
 """How many places a candidate whose disk failed steps back, because the disks of others may work."""
@@ -23,7 +24,8 @@ def serve_alone(options: Options) -> ExitCode:
     """Run the only coordinator of a run directory to its end.
 
     Raises:
-        ConfigError: a user's error: a bad address or run directory, or another coordinator runs on it.
+        ConfigError: a user's error: a bad address or run directory, another coordinator runs on it, or its journal
+            has another format.
         JournalError: the replay of the run directory's journal decides something else than the journal says.
     """
     _check(options)
@@ -92,6 +94,8 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
+        if options.office is None:
+            patiently(lambda: show_last(options.run_dir))
         coordinator = patiently(lambda: Coordinator(options))  # it may block: nothing else runs in this loop yet
         return await coordinator.run()
 

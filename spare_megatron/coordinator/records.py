@@ -91,6 +91,22 @@ class Records:
         if live and (changed or told):
             say(decision.reason)
 
+    def memo(self) -> dict[str, Any]:
+        """What the records so far have left here, as JSON values, for :meth:`recall` after a restart."""
+        return {
+            "book": self.book.memo(),
+            "unwritten": [json.loads(line) for line in self._unwritten],
+            "losses": list(self._losses),
+            "life_began_unix_s": self.life_began_unix_s,
+            "stop_signal": self._stop_signal,
+        }
+
+    def recall(self, memo: Mapping[str, Any]) -> None:
+        """Go on from the memo of the process that took a snapshot; what followed it is observed next."""
+        self.book.recall(memo["book"], memo["unwritten"])
+        self._losses.extend(memo["losses"])
+        self.life_began_unix_s, self._stop_signal = memo["life_began_unix_s"], memo["stop_signal"]
+
     def report(self, step: int, report: Mapping[str, Any]) -> None:
         """Take a group's report on a step that it applied."""
         self.book.report(step, report)

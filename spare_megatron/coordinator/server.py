@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,7 +55,7 @@ from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.election import Office
 from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
-from spare_megatron.coordinator.journal import Journal, Record, replay
+from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.records import Records, say
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
@@ -92,13 +92,13 @@ class Coordinator:
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())
         self._accepted = ""
-        found = replay(self._dir.journal, self._replayed)
+        found = resume(self._dir.journal, self._replayed, self._recall)
+        for note in found.notes:
+            say(f"{note}; more of the journal is replayed")
         self._state = found.state
         office, published = options.office, self._dir.coordinator_for_sure()
         confirm = office.confirm if office else _nobody_else
-        self._journal = Journal(
-            self._dir.journal, found.records, self._state.epoch, time.time, confirm, found.settled_bytes
-        )
+        self._journal = Journal(self._dir.journal, found, time.time, confirm, say)
         self._backlog = Backlog(say, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
         self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
@@ -123,6 +123,15 @@ class Coordinator:
                 self._accepted = action.directory
         self._records.observe(record, before, decision, after, 0.0, False)
         self._tuning.observe(record.time_unix_s, before, record.event, after)
+
+    def _memo(self) -> dict[str, Any]:
+        """What a restart from a snapshot must know beside the state."""
+        return {"accepted": self._accepted, "records": self._records.memo(), "tuning": self._tuning.memo()}
+
+    def _recall(self, memo: Mapping[str, Any]) -> None:
+        self._accepted = memo["accepted"]
+        self._records.recall(memo["records"])
+        self._tuning.recall(memo["tuning"])
 
     # --------------------------------------------------------------------------------------------------------- life
 
@@ -262,6 +271,7 @@ class Coordinator:
 
     def _act(self, action: Action) -> None:
         if isinstance(action, AcceptSave):
+            self._accepted = action.directory
             self._dir.publish_accepted(action.directory)
         self._speaker.say(action)
         if isinstance(action, SendFenced):
@@ -274,6 +284,7 @@ class Coordinator:
         if isinstance(record.event, Tuned):
             publish_choice(record.event, self._state.life, self._dir, self._records.side)
         self._tuning.observe(record.time_unix_s, before, record.event, self._state)
+        self._journal.keep(self._state, self._memo)
         following = self._tuning.next(self._state)
         if following is not None:
             self._backlog.do_next([partial(self._decide, following)])

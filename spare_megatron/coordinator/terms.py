@@ -3,11 +3,13 @@
 * ``terms/N.json`` begins term N; N is the fencing number. It is made by a hard link, which fails where the name is
   taken, also on network file systems, so that only one claim succeeds. Only its holder rewrites it.
 * ``terms/N/`` has the journal and the metrics to which only its holder appends; at first they are copies of those of
-  the term before. The folder appears as a whole or never: a process that takes over from a term without a folder puts a
+  the term before. (Finished parts of the journal and snapshots, which nobody changes, are further names of the same
+  files.) The folder appears as a whole or never: a process that takes over from a term without a folder puts a
   file in its place (it *seals* the term), so that a candidate that was stopped before it opened this term cannot do it
   any more.
 * ``coordinator.json``, ``journal.jsonl`` and ``metrics.jsonl`` in the run directory show the newest term that serves:
-  its address, and hard links to its files. A coordinator reads the last two only where the one before it had no term.
+  its address, and hard links to its files. A coordinator reads the last two only where the one before it had no term;
+  one without a term lets them show the last term first (:func:`show_last`), as its holder may have died before it did.
 
 A process that was stopped after it had looked for later terms, and before it renamed, can let a name in the run
 directory show an older term. That cannot be prevented, but it is repaired: after a rename a process looks again, and
@@ -31,6 +33,7 @@ from typing import Any
 
 from spare_megatron import failpoints
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
+from spare_megatron.coordinator.journal_parts import copy_journal, link_parts
 
 
 class UnseenError(OSError):
@@ -107,7 +110,7 @@ class Terms:
         """Let the names in the run directory show the newest term that serves, and look again after each rename. Any
         process may call it at any time."""
         shown = 0
-        while (serving := next((term for term in self._downwards() if term.address is not None), None)) is not None:
+        while (serving := self.serving()) is not None:
             if serving.number == shown:
                 return
             shown = serving.number
@@ -115,6 +118,14 @@ class Terms:
             self._run_dir.publish_coordinator(serving.address)
             for name in self._appended:
                 self._link(self._own(shown) / name, self._run_dir.path / name)
+
+    def journal_of(self, number: int) -> Path:
+        """The journal of a term that was opened."""
+        return self._own(number) / self._run_dir.journal.name
+
+    def serving(self) -> Term | None:
+        """The newest term that serves, or did. Raises UnseenError."""
+        return next((term for term in self._downwards() if term.address is not None), None)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -167,6 +178,8 @@ class Terms:
             for name in self._appended:
                 if source == self._run_dir.path and not (source / name).exists():
                     (scratch / name).touch()  # no coordinator ran before this one
+                elif name == self._run_dir.journal.name:
+                    copy_journal(source / name, scratch)
                 else:
                     shutil.copyfile(source / name, scratch / name)
                 with (scratch / name).open("rb") as file:
@@ -188,6 +201,8 @@ class Terms:
     def _link(self, own: Path, name: Path) -> None:
         if name.exists() and name.samefile(own):
             return
+        if name == self._run_dir.journal:
+            link_parts(own, name)
         scratch = scratch_of(name)
         scratch.unlink(missing_ok=True)
         os.link(own, scratch)
@@ -199,3 +214,15 @@ class Terms:
 
     def _own(self, number: int) -> Path:
         return self._folder / str(number)
+
+
+def show_last(run_dir: RunDirectory) -> None:
+    """Let the names in the run directory show the last term, unless a coordinator without a term came after it. Only
+    for the only coordinator of a run directory, before it reads them. Raises OSError."""
+    if not (run_dir.path / "terms").is_dir():
+        return
+    terms = Terms(run_dir)
+    last, published = terms.serving(), run_dir.coordinator_for_sure()
+    if last is not None and (published is None or published.fencing <= last.number):
+        terms.show()
+        link_parts(terms.journal_of(last.number), run_dir.journal)

@@ -1,16 +1,16 @@
 """Computes the line of metrics.jsonl of each committed step from the controller's events and decisions. No I/O.
 
 :class:`MetricsBook` is given every event with its decision, live or in a replay of the journal, so a restarted
-coordinator has the same figures. What only ranks know (loss, times) comes with the votes for a commit and with the
-reports after it was applied, of which the first counts. A line is ready when the report of its step, or of a later
-step, has arrived.
+coordinator has the same figures; where the replay begins with a snapshot, that has a memo of the earlier ones. What
+only ranks know (loss, times) comes with the votes for a commit and with the reports after it was applied, of which the
+first counts. A line is ready when the report of its step, or of a later step, has arrived.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spare_megatron.config.batches import BatchSchedule
@@ -111,13 +111,14 @@ class MetricsBook:
             return
         if before.phase == "forming" and after.phase == "running":
             self._last_commit_s = time_s
-        if isinstance(event, Lost | Vote) and before.phase in ("running", "ending") and after.live is not before.live:
+        # Most events are votes that change no member; looking for one among a thousand takes longer than all the rest.
+        changed = after.live is not before.live
+        if changed and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
         for action in decision.actions:
             if isinstance(action, SendCommit):
                 self._commit(time_s, before, action)
-        # A set difference for each of a thousand votes would cost more than the votes.
-        if after.live is not before.live and before.phase == "running" and after.phase == "running":
+        if changed and before.phase == "running" and after.phase == "running":
             self.totals.joins += len(after.live.keys() - before.live.keys())
         if after.outcome == "wipe-out" and not before.outcome:
             self.totals.wipe_outs += 1
@@ -225,6 +226,37 @@ class MetricsBook:
             whole[key] = report.get(key)
         rest = {key: value for key, value in report.items() if key not in whole}
         return {**whole, **line, **rest}
+
+    # -------------------------------------------------------------------------------------------------- for a snapshot
+
+    def memo(self) -> dict[str, Any]:
+        """What the events so far have left here, as JSON values, for :meth:`recall` of another book. What ranks told is
+        not in it, except in lines that are complete."""
+        recovery = self._recovery
+        return {
+            "life": self._life,
+            "totals": asdict(self.totals),
+            "pending": list(self._pending.values()),
+            "last_commit_s": self._last_commit_s,
+            "times": list(self._times),
+            "disturbed": list(self._disturbed),
+            "recovery": None
+            if recovery is None
+            else {**asdict(recovery), "lost": sorted(recovery.lost), "missing": sorted(recovery.missing)},
+        }
+
+    def recall(self, memo: Mapping[str, Any], complete: Iterable[dict[str, Any]] = ()) -> None:
+        """Go on from the memo of another book. Lines that were ``complete`` then are ready again, with their reports;
+        no line is made twice that metrics.jsonl has."""
+        self._life, self.totals = memo["life"], Totals(**memo["totals"])
+        lines = [line for line in (*complete, *memo["pending"]) if line["life"] == self._life]
+        self._pending = {line["step"]: line for line in lines if (line["life"], line["step"]) > self._written}
+        self._last_commit_s = memo["last_commit_s"]
+        self._times, self._disturbed = list(memo["times"]), list(memo["disturbed"])
+        kept = memo["recovery"]
+        self._recovery = (
+            None if kept is None else _Recovery(**{**kept, "lost": set(kept["lost"]), "missing": set(kept["missing"])})
+        )
 
     @property
     def stall_s(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.coordinator.journal import Journal, replay
+from spare_megatron.coordinator.journal import Journal, Replayed, replay
 from tests.explore.model import Model, Move
 from tests.explore.search import tell
 from tests.explore.world import World
@@ -45,7 +45,7 @@ def journalled(model: Model, world: World, path: Path) -> None:
     the same actions. The model must have recorded the walk's events from the beginning."""
     assert model.do.heard is not None, "the events of the walk were not recorded"
     state = initial_state()
-    journal = Journal(path, 0, 0, clock=lambda: 0.0)
+    journal = Journal(path, Replayed(), clock=lambda: 0.0)
     for event in model.do.heard:
         state, decision = step(state, event)
         journal.append(event, decision)

@@ -22,6 +22,8 @@ PYTHON = (sys.executable, "-W", "error", "-m")
 class ControlJob:
     """Processes of one job; :meth:`close` leaves none behind."""
 
+    coordinator_module = "spare_megatron.cli.coordinator"
+
     def __init__(self, path: Path, groups: int = 2, size: int = 1, flags: str = "") -> None:
         self.run_dir = RunDirectory(path / "run")
         self.run_dir.create()
@@ -42,7 +44,7 @@ class ControlJob:
         """Start one and wait until it listens."""
         before = self.run_dir.coordinator()
         self.coordinator = self.popen(
-            "coordinator", ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), *flags]
+            "coordinator", [self.coordinator_module, "--run-dir", str(self.run_dir.path), *flags]
         )
         old = before.fencing if before else 0
         self.until(lambda: (now := self.run_dir.coordinator()) is not None and now.fencing > old)

@@ -15,7 +15,7 @@ def test_a_job_leaves_after_its_time_whatever_dies_before(tmp_path: Path) -> Non
     inject = ("coordinator-sigkill:group=0,step=4,at=backward", "sigkill:group=1,step=8,at=reduce")
     job = launch(tmp_path, *WORDS, inject=inject)
     lines = job.finish(0)
-    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()[1:]]
     opened = [record for record in records if record["event"]["type"] == "Opened"]
     asked = [record for record in records if record["event"]["type"] == "StopRequested"]
     assert [record["event"]["fencing"] for record in opened] == [1, 2], "the coordinator came back once"

@@ -82,6 +82,7 @@ def claims() -> Iterator[Claim]:
     yield from _demo()
     yield from _operation()
     yield from _design()
+    yield from _journal()
     yield from _exact_errors()
     yield from _exact_cost()
     yield from _simulator_table()
@@ -185,6 +186,16 @@ def _operation() -> Iterator[Claim]:
         "the median of {} kills was {} s",
         (masked.config("kills"), masked("median_s", part="total_s")),
     )
+
+
+def _journal() -> Iterator[Claim]:
+    page, day = "docs/design.md", functools.partial(Results("journal.json"), groups=1000, hours=24.0)
+    yield Claim(
+        page,
+        "1000 groups write {} MB a day, with a death every five minutes, and its replay takes {} s",
+        (day("plain_mb"), day("verify_s")),
+    )
+    yield Claim(page, "such a day take {} MB, and a restart {} s", (day("disk_mb"), day("restart_s")))
 
 
 def _design() -> Iterator[Claim]:

@@ -12,7 +12,7 @@ from spare_megatron.cli import simulate as simulate_command
 from spare_megatron.cli.simulate import case_of, main, parser
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.coordinator.journal import Journal
+from spare_megatron.coordinator.journal import Journal, Replayed
 from spare_megatron.sim.cluster import Cluster
 from spare_megatron.sim.replay import losses
 
@@ -132,7 +132,7 @@ RUN: list[tuple[float, m.Event]] = [
 def _journal(path: Path) -> list[str]:
     """Write ``RUN`` as a coordinator does; the reasons of its decisions."""
     now, state, reasons = [0.0], initial_state(), []
-    journal = Journal(path, 0, 0, clock=lambda: now[0])
+    journal = Journal(path, Replayed(), clock=lambda: now[0])
     for now[0], event in RUN:
         state, decision = step(state, event)
         journal.append(event, decision)

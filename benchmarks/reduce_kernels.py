@@ -128,30 +128,6 @@ def finalize_cases(count: int, device: torch.device) -> Iterator[Case]:
         )
 
 
-def transport_cases(count: int, device: torch.device) -> Iterator[Case]:
-    """Packing for the wire."""
-    values = torch.randint(-(2**31), 2**31, (count,), device=device)
-    for bits in (32, 48):
-        packed = torch.empty(count * bits // 8, dtype=torch.uint8, device=device)
-        back = torch.empty_like(values)
-        plain = (values, bits, packed)
-        yield Case(
-            f"pack {bits}",
-            8 + bits / 8,
-            lambda plain=plain: kernels.pack(*plain),
-            lambda plain=plain: reference.pack(*plain),
-            lambda plain=plain: reference.pack(*plain),
-        )
-        plain = (packed, bits, back)
-        yield Case(
-            f"unpack {bits}",
-            8 + bits / 8,
-            lambda plain=plain: kernels.unpack(*plain),
-            lambda plain=plain: reference.unpack(*plain),
-            lambda plain=plain: reference.unpack(*plain),
-        )
-
-
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -207,7 +183,7 @@ def main() -> None:
     rows = []
     for threads in arguments.threads if device.type == "cpu" else [1]:
         torch.set_num_threads(threads)
-        for cases in (accumulate_cases, finalize_cases, transport_cases):
+        for cases in (accumulate_cases, finalize_cases):
             for case in cases(arguments.elements, device):
                 rows.append(measure(case, arguments.elements, threads, arguments.repeats, device))
     name = kernels.implementation(device.type).split(":")[0]

@@ -203,25 +203,6 @@ void spare_cpu_finalize(const SpareFinalize* job, int threads) {
   for (const Sums& one : peaks) *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
 }
 
-int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads) {
-  std::vector<Sums> found(std::max(1, threads));
-  const Loops& table = loops();
-  const bool stream = count * bits / 8 >= kStreamBytes;
-  in_ranges(count, 0, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
-    found[part].of[0] = static_cast<uint64_t>(table.pack(values, bits, start, stop, out, stream)) + 1;
-  });
-  for (const Sums& one : found)
-    if (one.of[0]) return static_cast<int64_t>(one.of[0]) - 1;
-  return -1;
-}
-
-void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads) {
-  const Loops& table = loops();
-  in_ranges(count, 0, 12, threads, [&](int64_t, int64_t start, int64_t stop) {
-    table.unpack(packed, bits, start, stop, out, count * 8 >= kStreamBytes);
-  });
-}
-
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        int threads) {
   for (int64_t number = 0; number < num_parts; ++number)

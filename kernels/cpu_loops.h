@@ -17,11 +17,8 @@ struct Loops {
   void (*accumulate)(const SpareAccumulate& job, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
   void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
                    const Tables& tables, uint64_t* sums);
-  // peak: the largest magnitude, where there is one for all; stream: the destination is written past the cache (so in
-  // the others)
+  // peak: the largest magnitude, where there is one for all; stream: the destination is written past the cache
   void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, int64_t* peak, bool stream);
-  int64_t (*pack)(const int64_t* values, int bits, int64_t start, int64_t stop, uint8_t* out, bool stream);
-  void (*unpack)(const uint8_t* packed, int bits, int64_t start, int64_t stop, int64_t* out, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear
   void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
 };

@@ -1,6 +1,6 @@
 // The CUDA half of the C interface. Each kernel strides over blocks of SPARE_BLOCK elements with a grid sized to the GPU,
-// reads and writes a thread's neighbouring elements (four; packing: eight) with accesses of up to 16 bytes where the
-// addresses allow it, and queues on the caller's stream without waiting.
+// reads and writes a thread's four neighbouring elements with accesses of up to 16 bytes where the addresses allow it,
+// and queues on the caller's stream without waiting.
 //
 // Results have the same bits as on the CPU: checksums, flags and peaks are integers, and atomics may add them in any
 // order. A thread has the same indices in every block, so it computes its weights once.
@@ -21,8 +21,6 @@ template <class Element, int count>
 struct alignas(sizeof(Element) * count > 16 ? 16 : sizeof(Element) * count) Pack {
   Element of[count];
 };
-
-bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 __device__ bool aligned_here(const void* pointer, size_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
@@ -209,61 +207,6 @@ __global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, i
   if (!job.exponents) raise_peak(static_cast<Element*>(job.peaks), peak);
 }
 
-// Eight values are 32 or 48 bytes: two or three 16-byte accesses.
-template <int bits>
-__global__ void __launch_bounds__(kThreads)
-    pack_kernel(const int64_t* values, int64_t count, uint8_t* out, int64_t* misfit, bool wide) {
-  constexpr int bytes = bits / 8;
-  const uint64_t half = 1ull << (bits - 1), range = half * 2;
-  const int64_t stride = int64_t(gridDim.x) * kThreads * 8;
-  for (int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 8; at < count; at += stride) {
-    uint64_t words[bytes] = {};
-    for (int k = 0; k < 8; ++k) {
-      if (at + k >= count) break;
-      const uint64_t value = static_cast<uint64_t>(values[at + k]);
-      if (value + half >= range) atomicMin(reinterpret_cast<Word*>(misfit), static_cast<Word>(at + k));
-      const uint64_t low = value & (range - 1);
-      const int bit = k * bits, word = bit / 64, offset = bit % 64;
-      words[word] |= low << offset;
-      if (offset + bits > 64) words[word + 1] |= low >> (64 - offset);
-    }
-    if (wide && at + 8 <= count) {
-      for (int k = 0; k < bytes / 2; ++k)
-        reinterpret_cast<ulonglong2*>(out + at * bytes)[k] = make_ulonglong2(words[2 * k], words[2 * k + 1]);
-    } else {
-      for (int64_t k = 0; k < 8 * bytes && at * bytes + k < count * bytes; ++k)
-        out[at * bytes + k] = static_cast<uint8_t>(words[k / 8] >> (8 * (k % 8)));
-    }
-  }
-}
-
-template <int bits>
-__global__ void __launch_bounds__(kThreads)
-    unpack_kernel(const uint8_t* packed, int64_t count, int64_t* out, bool wide) {
-  constexpr int bytes = bits / 8;
-  const int64_t stride = int64_t(gridDim.x) * kThreads * 8;
-  for (int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 8; at < count; at += stride) {
-    uint64_t words[bytes] = {};
-    if (wide && at + 8 <= count) {
-      for (int k = 0; k < bytes / 2; ++k) {
-        const ulonglong2 pair = reinterpret_cast<const ulonglong2*>(packed + at * bytes)[k];
-        words[2 * k] = pair.x;
-        words[2 * k + 1] = pair.y;
-      }
-    } else {
-      for (int64_t k = 0; k < 8 * bytes && at * bytes + k < count * bytes; ++k)
-        words[k / 8] |= static_cast<uint64_t>(packed[at * bytes + k]) << (8 * (k % 8));
-    }
-    for (int k = 0; k < 8; ++k) {
-      if (at + k >= count) break;
-      const int bit = k * bits, word = bit / 64, offset = bit % 64;
-      uint64_t low = words[word] >> offset;
-      if (offset + bits > 64) low |= words[word + 1] << (64 - offset);
-      out[at + k] = static_cast<int64_t>(low << (64 - bits)) >> (64 - bits);
-    }
-  }
-}
-
 __device__ uint64_t nonlinear(uint64_t word, uint64_t key) {
   const uint64_t keyed = word + key;
   return (keyed & 0xffffffffull) * (keyed >> 32);
@@ -363,24 +306,6 @@ int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
     finalize_from<int64_t>(*job, blocks, queue);
   else
     finalize_from<int32_t>(*job, blocks, queue);
-  return cudaGetLastError();
-}
-
-int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream) {
-  if (count == 0) return 0;
-  const int grid = grid_for(count / (kThreads * 8) + 1);
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  if (bits == 32) pack_kernel<32><<<grid, kThreads, 0, queue>>>(values, count, out, misfit, aligned(out, 16));
-  else pack_kernel<48><<<grid, kThreads, 0, queue>>>(values, count, out, misfit, aligned(out, 16));
-  return cudaGetLastError();
-}
-
-int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream) {
-  if (count == 0) return 0;
-  const int grid = grid_for(count / (kThreads * 8) + 1);
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  if (bits == 32) unpack_kernel<32><<<grid, kThreads, 0, queue>>>(packed, count, out, aligned(packed, 16));
-  else unpack_kernel<48><<<grid, kThreads, 0, queue>>>(packed, count, out, aligned(packed, 16));
   return cudaGetLastError();
 }
 

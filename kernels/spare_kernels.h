@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 5
+#define SPARE_KERNELS_VERSION 6
 
 #define SPARE_BLOCK 1024
 #define SPARE_CHECKSUM_SEED 0x53504152ull
@@ -69,21 +69,16 @@ void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
 void spare_cpu_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          int threads);
 void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
-// Returns the first position whose value does not fit, or -1.
-int64_t spare_cpu_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int threads);
-void spare_cpu_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, int threads);
 // sums[2 i] = nonlinear, sums[2 i + 1] = linear sum of part i.
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        int threads);
 
 // CUDA: pointers of the current device; those to parts, num_bytes and segments are the host's. Each returns a
-// cudaError_t (0: queued). misfit: one int64 on the device. digests adds to its sums.
+// cudaError_t (0: queued). digests adds to its sums.
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream);
 int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
-int spare_cuda_pack(const int64_t* values, int bits, int64_t count, uint8_t* out, int64_t* misfit, void* stream);
-int spare_cuda_unpack(const uint8_t* packed, int bits, int64_t count, int64_t* out, void* stream);
 int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        void* stream);
 const char* spare_cuda_error(int error);

@@ -1,11 +1,11 @@
 """Kernels of the exact reduction: rounding gradients to integers and adding them, checksums, dividing sums into
-gradients, packing, digests.
+gradients, digests.
 
 Each call runs the native library (CUDA on the current stream, or CPU with torch's number of threads), else the torch
 operations of :mod:`reference`, with the same bits in the result. docs/exact_reduction.md has formats and bounds.
 May assume: nothing about its arguments. Tensors must be flat, contiguous, on one device and of the named dtypes; all
 others are refused with ValueError, none is converted. Promises: results depend neither on the number of threads nor on
-the instruction set; no host synchronisation on CUDA, except in ``pack`` and ``digest``.
+the instruction set; no host synchronisation on CUDA, except in ``digest``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ __all__ = [
     "finalize",
     "finalize32",
     "implementation",
-    "pack",
-    "unpack",
     "why_slow",
 ]
 
@@ -156,23 +154,6 @@ def finalize32(
     dispatch.kernels(total.device).finalize(total, destination, exponents, first_index, divisor, peaks)
 
 
-def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    """Write the low ``bits`` (32 or 48) of each int64 to ``out`` (uint8, bits / 8 bytes per value, little endian).
-
-    ValueError when a value does not fit.
-    """
-    _check_packing(values, bits, out)
-    misfit = dispatch.kernels(values.device).pack(values, bits, out)
-    if misfit >= 0:
-        raise ValueError(f"value {int(values[misfit])} at position {misfit} does not fit {bits} bits; send it as int64")
-
-
-def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    """Undo :func:`pack`: write the int64 values of ``packed`` (uint8) to ``out``."""
-    _check_packing(out, bits, packed)
-    dispatch.kernels(out.device).unpack(packed, bits, out)
-
-
 def digest(data: Digestible | Sequence[Digestible]) -> int:
     """A 64-bit hash of a tensor or byte string, or of several in order; the same on every device. It detects accidental
     changes, but is no protection against intended ones."""
@@ -280,11 +261,3 @@ def _check_finalize(total: torch.Tensor, destination: torch.Tensor, dtype: torch
     if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
         raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
     _check_apart("total", total, "destination", destination)
-
-
-def _check_packing(values: torch.Tensor, bits: int, packed: torch.Tensor) -> None:
-    if bits not in (32, 48):
-        raise ValueError(f"bits {bits} is not supported; give 32 or 48")
-    _check("int64 values", values, (torch.int64,))
-    _check("packed bytes", packed, (torch.uint8,), values.numel() * bits // 8, values.device)
-    _check_apart("int64 values", values, "packed bytes", packed)

@@ -16,7 +16,7 @@ import torch
 
 from spare_megatron.config.errors import ConfigError
 
-VERSION = 5
+VERSION = 6
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -58,7 +58,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "accumulate": (POINTER(_Accumulate),),
     "checksums": (c_void_p, c_int, c_void_p, c_int64, c_void_p),
     "finalize": (POINTER(_Finalize),),
-    "unpack": (c_void_p, c_int, c_int64, c_void_p),
     "digests": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
 }
 
@@ -146,9 +145,6 @@ class Library:
         )
         self.call("finalize", total.device, byref(job))
 
-    def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-        self.call("unpack", out.device, packed.data_ptr(), bits, out.numel(), out.data_ptr())
-
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         number, device = len(parts), parts[0].device
         sums = torch.zeros(number, 2, dtype=torch.int64, device=device)
@@ -168,8 +164,6 @@ class CpuLibrary(Library):
         super().__init__(path)
         for name in _SIGNATURES:
             getattr(self._library, self._prefix + name).restype = None
-        self._library.spare_cpu_pack.argtypes = (c_void_p, c_int, c_int64, c_void_p, c_int)
-        self._library.spare_cpu_pack.restype = c_int64
         self._library.spare_cpu_bytes_per_thread.argtypes = (c_int64,)
         self._library.spare_cpu_bytes_per_thread.restype = c_int64
 
@@ -188,10 +182,6 @@ class CpuLibrary(Library):
         getattr(self._library, self._prefix + name)(*arguments, torch.get_num_threads())
         return 0
 
-    def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
-        count, threads = values.numel(), torch.get_num_threads()
-        return int(self._library.spare_cpu_pack(values.data_ptr(), bits, count, out.data_ptr(), threads))
-
 
 class CudaLibrary(Library):
     """Queues kernels on torch's current stream of the tensors' device."""
@@ -201,7 +191,6 @@ class CudaLibrary(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._library.spare_cuda_pack.argtypes = (c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p)
         self._library.spare_cuda_error.argtypes = (c_int,)
         self._library.spare_cuda_error.restype = c_char_p
 
@@ -212,11 +201,6 @@ class CudaLibrary(Library):
         if error:
             raise RuntimeError(f"kernel {name} on {device}: {self._library.spare_cuda_error(error).decode()}")
         return 0
-
-    def pack(self, values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
-        misfit = torch.full((1,), -1, dtype=torch.int64, device=values.device)
-        self.call("pack", values.device, values.data_ptr(), bits, values.numel(), out.data_ptr(), misfit.data_ptr())
-        return int(misfit.item())
 
 
 def find(name: str) -> Path | None:

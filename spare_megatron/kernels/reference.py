@@ -1,8 +1,8 @@
 """Every kernel in torch operations: the reference that the native kernels equal bit for bit.
 
-It also runs where there is no native library, on the CPU and on CUDA, without host synchronisation except in
-:func:`pack`. Temporaries have ``_CHUNK`` elements; benchmarks/reduce_kernels.py measures the cost. May assume: the
-package has checked the arguments, and the thread does not flush denormal numbers.
+It also runs where there is no native library, on the CPU and on CUDA, without host synchronisation. Temporaries have
+``_CHUNK`` elements; benchmarks/reduce_kernels.py measures the cost. May assume: the package has checked the arguments,
+and the thread does not flush denormal numbers.
 """
 
 from __future__ import annotations
@@ -118,22 +118,6 @@ def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) ->
         return
     index = torch.arange(first_index, first_index + total.numel(), device=total.device)
     peaks.scatter_reduce_(0, index // BLOCK - first_index // BLOCK, size, "amax")
-
-
-def pack(values: torch.Tensor, bits: int, out: torch.Tensor) -> int:
-    """Pack ``values``; returns the first position whose value does not fit, or -1."""
-    shift = 64 - bits
-    misfits = ((values << shift) >> shift != values).nonzero()
-    if misfits.numel():
-        return int(misfits[0])
-    out.view(-1, bits // 8).copy_(values.view(torch.uint8).view(-1, 8)[:, : bits // 8])
-    return -1
-
-
-def unpack(packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-    wide = torch.zeros(out.numel(), 8, dtype=torch.uint8, device=out.device)
-    wide[:, 8 - bits // 8 :] = packed.view(-1, bits // 8)
-    torch.bitwise_right_shift(wide.view(torch.int64).view(-1), 64 - bits, out=out)
 
 
 def digest_sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -24,7 +24,7 @@ def test_compiles_without_spills(target: str, tmp_path: Path) -> None:
         found = kernels_of(target, tmp_path)
     except subprocess.CalledProcessError as error:
         pytest.fail(error.stderr)
-    assert len(found) >= 20
+    assert len(found) >= 19
     assert [row for row in found if row["spill_stores_bytes"] or row["spill_loads_bytes"]] == []
 
 
@@ -69,11 +69,3 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
     assert all(
         torch.equal(one, other) for half in (0, 1) for one, other in zip(both[half], both[half + 2], strict=True)
     )
-    integers = torch.randint(-(2**47), 2**47, (count,), generator=generator).to(device)
-    for bits in (48, 32):
-        integers >>= 48 - bits
-        packed = torch.empty(count * bits // 8, dtype=torch.uint8, device=device)
-        kernels.pack(integers, bits, packed)
-        back = torch.empty_like(integers)
-        kernels.unpack(packed, bits, back)
-        assert torch.equal(back, integers)

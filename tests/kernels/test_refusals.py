@@ -91,8 +91,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: finalize(divisor=0.0), "divisor 0.0"),
     (lambda: finalize(divisor=float("nan")), "divisor nan"),
     (lambda: finalize(total=(shared := ints()), destination=shared.view(torch.float32)[:N]), "share memory"),
-    (lambda: kernels.pack(ints(), 40, ints(N * 5, torch.uint8)), "bits 40"),
-    (lambda: kernels.pack(ints(), 32, ints(N, torch.uint8)), "packed bytes has 64 elements; give 256"),
 ]
 
 

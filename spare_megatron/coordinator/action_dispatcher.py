@@ -7,7 +7,7 @@ stream. So a death brings addresses to one group, an arrival to one, and to all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.control import control_pb2 as pb
@@ -15,39 +15,27 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView, View
+from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
 
 
 class Speaker:
     """Sends actions in order; views may have to wait."""
 
-    def __init__(self, streams: Streams, fencing: int, state: Callable[[], State]) -> None:
+    def __init__(self, streams: Streams, fencing: int, state: Callable[[], State], addresses: RingAddresses) -> None:
         """``state`` returns the present state: a view that waited and is out of date by then is not sent."""
         self._streams, self._fencing, self._state = streams, fencing, state
-        self._addresses: dict[tuple[int, int], tuple[str, ...]] = {}
-        """(group, incarnation) -> where its ranks listen, by position."""
-        self._owners: dict[str, tuple[int, int, int]] = {}
-        """Address -> (group, incarnation, position)."""
+        self._addresses = addresses
         self._held: dict[tuple[int, int], SendView] = {}
         """Views whose group waits for the address of its neighbour."""
         self._live: tuple[tuple[int, int], ...] = ()
         self._live_encoded = b""
         """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
-    def learn(self, group: int, incarnation: int, addresses: Sequence[str]) -> None:
-        """Take the addresses that a group said with its Hello, and send the views that waited for them."""
-        for older in [known for known in self._addresses if known[0] == group and known[1] < incarnation]:
-            for address in self._addresses.pop(older):
-                self._owners.pop(address, None)
-        self._addresses[group, incarnation] = tuple(addresses)
-        for position, address in enumerate(addresses):
-            self._owners[address] = group, incarnation, position
+    def heard(self, group: int, incarnation: int) -> None:
+        """Send the views that waited for the addresses of a group, which are known now."""
         for key in [key for key, send in self._held.items() if send.view.neighbour == (group, incarnation)]:
             self._view(self._held.pop(key))
-
-    def owner(self, address: str) -> tuple[int, int, int] | None:
-        """(group, incarnation, position) of the rank that said that it listens at ``address``; None where none did."""
-        return self._owners.get(address)
 
     def say(self, action: Action) -> None:
         """Send one action of the machine."""
@@ -89,7 +77,7 @@ class Speaker:
             loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
         elif (view.epoch, view.committed) != (state.epoch, state.committed):
             return
-        elif view.neighbour is not None and view.neighbour not in self._addresses:
+        elif view.neighbour is not None and self._addresses.of(view.neighbour) is None:
             self._held[me] = send
         else:
             self._tell_neighbour(view)
@@ -104,7 +92,7 @@ class Speaker:
         if neighbour is None or stream is None or stream.neighbour == neighbour:
             return
         stream.neighbour = neighbour
-        told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses[neighbour])
+        told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses.of(neighbour))
         stream.send(pb.Order(neighbour=told))
 
     def _encoded_live(self, view: View) -> bytes:

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
-from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
@@ -57,6 +56,7 @@ from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
 
@@ -88,7 +88,7 @@ class Coordinator:
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
         self._security = Security(self._dir.token(create=True), options.tls_dir)
-        self._streams = Streams()
+        self._streams, self._addresses = Streams(), RingAddresses()
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())
         self._accepted = ""
@@ -107,7 +107,7 @@ class Coordinator:
         self._fingerprint = "" if self._unopened else self._state.job.fingerprint
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
-        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state)
+        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, self._addresses)
         self._suspicion = Suspicion(
             self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
         )
@@ -315,7 +315,7 @@ class Coordinator:
         hello = protobuf_codec.read(first.arrival.hello, Hello)
         spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
         addresses = first.arrival.addresses
-        refusal = self._refusal(hello, job) or await self._address_refusal(hello, addresses)
+        refusal = self._refusal(hello, job) or await self._addresses.refusal(hello, addresses, self._is_there)
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
@@ -325,7 +325,8 @@ class Coordinator:
         if self._unopened:
             self._open(spec, job)
         self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
-        self._speaker.learn(hello.group, hello.incarnation, addresses)
+        self._addresses.learn(hello.group, hello.incarnation, addresses)
+        self._speaker.heard(hello.group, hello.incarnation)
         self._apply(hello)
         listener = asyncio.create_task(self._listen(stream, context))
         try:
@@ -341,17 +342,6 @@ class Coordinator:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
-
-    async def _address_refusal(self, hello: Hello, addresses: Sequence[str]) -> str:
-        """Why the other groups could not reach a group that comes for the first time; empty where they can."""
-        if hello.fencing:
-            return ""
-        for position, address in enumerate(addresses):
-            owner = self._speaker.owner(address) if address else None
-            if owner is not None and owner[0] != hello.group and self._is_there(*owner[:2]):
-                taken_by = f"rank {owner[2]} of group {owner[0]}"
-                return same_address(address, f"rank {position} of group {hello.group}", taken_by)
-        return await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")
 
     def _is_there(self, group: int, incarnation: int) -> bool:
         return incarnation in (self._state.live.get(group), self._state.waiting.get(group))

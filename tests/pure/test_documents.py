@@ -26,6 +26,7 @@ OF_A_JOB = {
         "coordinator.log",
         "job.json",
         "processes.json",
+        "snapshot-000001.json",
         "status.json",
         "summary.json",
     ),

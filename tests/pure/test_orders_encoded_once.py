@@ -10,6 +10,7 @@ from spare_megatron.control.encoded_order import AnyOrder, order_bytes
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import SendCommit, SendView, View
 from spare_megatron.coordinator.action_dispatcher import Speaker
+from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
 
 LIVE = tuple((group, group % 3) for group in range(5))
@@ -36,10 +37,10 @@ class Recorded(Streams):
 
 def speaker(streams: Streams) -> Speaker:
     """Of a coordinator in the epoch of the views."""
-    made = Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1))
+    addresses = RingAddresses()
     for group, incarnation in LIVE:
-        made.learn(group, incarnation, [f"host:{group}"])
-    return made
+        addresses.learn(group, incarnation, [f"host:{group}"])
+    return Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
 
 
 def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:

@@ -1,0 +1,53 @@
+"""Where the ranks of each group listen for the replica rings, as the groups said with their Hellos.
+
+Not in the journal: a coordinator that takes over hears them again, with the first Hello of each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spare_megatron.control.addresses import same_address, unreachable
+from spare_megatron.controller.messages import Hello
+
+Incarnation = tuple[int, int]
+"""(group, incarnation)."""
+
+
+class RingAddresses:
+    """The addresses of all groups that have said Hello to this coordinator."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[Incarnation, tuple[str, ...]] = {}
+        self._incarnations: dict[int, int] = {}
+        """Group -> the newest incarnation that is known."""
+        self._owners: dict[str, tuple[int, int, int]] = {}
+        """Address -> (group, incarnation, position)."""
+
+    def learn(self, group: int, incarnation: int, addresses: Sequence[str]) -> None:
+        """Take what a group said, by position; what an older incarnation said is forgotten."""
+        known = self._incarnations.get(group, incarnation)
+        if known > incarnation:
+            return
+        for address in self._addresses.pop((group, known), ()):
+            self._owners.pop(address, None)
+        self._incarnations[group] = incarnation
+        self._addresses[group, incarnation] = tuple(addresses)
+        for position, address in enumerate(addresses):
+            self._owners[address] = group, incarnation, position
+
+    def of(self, member: Incarnation) -> tuple[str, ...] | None:
+        """The addresses of a group's ranks, by position; None where it has not said them."""
+        return self._addresses.get(member)
+
+    async def refusal(self, hello: Hello, addresses: Sequence[str], is_there: Callable[[int, int], bool]) -> str:
+        """Why the other groups could not reach a group that comes for the first time; empty where they can, or where it
+        has been in a view. ``is_there`` says whether an incarnation is a member or waits to be one."""
+        if hello.fencing:
+            return ""
+        for position, address in enumerate(addresses):
+            owner = self._owners.get(address) if address else None
+            if owner is not None and owner[0] != hello.group and is_there(*owner[:2]):
+                taken_by = f"rank {owner[2]} of group {owner[0]}"
+                return same_address(address, f"rank {position} of group {hello.group}", taken_by)
+        return await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")

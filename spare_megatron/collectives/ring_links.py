@@ -85,7 +85,9 @@ class RingLinks:
             now_s = time.monotonic()
             epoch.begin(now_s)
             self._keep(epoch.seat, now_s)
+            self._greet(epoch, now_s)
             self._beat_s = 0.0  # tell the neighbours at once
+            self._speak(now_s)
             self._stir()
             self._changed.wait_for(lambda: epoch.over or self._closing or self._formed(epoch))
             self._check(epoch)
@@ -291,18 +293,21 @@ class RingLinks:
 
     def _pair(self, side: int, proven: bool = True) -> dict[bytes, Line]:
         """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
-        those that have ended or, with ``proven``, are not proven."""
+        those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
+        its proof; what says that it is the left neighbour is never believed without one."""
         epoch = self._present
         if epoch is None:
             return {}
         peer, at = (epoch.seat.left if side == LEFT else epoch.seat.right), epoch.seat.epoch
-        lines = [line for line in self._lines if (line.side, line.peer) == (side, peer) and line.epoch <= at]
+        lines = [
+            line
+            for line in self._lines
+            if (line.side, line.peer) == (side, peer)
+            and line.epoch <= at
+            and (line.proven or (side == RIGHT and not proven))
+        ]
         newest = max((line.number for line in lines), default=0)
-        return {
-            line.kind: line
-            for line in lines
-            if line.number == newest and not line.ended and (line.proven or not proven)
-        }
+        return {line.kind: line for line in lines if line.number == newest and not line.ended}
 
     def _speak(self, now_s: float) -> None:
         """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""

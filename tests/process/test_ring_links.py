@@ -16,7 +16,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from spare_megatron.collectives.handshake import CHALLENGE_BYTES, PROOF_BYTES, Identity, Member
+from spare_megatron.collectives.handshake import (
+    CHALLENGE_BYTES,
+    CONTROL,
+    DATA,
+    PROOF_BYTES,
+    Call,
+    Identity,
+    Member,
+    challenge,
+    pack_call,
+)
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.ring_links import STRANGERS_MAX
@@ -212,6 +222,37 @@ def test_who_cannot_prove_who_it_is_takes_no_part(me: Identity) -> None:
         assert (outcome.ok, outcome.stale) == (False, False)
     finally:
         for one in replicas:
+            one.close()
+
+
+def test_who_calls_in_a_neighbours_name_without_the_token_harms_nobody() -> None:
+    """Before the ring is formed, while it stands, and at its next change: calls with numbers above all others."""
+    groups = Groups(3, timeout_s=1.0)
+    impostors: list[socket.socket] = []
+
+    def call() -> None:
+        for victim in range(3):
+            for caller in range(3):
+                for kind in (DATA, CONTROL):
+                    words = Call(kind, 1, 1, (1 << 32) - 1, 0, Member(caller), Member(victim), challenge())
+                    host, _, port = groups.replicas[victim].address.rpartition(":")
+                    impostors.append(socket.create_connection((host, int(port))))
+                    impostors[-1].sendall(pack_call(words))
+
+    try:
+        call()
+        time.sleep(0.1)  # so that it is read before the ring forms
+        groups.view((0, 1, 2))
+        _sum(groups, (0, 1, 2))
+        call()
+        time.sleep(2.5)  # longer than the time-out: a neighbour that nobody hears would be given up
+        _sum(groups, (0, 1, 2))
+        groups.view((0, 1, 2))
+        _sum(groups, (0, 1, 2))
+        assert [replicas.calls for replicas in groups.replicas] == [1, 1, 1]
+    finally:
+        groups.close()
+        for one in impostors:
             one.close()
 
 

@@ -1,8 +1,7 @@
 """The interface between a replica communicator and what moves its bytes.
 
-A backend object serves one epoch and is used up with it. Everything in it that can block is called from the
-one thread that owns it (:mod:`spare_megatron.collectives.communicator`), except ``cut`` and ``unblock``, whose task
-is to end that blocking.
+A backend object serves one epoch and is used up with it. Everything in it that can block is called from the one thread
+that owns it (:mod:`spare_megatron.collectives.communicator`); ``cut``, for any thread, ends that blocking.
 """
 
 from __future__ import annotations

@@ -44,9 +44,10 @@ class Communicator:
         """The links that the error itself names, in ranks."""
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None, torch.Tensor | None]] = deque()
-        self._threads: list[threading.Thread] = []
+        self._owner: threading.Thread | None = None
         if backend is not None:
-            self._start(self._own, backend, f"replicas-e{epoch}")
+            self._owner = threading.Thread(target=self._own, args=(backend,), name=f"replicas-e{epoch}", daemon=True)
+            self._owner.start()
 
     @property
     def reads_sources(self) -> bool:
@@ -78,7 +79,7 @@ class Communicator:
     @property
     def gone(self) -> bool:
         """Whether no thread, connection or buffer of it is left."""
-        return self.dead and not any(thread.is_alive() for thread in self._threads)
+        return self.dead and not (self._owner is not None and self._owner.is_alive())
 
     def submit(
         self,
@@ -125,14 +126,9 @@ class Communicator:
             backend.cut("given up when the epoch was over")
 
     def join(self, until_s: float) -> None:
-        """Wait for its threads to end after :meth:`give_up`, but no longer than until ``until_s`` (monotonic)."""
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-
-    def _start(self, work: Callable[[Backend], None], backend: Backend, name: str) -> None:
-        thread = threading.Thread(target=work, args=(backend,), name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        """Wait for its thread to end after :meth:`give_up`, but no longer than until ``until_s`` (monotonic)."""
+        if self._owner is not None:
+            self._owner.join(max(0.0, until_s - time.monotonic()))
 
     def _own(self, backend: Backend) -> None:
         """Run the owner thread: form, then sum what is submitted, until an error or :meth:`give_up`.

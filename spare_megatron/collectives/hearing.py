@@ -136,10 +136,6 @@ class Hearing:
         """Whether both neighbours were heard on both their connections."""
         return all(ear.connected for ear in self._ears)
 
-    def connected_to(self, side: int) -> bool:
-        """Whether a neighbour was heard on both connections to it."""
-        return self._ears[side].connected
-
     def here(self, side: int) -> bool:
         """Whether a neighbour has said that it is in this epoch."""
         return self._ears[side].here
@@ -152,9 +148,10 @@ class Hearing:
         return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
-        """Note that this neighbour was heard on both connections to it."""
+        """Note that this neighbour was heard on both connections to it; again changes nothing."""
         ear = self._ears[side]
-        ear.connected, ear.heard_s = True, self._clock_s(now_s)
+        if not ear.connected:
+            ear.connected, ear.heard_s = True, self._clock_s(now_s)
 
     def alive(self, side: int, now_s: float) -> None:
         """Note that a neighbour speaks, but is in an older epoch."""

@@ -8,7 +8,7 @@ import socket
 import struct
 
 from spare_megatron.collectives.backend import Seat
-from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, LinkBeat, Traffic
+from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, Traffic
 from spare_megatron.controller.messages import Link
 
 _TCP_INFO = struct.Struct("8x44xI")
@@ -51,34 +51,15 @@ class RingEpoch:
         seat = self.seat
         self._hearing = Hearing(seat.rank, seat.size, self._timeout_s, self._suspects, now_s)
 
-    def connect(self, side: int, now_s: float) -> None:
-        """Note, once, that a neighbour was heard on both connections to it."""
-        if not self._heard.connected_to(side):
-            self._heard.connect(side, now_s)
-
-    def here(self, side: int) -> bool:
-        """Whether a neighbour has said that it is in this epoch."""
-        return self._heard.here(side)
-
-    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
-        """Take a neighbour's beat of this epoch."""
-        self._heard.hear(side, beat, now_s)
-
-    def alive(self, side: int, now_s: float) -> None:
-        """Note that a neighbour speaks, but is in another epoch."""
-        self._heard.alive(side, now_s)
-
-    def end(self, side: int, now_s: float) -> None:
-        """Note that a connection to a neighbour ended or was refused."""
-        self._heard.end(side, now_s)
+    @property
+    def hearing(self) -> Hearing:
+        """What is heard of the neighbours, once the epoch has begun."""
+        assert self._hearing is not None, "a neighbour speaks before the epoch began"
+        return self._hearing
 
     def look(self, now_s: float, left: socket.socket | None) -> None:
         """Judge the links after time has passed; ``left``: the connection on which data comes."""
-        self._heard.look(self.traffic, now_s, _data_age_s(left) if left is not None else math.inf)
-
-    def beat(self, side: int) -> LinkBeat:
-        """The beat to send to a neighbour now."""
-        return self._heard.beat(side, self.traffic)
+        self.hearing.look(self.traffic, now_s, _data_age_s(left) if left is not None else math.inf)
 
     def give_up(self, why: str) -> None:
         """Give the epoch up, unless it is given up already, and wake its owner."""
@@ -104,11 +85,6 @@ class RingEpoch:
         """Close what wakes the owner."""
         self.alarm.close()
         self._raise.close()
-
-    @property
-    def _heard(self) -> Hearing:
-        assert self._hearing is not None, "a neighbour speaks before the epoch began"
-        return self._hearing
 
 
 def _data_age_s(sock: socket.socket) -> float:

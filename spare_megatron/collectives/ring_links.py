@@ -31,6 +31,7 @@ from spare_megatron.collectives.handshake import CONTROL, DATA, Identity
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line, StrangerError
+from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
 
 KINDS = (DATA, CONTROL)
@@ -45,12 +46,11 @@ class RingLinks:
 
     def __init__(self, me: Identity, host: str, timeout_s: float) -> None:
         """Listen at ``host``. Raises OSError where this machine does not have that address."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._me, self._timeout_s = me, timeout_s
-        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener = socket.create_server((host, 0), family=_family(host), backlog=1024)
         self._listener.setblocking(False)
         port = self._listener.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, port)
         """Where other ranks call this one."""
         self.calls = 0
         """Number of calls; each makes two connections."""
@@ -118,7 +118,7 @@ class RingLinks:
             if self._present is epoch:
                 for line in self._pair(side).values():
                     line.ended |= line.kind == DATA
-                epoch.end(side, time.monotonic())
+                epoch.hearing.end(side, time.monotonic())
                 self._speak(time.monotonic())
                 self._stir()
 
@@ -156,15 +156,13 @@ class RingLinks:
         if epoch is None or epoch.over or any(line.side == RIGHT for line in self._lines):
             return
         seat = epoch.seat
-        host, _, port = seat.right_at.rpartition(":")
-        host = host.strip("[]")
+        host, port = split_address(seat.right_at)
         self.calls += 1
         for kind in KINDS:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            line = Line(socket.socket(family, socket.SOCK_STREAM), self._me, now_s)
+            line = Line(socket.socket(_family(host), socket.SOCK_STREAM), self._me, now_s)
             self._lines.append(line)
             try:
-                line.call((host, int(port)), kind, seat.epoch, self.calls, seat.right)
+                line.call((host, port), kind, seat.epoch, self.calls, seat.right)
             except OSError:
                 self._end(line, now_s, refused=True)
                 return
@@ -272,24 +270,24 @@ class RingLinks:
             if present is None or self._pair(line.side).get(CONTROL) is not line:
                 continue
             if epoch == present.seat.epoch:
-                present.hear(line.side, beat, now_s)
+                present.hearing.hear(line.side, beat, now_s)
             else:
-                present.alive(line.side, now_s)
+                present.hearing.alive(line.side, now_s)
 
     def _greet(self, epoch: RingEpoch, now_s: float) -> None:
         """Note which neighbours were heard, and what they said of this epoch before this member was in it."""
         for side in (LEFT, RIGHT):
             pair = self._pair(side, proven=False)
             if len(pair) == len(KINDS) and all(line.heard for line in pair.values()):
-                epoch.connect(side, now_s)
+                epoch.hearing.connect(side, now_s)
             control = self._pair(side).get(CONTROL)
-            if control is not None and control.newest is not None and not epoch.here(side):
+            if control is not None and control.newest is not None and not epoch.hearing.here(side):
                 at, beat = control.newest
                 if at == epoch.seat.epoch:
-                    epoch.hear(side, beat, now_s)
+                    epoch.hearing.hear(side, beat, now_s)
 
     def _formed(self, epoch: RingEpoch) -> bool:
-        return all(epoch.here(side) and len(self._pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
+        return all(epoch.hearing.here(side) and len(self._pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
 
     def _pair(self, side: int, proven: bool = True) -> dict[bytes, Line]:
         """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
@@ -334,15 +332,15 @@ class RingLinks:
         epoch = self._present
         if epoch is None or self._pair(line.side).get(CONTROL) is not line:
             return LinkBeat(0, False)
-        return epoch.beat(line.side)
+        return epoch.hearing.beat(line.side, epoch.traffic)
 
     def _end(self, line: Line, now_s: float, refused: bool) -> None:
         """Forget a connection that has ended. That is evidence where it was refused, or the other side is here; before
         that the caller calls anew."""
         epoch = self._present
         known = self._pair(line.side).get(line.kind) is line
-        if epoch is not None and (refused or (known and epoch.here(line.side))):
-            epoch.end(line.side, now_s)
+        if epoch is not None and (refused or (known and epoch.hearing.here(line.side))):
+            epoch.hearing.end(line.side, now_s)
         twins = [one for one in self._lines if one.side == RIGHT == line.side]
         for one in twins or [line]:
             self._forget(one)
@@ -367,3 +365,7 @@ class RingLinks:
         """Wake the thread, so that it looks at everything again."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+from spare_megatron.config.host_port import split_address
+
 CONNECT_S = 5.0
 """How long an address may take to answer."""
 
@@ -15,9 +17,8 @@ async def unreachable(address: str, who: str) -> str:
     """Why nobody can connect to ``address``, at which ``who`` listens; empty where it answers, or is none."""
     if not address:
         return ""
-    host, _, port = address.rpartition(":")
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_S)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*split_address(address)), CONNECT_S)
     except (OSError, asyncio.TimeoutError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {CONNECT_S:g} s"
         return (

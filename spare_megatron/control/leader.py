@@ -1,8 +1,9 @@
 """The leader of a group, the rank at position 0, talks to the coordinator for all ranks of the group.
 
-It serves the other ranks of its group, passes the coordinator's orders on to them unchanged, and merges their reports
-into one (:mod:`spare_megatron.control.group_aggregation`). The group says Hello when all its ranks have connected. So
-the coordinator has as many clients as there are groups, not as many as there are GPUs.
+It serves the other ranks of its group, passes the coordinator's orders on to them unchanged (of a neighbour's addresses
+to each rank that of its position), and merges their reports and beats into one
+(:mod:`spare_megatron.control.group_aggregation`, :mod:`spare_megatron.control.rank_ledger`). The group says Hello when
+all its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
 """
 
 from __future__ import annotations
@@ -140,9 +141,8 @@ class Leader:
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
-        refusal = self._refusal(first.arrival)
-        if not (refusal or self._arrived.is_set()):
-            refusal = await unreachable(first.arrival.address, self._who(first.arrival))
+        far = "" if self._arrived.is_set() else await unreachable(first.arrival.address, self._who(first.arrival))
+        refusal = self._refusal(first.arrival) or far  # behind the wait: others arrive meanwhile
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
@@ -406,9 +406,9 @@ class Leader:
             return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))
         if orders.fenced is not None:
             return pb.Order(refused=pb.Refused(reason=orders.fenced))
-        view = pb.View()
-        protobuf_codec.fill(view, orders.view)
-        return pb.Order(view=view)
+        order = pb.Order()
+        protobuf_codec.fill(order.view, orders.view)
+        return order
 
 
 def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:

@@ -75,11 +75,10 @@ class Speaker:
         if send.delay_s > 0:
             loop = asyncio.get_running_loop()
             loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
-        elif (view.epoch, view.committed) != (state.epoch, state.committed):
-            return
-        elif view.neighbour is not None and self._addresses.of(view.neighbour) is None:
-            self._held[me] = send
-        else:
+        elif (view.epoch, view.committed) == (state.epoch, state.committed):
+            if view.neighbour is not None and self._addresses.of(view.neighbour) is None:
+                self._held[me] = send
+                return
             self._tell_neighbour(view)
             own = pb.Order()
             protobuf_codec.fill(own.view, replace(view, live=()))

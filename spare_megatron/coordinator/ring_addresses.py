@@ -42,12 +42,14 @@ class RingAddresses:
 
     async def refusal(self, hello: Hello, addresses: Sequence[str], is_there: Callable[[int, int], bool]) -> str:
         """Why the other groups could not reach a group that comes for the first time; empty where they can, or where it
-        has been in a view. ``is_there`` says whether an incarnation is a member or waits to be one."""
+        has been in a view. ``is_there`` says whether an incarnation is a member or waits to be one. What is found of
+        other groups still holds at the return: nothing is waited for behind it."""
         if hello.fencing:
             return ""
+        far = await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")
         for position, address in enumerate(addresses):
             owner = self._owners.get(address) if address else None
             if owner is not None and owner[0] != hello.group and is_there(*owner[:2]):
                 taken_by = f"rank {owner[2]} of group {owner[0]}"
                 return same_address(address, f"rank {position} of group {hello.group}", taken_by)
-        return await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")
+        return far

@@ -58,7 +58,6 @@ class Launch:
     """Directories with checkpoints to start again from, in the order in which they are searched."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
-    coordinator_flags: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -140,7 +139,7 @@ class Life:
         again."""
         launch = self._launch
         command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(self._dir.path)]
-        command += ["--listen", launch.listen, "--life", str(self._journal_life), *launch.coordinator_flags]
+        command += ["--listen", launch.listen, "--life", str(self._journal_life)]
         if launch.tls_dir:
             command += ["--tls-dir", launch.tls_dir]
         child = self._coordinator = self._processes.start(

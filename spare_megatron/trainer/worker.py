@@ -19,6 +19,7 @@ from spare_megatron.collectives.reduction import GradientReduction, PlainReducti
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.host_port import split_address
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
@@ -113,7 +114,7 @@ def _coordinator_host(job: RankJob, directory: RunDirectory) -> str:
                 f"no coordinator is named in {directory.path} after {wait_s:g} s; start spare-coordinator first"
             )
         time.sleep(LOOK_S)
-    return address.rpartition(":")[0].strip("[]")
+    return split_address(address)[0]
 
 
 def _exit_code(orders: Orders) -> ExitCode:

@@ -248,6 +248,21 @@ def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob
         assert "and so does rank 0 of group 0" in one.output("rank-1-0-0")
 
 
+def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[..., ControlJob]) -> None:
+    one = job(2, 3)
+    one.start_coordinator()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        same = ("--address", f"127.0.0.1:{listener.getsockname()[1]}")
+        for position in range(3):
+            one.start_rank(0, position, flags=same if position else ())
+        pair = [one.ranks[0, position] for position in (1, 2)]
+        one.until(lambda: any(rank.poll() is not None for rank in pair))
+        refused = 1 if pair[0].poll() is not None else 2
+        assert one.ranks[0, refused].wait(30) == ExitCode.BAD_INPUT
+        assert f"and so does rank {3 - refused} of it" in one.output(f"rank-0-{refused}-0")
+        assert one.ranks[0, 3 - refused].poll() is None
+
+
 def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, "--steps 5")
     one.start_coordinator()

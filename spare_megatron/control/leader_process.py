@@ -3,8 +3,8 @@
 A leader of hundreds of ranks hears thousands of messages a second. In position 0's own process it would take the
 interpreter from the training thread, so it has one of its own: position 0 starts it, and then is one of its ranks, over
 the loopback device. (A group of one rank has nobody to hear and is led in its control thread.) The two live and die
-together. The kernel kills the leader when position 0 ends, and position 0 leaves at once when the leader ends; either
-is the loss of the group.
+together. The kernel kills the leader when the thread that started it ends, position 0's control thread; and position 0
+leaves at once when the leader ends. Either is the loss of the group.
 
 They share two pipes. On standard input the leader gets one line, what it must know of the job, and at the end another:
 the session of position 0 is closed. On standard output it says where it listens, or why it cannot. No torch is loaded

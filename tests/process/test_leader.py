@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
+from spare_megatron.control.control_thread import RankSetup
+from spare_megatron.control.leader_process import setup_from_json, setup_to_json
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.messages import JobSpec, Lost, View
@@ -207,6 +210,16 @@ def test_ranks_that_do_not_come_are_one_sentence(run_dir: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="1 of 3 ranks of group 0 came within 3 s; see their logs"):
         Session.open(place, SPEC, dataclasses.replace(JOB, timeouts=times), last_applied=0)
     assert leaders() == []
+
+
+def test_a_leader_is_told_what_position_0_knows(run_dir: RunDirectory) -> None:
+    setup = RankSetup(
+        group=2, incarnation=1, position=0, group_size=3, run_dir=run_dir, spec=SPEC, job=JOB, last_applied=7,
+        coordinator="here:1", address="here:2", tls_dir="tls", launcher_pid=1,
+    )  # fmt: skip
+    told = setup_from_json(setup_to_json(setup))
+    assert told.run_dir.path == run_dir.path
+    assert told == dataclasses.replace(setup, run_dir=told.run_dir, launcher_pid=os.getpid())
 
 
 def leaders(pid: int | None = None) -> list[psutil.Process]:

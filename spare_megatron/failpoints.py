@@ -4,8 +4,9 @@ A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PA
 They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without faults,
 a place costs one check of a global variable.
 
-* ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``rank-0-1`` (group 0, position 1);
-  a prefix means all of them: ``rank-0`` all ranks of group 0, ``rank`` every rank. Without a role it is every process.
+* ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``rank-0-1`` (group 0, position 1),
+  ``leader-0`` (of group 0, where it has a process of its own); a prefix means all of them: ``rank-0`` all ranks of
+  group 0, ``rank`` every rank. Without a role it is every process.
 * ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` or
   ``stop``: the process gets a SIGKILL or SIGSTOP; ``sleep:S``: it sleeps S seconds; ``short:N``, only at the ``.write``
   of an appended file: only the first N bytes are written.

@@ -41,7 +41,7 @@ class Place:
 
     @property
     def is_leader(self) -> bool:
-        """True for position 0, which speaks for its group."""
+        """True for position 0, which starts its group's leader and does what one rank of a group must do."""
         return self.position == 0
 
 

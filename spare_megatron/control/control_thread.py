@@ -1,7 +1,8 @@
 """The control thread of one rank: an asyncio loop that carries orders down and reports up.
 
-Position 0 runs the group's :class:`~spare_megatron.control.leader.Leader`; every other position a :class:`Follower`,
-which talks to it. Both hand orders to the :class:`Agent`, which keeps the rank's snapshot.
+A :class:`Follower` talks to the group's :class:`~spare_megatron.control.leader.Leader`, which has a process of its own
+(:mod:`spare_megatron.control.leader_process`); a group of one rank runs it here instead. Both hand orders to the
+:class:`Agent`, which keeps the rank's snapshot.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from spare_megatron.config.errors import ConfigError
@@ -89,13 +91,12 @@ class Agent:
 
     def take(self, order: pb.Order) -> Change:
         """Apply one order of the coordinator and show the result to the training thread."""
-        change = self.learn(order)
-        self.show(change)
+        change = self._learn(order)
+        self._show(change)
         return change
 
-    def learn(self, order: pb.Order) -> Change:
-        """Apply one order to :attr:`orders`, not yet seen by the training thread; the caller then calls
-        :meth:`show`."""
+    def _learn(self, order: pb.Order) -> Change:
+        """Apply one order to :attr:`orders`, not yet seen by the training thread."""
         kind = order.WhichOneof("kind")
         if kind == "welcome":
             self._settle(None)
@@ -128,14 +129,14 @@ class Agent:
             return Change.NONE  # it is older than the neighbour that was told: a newer one follows
         return self._adopt(*take_view(self.orders, view, known[1]))
 
-    def show(self, change: Change) -> None:
+    def _show(self, change: Change) -> None:
         """Publish :attr:`orders` to the training thread if they changed."""
         if change is not Change.NONE:
             self._session.publish(self.orders, change is Change.EPOCH)
 
     def end(self, *, stop: tuple[str, str] | None = None, fenced: str | None = None) -> None:
         """Tell the training thread that the job is over for this rank, and why."""
-        self.show(self._end(stop=stop, fenced=fenced))
+        self._show(self._end(stop=stop, fenced=fenced))
 
     def fail(self, error: ConfigError) -> None:
         """End the session with ``error``: it cannot be opened, or cannot go on."""
@@ -206,9 +207,11 @@ def report_of(message: pb.RankReport) -> RankReport | None:
 
 
 class Follower:
-    """A rank at position 1 or above: one stream to its group's leader."""
+    """A rank of a group of several: one stream to its group's leader."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, find: Callable[[], str | None] | None = None) -> None:
+        """``find`` returns the leader's address, None where it is not known yet; else it is read from the run
+        directory."""
         self._agent, self._setup = agent, agent.setup
         self._closing = asyncio.Event()
         self._kept: dict[str, pb.RankReport] = {}
@@ -218,7 +221,7 @@ class Follower:
             service=LEADER,
             report=pb.RankReport,
             security=agent.setup.security,
-            find=lambda: self._setup.run_dir.leader(self._setup.group, self._setup.incarnation),
+            find=find or partial(self._setup.run_dir.leader, self._setup.group, self._setup.incarnation),
             greet=self._greet,
             take=self._take,
             done=lambda: self._agent.orders.over,
@@ -378,16 +381,16 @@ class ControlThread:
         while True:
             await asyncio.sleep(times.heartbeat_interval_s)
             if self._setup.launcher_pid and os.getppid() != self._setup.launcher_pid:
-                _leave_at_once("the launcher is gone")
+                leave_at_once("the launcher is gone")
             if agent.orders.over and not self._over:
                 over_at = over_at or time.monotonic()
                 patience_s = times.grace_s if agent.orders.fenced else times.heartbeat_timeout_s
                 finished = agent.orders.stop is not None and agent.orders.stop[0] in ("finished", "left")
                 if not finished and time.monotonic() - over_at > max(1.0, 2 * patience_s):
-                    _leave_at_once(f"the training thread does not leave: {agent.orders.fenced or agent.orders.stop}")
+                    leave_at_once(f"the training thread does not leave: {agent.orders.fenced or agent.orders.stop}")
 
 
-def _leave_at_once(why: str) -> None:
+def leave_at_once(why: str) -> None:
     """End the process whatever its training thread does."""
     sys.stderr.write(f"spare: {why}; this process leaves\n")
     sys.stderr.flush()

@@ -1,9 +1,13 @@
-"""The leader of a group, the rank at position 0, talks to the coordinator for all ranks of the group.
+"""The leader of a group talks to the coordinator for all ranks of the group.
 
-It serves the other ranks of its group, passes the coordinator's orders on to them unchanged (of a neighbour's addresses
-to each rank that of its position), and merges their reports and beats into one
-(:mod:`spare_megatron.control.group_aggregation`, :mod:`spare_megatron.control.rank_ledger`). The group says Hello when
-all its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
+It has a process of its own (:mod:`spare_megatron.control.leader_process`). It serves the ranks of its group, passes the
+coordinator's orders on to them unchanged (of a neighbour's addresses to each rank that of its position), and merges
+their reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
+:mod:`spare_megatron.control.rank_ledger`). The group says Hello when all its ranks have connected. So the coordinator
+has as many clients as there are groups, not as many as there are GPUs.
+
+A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
+training thread directly.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,18 +47,18 @@ from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import Hello, Vote
 
-PASS_ON_S = 0.01
-"""How long a leader waits, with a commit, until it is written to all its ranks."""
 REPORTS_KEPT = 2
 """Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
 
 
 class Leader:
-    """The control side of the rank at position 0, which speaks for its group."""
+    """Speaks for a group: the process of its leader, or the control side of the only rank of a group."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self._setup = agent, agent.setup
+    def __init__(self, agent: Agent, listening: Callable[[str], None] = lambda _: None) -> None:
+        """``listening`` is called with the address at which the ranks reach the leader."""
+        self._agent, self._setup, self._listening = agent, agent.setup, listening
         size = self._setup.group_size
+        self._alone = size == 1
         self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
@@ -71,7 +75,8 @@ class Leader:
         self._neighbour: pb.Order | None = None
         self._addresses = [self._setup.address] + [""] * (size - 1)
         """Where the ranks of this group listen for their replica rings."""
-        self._reported.add(0, self._setup.last_applied)
+        if self._alone:
+            self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
         self._closing = asyncio.Event()
         self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
@@ -88,21 +93,17 @@ class Leader:
         )
 
     async def run(self) -> None:
-        """Serve this group until the session closes; raises ConfigError where not all its ranks come in time."""
-        setup, times = self._setup, self._setup.job.timeouts
-        server = await self._serve() if setup.group_size > 1 else None
+        """Serve this group until :meth:`close`. Raises ConfigError where it cannot listen."""
+        times = self._setup.job.timeouts
+        server = None if self._alone else await self._serve()
         if server is None:
             self._arrived.set()
         beats = asyncio.create_task(self._send_beats())
         try:
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), times.startup_timeout_s)
-            except asyncio.TimeoutError:
-                here = len(self._ranks) + 1
-                raise ConfigError(
-                    f"{here} of {setup.group_size} ranks of group {setup.group} came within "
-                    f"{times.startup_timeout_s:g} s; see their logs"
-                ) from None
+            if not self._arrived.is_set():
+                self._miss_ranks()
             await self._uplink.run(first_s=2 * times.heartbeat_timeout_s, again_s=times.coordinator_timeout_s)
             if not self._agent.orders.over and not self._closing.is_set():
                 self._lost_coordinator()
@@ -113,15 +114,16 @@ class Leader:
                 await self._dismiss(server)
 
     def post(self, report: RankReport) -> None:
-        """Take a report of this rank's own training thread."""
+        """Take a report of the training thread of a group's only rank."""
         self._hear(0, report)
 
     def nudge(self) -> None:
-        """Note that this rank's own training thread has done a piece."""
+        """Note that the training thread of a group's only rank has done a piece."""
         self._hear_beat(0, self._agent.beat())
 
     def close(self) -> None:
-        """End the session of position 0, and with it the group's stream to the coordinator."""
+        """Let the ranks receive their last orders, and end the group's stream to the coordinator; :meth:`run` then
+        returns."""
         self._closing.set()
         self._arrived.set()
         self._uplink.close()
@@ -134,6 +136,7 @@ class Leader:
         setup, address = self._setup, f"{host}:{port}"
         publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
         self._side.write(f"the address of group {setup.group}'s leader", publish)
+        self._listening(address)
         return server
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
@@ -154,7 +157,6 @@ class Leader:
         try:
             while (order := await orders.get()) is not None:
                 await context.write(order)
-                orders.task_done()
         finally:
             listener.cancel()
             self._closed(position, orders)
@@ -163,8 +165,8 @@ class Leader:
         setup = self._setup
         if (arrival.group, arrival.incarnation) != (setup.group, setup.incarnation):
             return f"group {arrival.group} incarnation {arrival.incarnation} is not led here"
-        if not 0 < arrival.position < setup.group_size:
-            return f"rank position {arrival.position} is not one of 1..{setup.group_size - 1}"
+        if not 0 <= arrival.position < setup.group_size:
+            return f"rank position {arrival.position} is not one of 0..{setup.group_size - 1}"
         if arrival.fingerprint != setup.spec.fingerprint:
             return (
                 f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
@@ -194,7 +196,7 @@ class Leader:
             orders.put_nowait(self._present())
         if back:
             self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=False)))
-        elif len(self._ranks) == self._setup.group_size - 1:
+        elif len(self._ranks) == self._setup.group_size:
             self._arrived.set()
 
     async def _listen(
@@ -230,19 +232,6 @@ class Leader:
         neighbour = order.WhichOneof("kind") == "neighbour"
         for position, orders in self._ranks.items():
             orders.put_nowait(_of_position(order, position) if neighbour else order)
-
-    async def _passed_on(self) -> None:
-        """Return when every rank's orders are written, but after :data:`PASS_ON_S` at most: a rank may be stopped."""
-
-        if not self._ranks:
-            return
-
-        async def written() -> None:
-            for orders in list(self._ranks.values()):
-                await orders.join()
-
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(written(), PASS_ON_S)
 
     # -------------------------------------------------------------------------------------- what the ranks have said
 
@@ -326,8 +315,8 @@ class Leader:
         greeting = [pb.GroupReport(arrival=arrival)]
         greeting += [
             pb.GroupReport(rank_closed=pb.RankClosed(position=p, closed=True))
-            for p in range(1, setup.group_size)
-            if p not in self._ranks
+            for p in range(setup.group_size)
+            if not self._alone and p not in self._ranks
         ]
         done = [s for s in sorted(self._reports) if s <= self._reported.reached]
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
@@ -338,21 +327,8 @@ class Leader:
         return [*greeting, *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """Apply one order of the coordinator to this rank, so that old communicators are dropped, then pass it on.
-
-        A commit drops no communicator, so it is passed on before this rank's training thread sees it and takes the
-        interpreter. But the leader learns it first of all: a rank that connects while it is being passed on is told of
-        it, and the next Hello knows it even if the connection to the coordinator breaks meanwhile.
-        """
+        """Learn one order of the coordinator, and pass it on: a rank that connects from now on is told of it."""
         kind = order.WhichOneof("kind")
-        if kind == "commit":
-            change = self._agent.learn(order)
-            self._pass_on(order)
-            try:
-                await self._passed_on()
-            finally:
-                self._agent.show(change)
-            return
         change = self._agent.take(order)
         self._pass_on(order)
         if kind == "welcome":
@@ -368,20 +344,31 @@ class Leader:
         view = self._agent.orders.view
         if change is Change.EPOCH:
             self._ballots.forget_older(view.epoch, view.committed)
-            self._saw(0, view.epoch)
+            if self._alone:
+                self._saw(0, view.epoch)
         ballot = self._ballots.last
         if change is Change.SAME and ballot is not None and ballot[0].result.at == (view.step, view.epoch):
             self._uplink.send(_ballot(*ballot))
 
     async def _send_beats(self) -> None:
-        """Send heartbeats: each is of the whole group, with this rank as it is now."""
+        """Send heartbeats, each of the whole group; an only rank's is of now."""
         await self._arrived.wait()
         while True:
             await self._pulse.due()
             now_s = time.monotonic()
-            self._ledger.hear(0, self._agent.beat(), now_s)
+            if self._alone:
+                self._ledger.hear(0, self._agent.beat(), now_s)
             heartbeat = protobuf_codec.fill(pb.Heartbeat(), self._ledger.heartbeat(now_s))
             self._uplink.send(pb.GroupReport(heartbeat=heartbeat))
+
+    def _miss_ranks(self) -> None:
+        """Refuse those that have come."""
+        setup, here = self._setup, len(self._ranks)
+        within = f"came within {setup.job.timeouts.startup_timeout_s:g} s"
+        self._agent.fail(
+            ConfigError(f"{here} of {setup.group_size} ranks of group {setup.group} {within}; see their logs")
+        )
+        self._pass_on(self._present())
 
     def _lost_coordinator(self) -> None:
         setup = self._setup
@@ -400,7 +387,7 @@ class Leader:
         self._pass_on(self._present())
 
     def _present(self) -> pb.Order:
-        """This rank's newest orders as one order, for a rank that may have missed some."""
+        """The newest orders as one order, for a rank that may have missed some."""
         orders = self._agent.orders
         if orders.stop is not None:
             return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))

@@ -20,6 +20,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.control.control_thread import ControlThread, Follower, RankSetup
 from spare_megatron.control.leader import Leader
+from spare_megatron.control.leader_process import FirstFollower
 from spare_megatron.control.reports import Progress, RankApplied, Reduced, SaveRequest, StepReport, StopRequest
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Orders, first_orders
@@ -38,7 +39,8 @@ class Session:
         self._on_view = tuple(on_view)
         self._progress = Progress()
         self._answers: dict[tuple[int, str], bool] = {}
-        self._control = ControlThread(setup, self, Leader if setup.position == 0 else Follower)
+        alone = Leader if setup.group_size == 1 else FirstFollower
+        self._control = ControlThread(setup, self, alone if setup.position == 0 else Follower)
 
     @classmethod
     def open(
@@ -52,7 +54,8 @@ class Session:
         address: str = "",
         on_view: Sequence[OnView] = (),
     ) -> Session:
-        """Connect: position 0 to the coordinator, the others to position 0. Returns once the connection stands.
+        """Connect to the group's leader, which connects to the coordinator; position 0 starts it. Returns once the
+        coordinator has answered.
 
         Args:
             last_applied: step whose state this rank holds (``spec.first_step`` for a member, anything below the last

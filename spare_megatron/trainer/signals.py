@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextlib.contextmanager
 def stop_on_signals(place: Place, request_stop: Callable[[str], None]) -> Iterator[None]:
-    """Inside this context a signal makes the leader of a group call ``request_stop('signal SIGTERM')``, in a thread of
+    """Inside this context a signal makes position 0 of a group call ``request_stop('signal SIGTERM')``, in a thread of
     its own; the other ranks ignore it. Does nothing where the launcher is not Slurm. For the main thread."""
     if place.launcher != "slurm":
         yield

@@ -1,25 +1,34 @@
-"""A real leader between a coordinator and ranks that the test plays, over real connections: nobody misses a commit."""
+"""The process of a group's leader: between a coordinator and ranks that the test plays, over real connections, nobody
+misses a commit; in real jobs it and position 0 live and die together."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine
+import os
+import signal
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import psutil
 import pytest
 
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import leader, protobuf_codec
+from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
+from spare_megatron.control.control_thread import RankSetup
+from spare_megatron.control.leader_process import setup_from_json, setup_to_json
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.control.session import Session
-from spare_megatron.controller.messages import JobSpec, View
+from spare_megatron.controller.messages import JobSpec, Lost, View
+from tests.process.control_job import ControlJob
 
 PATIENCE_S = 30.0
 TOO_MUCH_BYTES = 16 << 20
@@ -99,9 +108,14 @@ class Rank:
         await self._channel.close()
 
 
+PLACE = Place(
+    group=0, position=0, num_groups=1, incarnation=0, run_dir="", launcher="spare-launch", group_size=3, life=1,
+    launcher_pid=0, tls_dir="",
+)  # fmt: skip
+
+
 class Group:
-    """A leader, a rank at position 1 that has stopped reading, and one at position 2 that tells when a commit is out:
-    the leader then waits for position 1."""
+    """A session at position 0 with its leader, a rank at position 1 that has stopped reading, and one at position 2."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir
@@ -109,13 +123,10 @@ class Group:
         self.stopped, self.witness = Rank(run_dir, 1), Rank(run_dir, 2)
         self.session: Session
 
-    async def until_the_leader_waits(self) -> None:
-        """Commit (1, 1) is out, the leader waits for the rank that does not read."""
+    async def commit(self) -> None:
+        """Commit (1, 1) comes to everybody who reads."""
         await self.coordinator.start()
-        place = Place(
-            group=0, position=0, num_groups=1, incarnation=0, run_dir=str(self.run_dir.path),
-            launcher="spare-launch", group_size=3, life=1, launcher_pid=0, tls_dir="",
-        )  # fmt: skip
+        place = dataclasses.replace(PLACE, run_dir=str(self.run_dir.path))
         opening = asyncio.to_thread(Session.open, place, SPEC, JOB, last_applied=0)
         self.session, *_ = await asyncio.gather(opening, self.stopped.connect(), self.witness.connect())
         self.coordinator.send(view=view_order(fencing=1))
@@ -123,6 +134,8 @@ class Group:
         self.coordinator.send(save_accepted=pb.SaveAccepted(step=0, directory="x" * TOO_MUCH_BYTES))
         self.coordinator.send(commit=pb.Commit(step=1, epoch=1))
         await self.witness.read("commit")
+        while self.session.orders.view.committed != (1, 1):
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Leave nothing behind: another coordinator ends the leader's wait, and the job."""
@@ -155,18 +168,16 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
-    """The wait for other ranks, in which things happen here, is made so long that they surely do."""
-    monkeypatch.setattr(leader, "PASS_ON_S", PATIENCE_S)
+def run_dir(tmp_path: Path) -> RunDirectory:
+    """An empty one."""
     return RunDirectory(tmp_path)
 
 
-def test_a_rank_that_reconnects_while_a_commit_is_passed_on_is_told_of_it(run_dir: RunDirectory) -> None:
+def test_a_rank_that_does_not_read_holds_nobody_up_and_is_told_when_it_comes_back(run_dir: RunDirectory) -> None:
     async def main() -> None:
         group, back = Group(run_dir), Rank(run_dir, 1)
         try:
-            await group.until_the_leader_waits()
-            assert group.session.orders.view.committed == (0, 0), "the leader's own training thread comes last"
+            await group.commit()
             await back.connect()
             view = await back.read("view")
             assert (list(view.committed.values), view.step) == ([1, 1], 2)
@@ -177,17 +188,105 @@ def test_a_rank_that_reconnects_while_a_commit_is_passed_on_is_told_of_it(run_di
     run(main())
 
 
-def test_a_leader_that_moves_while_a_commit_is_passed_on_keeps_it(run_dir: RunDirectory) -> None:
+def test_a_leader_that_moves_to_another_coordinator_keeps_a_commit(run_dir: RunDirectory) -> None:
     async def main() -> None:
         group, second = Group(run_dir), Coordinator(run_dir, fencing=2)
         try:
-            await group.until_the_leader_waits()
+            await group.commit()
             await second.start()
             hello = await asyncio.wait_for(second.hellos.get(), PATIENCE_S)
             assert (hello.last_applied, list(hello.committed.values)) == (0, [1, 1])
-            assert group.session.orders.view.committed == (1, 1)
         finally:
             await group.close()
             await second.stop()
 
     run(main())
+
+
+def test_ranks_that_do_not_come_are_one_sentence(run_dir: RunDirectory) -> None:
+    run_dir.token(create=True)
+    place = dataclasses.replace(PLACE, run_dir=str(run_dir.path))
+    times = dataclasses.replace(JOB.timeouts, startup_timeout_s=3.0)
+    with pytest.raises(ConfigError, match="1 of 3 ranks of group 0 came within 3 s; see their logs"):
+        Session.open(place, SPEC, dataclasses.replace(JOB, timeouts=times), last_applied=0)
+    assert leaders() == []
+
+
+def test_a_leader_is_told_what_position_0_knows(run_dir: RunDirectory) -> None:
+    setup = RankSetup(
+        group=2, incarnation=1, position=0, group_size=3, run_dir=run_dir, spec=SPEC, job=JOB, last_applied=7,
+        coordinator="here:1", address="here:2", tls_dir="tls", launcher_pid=1,
+    )  # fmt: skip
+    told = setup_from_json(setup_to_json(setup))
+    assert told.run_dir.path == run_dir.path
+    assert told == dataclasses.replace(setup, run_dir=told.run_dir, launcher_pid=os.getpid())
+
+
+def leaders(pid: int | None = None) -> list[psutil.Process]:
+    """The leader's process that a process has started; of this process by default."""
+    return [child for child in psutil.Process(pid).children() if "leader_process" in " ".join(child.cmdline())]
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; nobody may have waited for it yet."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ControlJob]:
+    """Three groups of two ranks, which have committed a few steps."""
+    made = ControlJob(tmp_path, 3, 2, "--piece-s 0.01 --steps 150")
+    try:
+        made.start()
+        made.until(lambda: made.committed() >= 5)
+        yield made
+    finally:
+        made.close()
+
+
+def losses(one: ControlJob) -> list[tuple[int, str]]:
+    """Group and cause of each."""
+    events = (record.event for record in one.records())
+    return [(loss.group, loss.cause) for event in events if isinstance(event, Lost) for loss in event.losses]
+
+
+def test_the_death_of_a_leader_is_that_of_its_group(job: ControlJob) -> None:
+    [leader] = leaders(job.ranks[1, 0].pid)
+    leader.kill()
+    assert job.ranks[1, 0].wait(10) == 1
+    assert "the process of this group's leader has ended" in job.output("rank-1-0-0")
+    assert job.finish() == ExitCode.FINISHED
+    assert losses(job) == [(1, "closed")]
+    assert job.exits()[1, 1] == ExitCode.FENCED, "the rest of the group is told"
+    job.check_steps(150)
+
+
+def test_a_leader_does_not_outlive_position_0(job: ControlJob) -> None:
+    [leader] = leaders(job.ranks[1, 0].pid)
+    job.kill(1, 0)
+    job.until(lambda: gone(leader), 5.0)
+    assert job.finish() == ExitCode.FINISHED
+    assert losses(job) == [(1, "closed")]
+    assert job.ranks[1, 1].wait(30) == ExitCode.FENCED
+
+
+def test_a_leader_that_stands_still_is_the_loss_of_its_group_and_ends_with_position_0(job: ControlJob) -> None:
+    [leader] = leaders(job.ranks[1, 0].pid)
+    leader.send_signal(signal.SIGSTOP)
+    assert job.finish() == ExitCode.FINISHED
+    assert losses(job) == [(1, "silent")]
+    job.kill(1, 0)
+    job.until(lambda: gone(leader), 5.0)
+
+
+def test_a_leader_ignores_the_signals_that_mean_position_0_and_ends_with_the_session(job: ControlJob) -> None:
+    all_leaders = [leader for group in range(3) for leader in leaders(job.ranks[group, 0].pid)]
+    assert len(all_leaders) == 3
+    for leader in all_leaders:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            leader.send_signal(number)
+    assert job.finish() == ExitCode.FINISHED
+    assert set(job.exits().values()) == {ExitCode.FINISHED}
+    assert all(map(gone, all_leaders))
+    assert losses(job) == []
+    job.check_steps(150)

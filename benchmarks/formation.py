@@ -6,7 +6,8 @@ The real ring code (listeners, calls, proofs, frames) with all members of one ra
 loopback device. In each round one member dies: its listener and connections are closed without a word, its neighbours
 notice, and every other member gets the view without it; then it comes back and is linked again. ``whole_ms`` is from
 the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls that all members
-made, each of two connections. ``first_ms`` is the first epoch, in which all members call.
+made, each of two connections; ``cpu_ms`` is the CPU time of all processes from the view on, for each member.
+``first_ms`` is the first epoch, in which all members call.
 """
 
 from __future__ import annotations
@@ -46,18 +47,19 @@ def _measure(options: argparse.Namespace) -> None:
     try:
         addresses = [address for part in parts for address in part.read()]
         everybody = list(range(options.members))
-        first_s, calls = _view(parts, 1, everybody, addresses)
-        whole_s, back_s, made = [], [], []
+        first_s, calls, _ = _view(parts, 1, everybody, addresses)
+        whole_s, back_s, made, cpu_s = [], [], [], []
         for number in range(options.rounds):
             dead = (7 + 31 * number) % options.members
             addresses[dead] = ""
             parts[dead // each].ask({"kill": dead})
             survivors = [member for member in everybody if member != dead]
-            took_s, after = _view(parts, 2 * number + 2, survivors, addresses)
+            took_s, after, used_s = _view(parts, 2 * number + 2, survivors, addresses)
             whole_s.append(took_s)
+            cpu_s.append(used_s / len(survivors))
             made.append(after - calls)
             addresses[dead] = parts[dead // each].ask({"start": dead})
-            took_s, calls = _view(parts, 2 * number + 3, everybody, addresses)
+            took_s, calls, _ = _view(parts, 2 * number + 3, everybody, addresses)
             back_s.append(took_s)
     finally:
         for part in parts:
@@ -68,20 +70,22 @@ def _measure(options: argparse.Namespace) -> None:
         "whole_ms": round(1000 * statistics.median(whole_s), 1),
         "whole_most_ms": round(1000 * max(whole_s), 1),
         "calls": max(made),
+        "cpu_ms": round(1000 * statistics.median(cpu_s), 3),
         "back_ms": round(1000 * statistics.median(back_s), 1),
     }
     config = {"members": options.members, "processes": options.processes, "rounds": options.rounds}
     report("formation", config, [row])
 
 
-def _view(parts: list[Remote], epoch: int, members: list[int], addresses: list[str]) -> tuple[float, int]:
-    """Give all members an epoch: seconds until the last one can sum, and the calls that all have made so far."""
+def _view(parts: list[Remote], epoch: int, members: list[int], addresses: list[str]) -> tuple[float, int, float]:
+    """Give all members an epoch: seconds until the last one can sum, the calls that all have made so far, and the CPU
+    time that it took all together."""
     order = {"epoch": epoch, "members": members, "addresses": addresses}
     began_s = time.monotonic()
     for part in parts:
         part.send(order)
     done = [part.read() for part in parts]
-    return max(at_s for at_s, _ in done) - began_s, sum(calls for _, calls in done)
+    return max(at_s for at_s, _, _ in done) - began_s, sum(calls for _, calls, _ in done), sum(cpu for *_, cpu in done)
 
 
 class Remote:
@@ -125,6 +129,7 @@ class Part:
         """Serve orders until the input ends."""
         _say([replicas.address for replicas in self._replicas.values()])
         for line in sys.stdin:
+            began_s = time.process_time()
             order = json.loads(line)
             if "kill" in order:
                 self._kill(order["kill"])
@@ -134,6 +139,8 @@ class Part:
                 _say(self._replicas[order["start"]].address)
             else:
                 self._adopt(order)
+                formed_s, used_s = time.monotonic(), time.process_time() - began_s
+                _say([formed_s, self._calls + sum(replicas.calls for replicas in self._replicas.values()), used_s])
 
     def _start(self, group: int) -> None:
         from spare_megatron.collectives.handshake import Identity, Member
@@ -157,7 +164,6 @@ class Part:
             replicas.adopt(Membership(order["epoch"], everybody, addresses[right]))
         while not all(replicas.formed for replicas in self._replicas.values()):
             time.sleep(0.0005)
-        _say([time.monotonic(), self._calls + sum(replicas.calls for replicas in self._replicas.values())])
 
 
 def _say(what: object) -> None:

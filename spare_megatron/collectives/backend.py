@@ -6,6 +6,7 @@ that owns it (:mod:`spare_megatron.collectives.communicator`); ``cut``, for any 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,9 @@ class Backend(Protocol):
 
     reads_sources: bool
     """Whether :meth:`sum` takes a ``source``."""
+    forms_alone: bool
+    """Whether :meth:`begin` is called, by whoever brings the view, and no :meth:`form`: the owner's thread is then not
+    needed before the first sum, and not at all in an epoch without one. Otherwise the owner calls :meth:`form`."""
     linger_s: float
     """How long after an error :attr:`evidence` may grow, because other members say what they know. The backend is not
     released before that, unless its epoch is given up. 0: it does not grow."""
@@ -68,6 +72,14 @@ class Backend(Protocol):
     def over(self) -> str:
         """Why nothing can be summed any more, as far as is known by now; empty while it can. From any thread, also
         after :meth:`release`."""
+
+    @property
+    def formed(self) -> bool:
+        """Whether all members that this one needs are connected and in the epoch. From any thread."""
+
+    def begin(self, tell: Callable[[], None]) -> None:
+        """Begin to connect to the other members, in place of the backend of the epoch before, which is cut by that.
+        Never waits. ``tell`` is called, by any thread, when :attr:`formed` or :attr:`over` changes."""
 
     def form(self) -> None:
         """Connect to the other members. Raises where that fails, or when :meth:`cut` is called."""

@@ -41,7 +41,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -98,6 +98,7 @@ class NcclBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
     reads_sources = False
+    forms_alone = False
     linger_s = RingBackend.linger_s
 
     def __init__(self, ring: RingBackend, rank: int, size: int, timeout_s: float, device: torch.device) -> None:
@@ -120,6 +121,13 @@ class NcclBackend:
     @property
     def over(self) -> str:
         return self._reach.over
+
+    @property
+    def formed(self) -> bool:
+        return self._stream is not None
+
+    def begin(self, tell: Callable[[], None]) -> None:
+        raise NotImplementedError("NCCL keeps whoever connects waiting: that is for the owner")
 
     def form(self) -> None:
         self._reach.form()

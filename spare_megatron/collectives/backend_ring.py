@@ -17,6 +17,8 @@ Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a memb
 from __future__ import annotations
 
 import select
+import threading
+from collections.abc import Callable
 
 import torch
 
@@ -36,6 +38,7 @@ class RingBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on TCP sockets."""
 
     reads_sources = True
+    forms_alone = True
     linger_s = 0.5
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
 
@@ -46,7 +49,8 @@ class RingBackend:
         self._traffic = self._epoch.traffic
         self._left: Line | None = None
         self._right: Line | None = None
-        self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
+        """While a sum is in hand."""
+        self._scratch: torch.Tensor | None = None
 
     @property
     def evidence(self) -> frozenset[Link]:
@@ -56,11 +60,32 @@ class RingBackend:
     def over(self) -> str:
         return self._epoch.over
 
+    @property
+    def formed(self) -> bool:
+        return self._epoch.formed
+
+    def begin(self, tell: Callable[[], None]) -> None:
+        self._epoch.tell = tell
+        self._links.enter(self._epoch)
+
     def form(self) -> None:
-        self._left, self._right = self._links.enter(self._epoch)
+        told = threading.Event()
+        self.begin(told.set)
+        told.wait()
+        if self.over:
+            raise BackendError(self.over)
 
     def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
-        ring = RingStreams(wire, self._seat.rank, self._seat.size, self._scratch, source)
+        if self._scratch is None:
+            self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
+        self._left, self._right = self._links.use(self._epoch)
+        try:
+            self._sum(RingStreams(wire, self._seat.rank, self._seat.size, self._scratch, source), patient)
+        finally:
+            self._left = self._right = None
+            self._links.rest(self._epoch)
+
+    def _sum(self, ring: RingStreams, patient: bool) -> None:
         self._traffic.patient = patient
         try:
             while not ring.over:
@@ -77,7 +102,6 @@ class RingBackend:
         self._links.cut(self._epoch, why)
 
     def release(self) -> None:
-        self._left = self._right = None
         self._links.leave(self._epoch)
 
     def _pull(self, ring: RingStreams) -> bool:
@@ -126,7 +150,7 @@ class RingBackend:
         if not ring.all_sent:
             poller.register(self._right.sock, select.POLLRDHUP | (select.POLLOUT if traffic.offers else 0))
         happened = dict(poller.poll())
-        if alarm.fileno() in happened:
+        if alarm in happened:
             raise BackendError(self._epoch.over)
         if happened.get(self._right.sock.fileno(), 0) & LOST:
             raise self._lost(RIGHT, "closed by the other side")

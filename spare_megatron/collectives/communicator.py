@@ -1,8 +1,9 @@
 """The replica communicator of one epoch: a thread owns its backend, so that no other thread is blocked by it.
 
 The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting
-a flag and cutting the backend's connections. Only the owner thread calls what can block. It ends when the
-communicator was given up or has failed; after that, nothing touches a buffer any more.
+a flag and cutting the backend's connections. Only the owner thread calls what can block. It begins with the first
+thing that is submitted, or earlier where the backend cannot form alone, and ends when the communicator was given up or
+has failed; after that, nothing touches a buffer any more.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class Communicator:
         self._changed = changed
         self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None, torch.Tensor | None]] = deque()
         self._owner: threading.Thread | None = None
-        if backend is not None:
-            self._owner = threading.Thread(target=self._own, args=(backend,), name=f"replicas-e{epoch}", daemon=True)
-            self._owner.start()
+        if backend is not None and backend.forms_alone:
+            backend.begin(self._look)
+        elif backend is not None:
+            self._start(backend)
 
     @property
     def reads_sources(self) -> bool:
@@ -71,6 +73,8 @@ class Communicator:
         known = {(link.sender, link.receiver): link for link in self._unmet}
         if self._backend is not None:
             known |= {(link.sender, link.receiver): link for link in self._backend.evidence}
+        if not known:
+            return ()
         return tuple(
             replace(link, sender=self.groups[link.sender], receiver=self.groups[link.receiver])
             for _, link in sorted(known.items())
@@ -102,8 +106,10 @@ class Communicator:
             self.submitted += 1
             if self._backend is None:
                 self.done += 1
-            else:
+            elif not self.dead:
                 self._queue.append((wire, patient, settled, source))
+                if self._owner is None:
+                    self._start(self._backend)
                 self._changed.notify_all()
             return self.submitted
 
@@ -116,19 +122,38 @@ class Communicator:
         if backend is not None and not self.dead:
             backend.cut(reason)
 
-    def give_up(self) -> None:
-        """End the communicator with its epoch: whoever waits for it wakes. From any thread; never blocks."""
+    def give_up(self, replaced: bool = False) -> None:
+        """End the communicator with its epoch: whoever waits for it wakes. From any thread; never blocks.
+
+        ``replaced``: the backend of a newer epoch, which forms alone, begins next, and cuts this one's."""
         with self._changed:
-            self.given_up = True
+            backend = None if self.dead else self._backend
+            unowned = self._owner is None
+            self.given_up, self.dead = True, self.dead or unowned
             self._changed.notify_all()
-            backend = self._backend
-        if backend is not None and not self.dead:
-            backend.cut("given up when the epoch was over")
+        if backend is None or (replaced and backend.forms_alone):
+            return
+        backend.cut("given up when the epoch was over")
+        if unowned:
+            backend.release()
 
     def join(self, until_s: float) -> None:
         """Wait for its thread to end after :meth:`give_up`, but no longer than until ``until_s`` (monotonic)."""
         if self._owner is not None:
             self._owner.join(max(0.0, until_s - time.monotonic()))
+
+    def _start(self, backend: Backend) -> None:
+        self._owner = threading.Thread(target=self._own, args=(backend,), name=f"replicas-e{self.epoch}", daemon=True)
+        self._owner.start()
+
+    def _look(self) -> None:
+        """See whether the backend, which forms alone, has formed or failed to."""
+        backend = self._backend
+        assert backend is not None
+        if backend.formed and not self.ready:
+            self._note_ready()
+        elif backend.over and not self.ready and not self.given_up:
+            self._note_error(BackendError(backend.over))
 
     def _own(self, backend: Backend) -> None:
         """Run the owner thread: form, then sum what is submitted, until an error or :meth:`give_up`.
@@ -136,8 +161,9 @@ class Communicator:
         An error ends the connections at once, for the peers too; what the peers know about the cause still arrives for
         ``linger_s``."""
         try:
-            backend.form()
-            self._note_ready()
+            if not backend.forms_alone:
+                backend.form()
+                self._note_ready()
             self._serve(backend)
         except Exception as error:
             self._note_error(error)

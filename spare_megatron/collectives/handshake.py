@@ -18,6 +18,7 @@ import hmac
 import secrets
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 DATA, CONTROL = b"D", b"C"
 CHALLENGE_BYTES = 16
@@ -29,8 +30,7 @@ CALL_BYTES = _CALL.size
 _PARTS = {"callee": b"spare callee", "caller": b"spare caller"}
 
 
-@dataclass(frozen=True, order=True)
-class Member:
+class Member(NamedTuple):
     """One incarnation of a group, as a member of a replica communicator."""
 
     group: int

@@ -112,7 +112,8 @@ class Hearing:
         self._cause = ""
         """Why the first member gave up; empty while only ended connections are known."""
         self.version = 0
-        """Grows when there is more evidence, or a better reason, to tell the neighbours."""
+        """Grows when this member gives up, and when there is more evidence, or a better reason, to tell the neighbours
+        at once."""
         self._rank = rank
         self._timeout_s = timeout_s
         self._interval_s = timeout_s / BEATS
@@ -129,6 +130,8 @@ class Hearing:
     @property
     def links(self) -> frozenset[Link]:
         """The evidence that this member has found or was told."""
+        if not self._links:
+            return frozenset()
         return frozenset(Link(sender, receiver, mute) for (sender, receiver), mute in self._links.items())
 
     @property
@@ -154,10 +157,19 @@ class Hearing:
             ear.connected, ear.heard_s = True, self._clock_s(now_s)
 
     def alive(self, side: int, now_s: float) -> None:
-        """Note that a neighbour speaks, but is in an older epoch."""
+        """Note that a neighbour speaks; alone: in an older epoch."""
         clock_s, ear = self._clock_s(now_s), self._ears[side]
         if ear.connected:
             ear.heard_s = clock_s
+
+    def move_on(self, side: int, now_s: float) -> None:
+        """Note that a neighbour is in a newer epoch: nothing can be summed in this one any more. The other neighbour
+        gets the view of the newer one as this member does, and need not be told before the next beat."""
+        self.alive(side, now_s)
+        ear = self._ears[side]
+        ear.bye = True
+        if not self.over:
+            self.over = f"rank {ear.rank} of the ring is in a newer epoch"
 
     def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
         """Take a beat of a neighbour in this epoch."""
@@ -188,7 +200,7 @@ class Hearing:
         """Note why the epoch is over. The first reason stays, except that a bye with a reason replaces that of an ended
         connection, after which it may come."""
         if not self.over or (cause and not self._cause):
-            self.version += bool(self.over)
+            self.version += 1
             self.over, self._cause = why, cause
 
     def look(self, traffic: Traffic, now_s: float, data_age_s: float = math.inf) -> None:

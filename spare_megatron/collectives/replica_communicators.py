@@ -22,8 +22,11 @@ import atexit
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -55,10 +58,15 @@ class Membership:
     """host:port at which the next member after this one listens, the first after the last; empty where there is no
     other."""
 
-    @property
+    @cached_property
     def groups(self) -> tuple[int, ...]:
         """The groups of the members."""
-        return tuple(member.group for member in self.members)
+        return tuple(map(itemgetter(0), self.members))
+
+    def rank(self, member: Member) -> int | None:
+        """The rank of ``member``; None where it is none of the members."""
+        rank = bisect_left(self.members, member)
+        return rank if self.members[rank : rank + 1] == (member,) else None
 
 
 class ReplicaCommunicators:
@@ -156,16 +164,20 @@ class ReplicaCommunicators:
                 self._adopt(membership)
 
     def _adopt(self, membership: Membership) -> None:
-        member = self._me.member in membership.members
+        rank = membership.rank(self._me.member)
         with self._changed:
             if membership.epoch <= self._epoch:
                 return
             self._epoch = membership.epoch
-            self._over = membership.epoch - member
-        self._drop()
-        if not member:
+            self._over = membership.epoch - (rank is not None)
+        old = self._set_aside()
+        if rank is None:
+            if old is not None:
+                old.give_up()
             return
-        backend = self._backend(membership)
+        backend = self._backend(membership, rank)
+        if old is not None:
+            old.give_up(replaced=backend is not None and backend.forms_alone)
         new = Communicator(membership.epoch, membership.groups, backend, self._changed)
         with self._changed:
             wanted = self._over < new.epoch
@@ -181,7 +193,9 @@ class ReplicaCommunicators:
         """End the present epoch and its operations, here and on its peers. From any thread. Never blocks."""
         with self._changed:
             self._over = self._epoch
-        self._drop()
+        old = self._set_aside()
+        if old is not None:
+            old.give_up()
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum ``request`` over the groups of ``epoch``. For the training thread.
@@ -222,12 +236,12 @@ class ReplicaCommunicators:
             communicator.join(until_s)
         self._links.close()
 
-    def _backend(self, membership: Membership) -> Backend | None:
+    def _backend(self, membership: Membership, rank: int) -> Backend | None:
         if len(membership.members) == 1:
             return None
-        rank = membership.members.index(self._me.member)
         seat = Seat(membership.epoch, membership.members, rank, membership.right_at)
-        suspects = frozenset(membership.groups.index(g) for g in self._suspects.intersection(membership.groups))
+        groups = membership.groups
+        suspects = frozenset(groups.index(suspect) for suspect in self._suspects if suspect in groups)
         ring = RingBackend(seat, self._links, self._timeout_s, suspects)
         if self._kind != "nccl":
             return ring
@@ -242,18 +256,18 @@ class ReplicaCommunicators:
                 raise StaleError
             return self._current if self._current is not None and self._current.epoch == epoch else None
 
-    def _drop(self) -> None:
+    def _set_aside(self) -> Communicator | None:
+        """The communicator that was the current one, which the caller gives up at once."""
         with self._changed:
             old, self._current = self._current, None
             if old is not None:
                 self._given_up = [given_up for given_up in self._given_up if not given_up.gone]
                 self._given_up.append(old)
-            self._changed.notify_all()
         if old is not None:
-            old.give_up()
             self._suspects = frozenset(
                 link.sender for link in old.links if link.mute and link.receiver == self._me.member.group
             )
+        return old
 
 
 def _close_at_exit(replicas: ReplicaCommunicators) -> None:

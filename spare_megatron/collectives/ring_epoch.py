@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 import struct
+from collections.abc import Callable
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, Traffic
@@ -15,19 +17,36 @@ _TCP_INFO = struct.Struct("8x44xI")
 """The field tcpi_last_data_recv of Linux's tcp_info, in milliseconds."""
 
 
+def _nobody() -> None:
+    """Who is told where nobody listens."""
+
+
 class RingEpoch:
-    """One epoch of one member. ``alarm``, ``over`` and ``traffic`` may be read from any thread; all else is for who
+    """One epoch of one member. ``formed``, ``over`` and ``traffic`` may be read from any thread; all else is for who
     holds the lock of :class:`~spare_megatron.collectives.ring_links.RingLinks`."""
 
-    def __init__(self, seat: Seat, timeout_s: float, suspects: frozenset[int]) -> None:
-        """``suspects``: ranks whose link to this one was mute in the epoch before."""
-        self.seat, self.traffic = seat, Traffic()
+    def __init__(
+        self,
+        seat: Seat,
+        timeout_s: float,
+        suspects: frozenset[int] = frozenset(),
+        tell: Callable[[], None] = _nobody,
+    ) -> None:
+        """
+        Args:
+            suspects: ranks whose link to this one was mute in the epoch before.
+            tell: called without a lock, from any thread, when ``formed`` or ``over`` has changed.
+        """
+        self.seat, self.traffic, self.tell = seat, Traffic(), tell
         self.formed = False
-        """The owner uses the data connections."""
-        self.alarm, self._raise = socket.socketpair()
-        """``alarm`` becomes readable, for good, when this epoch is over for this member: then ``_raise`` is shut
-        down."""
+        """Both neighbours are connected and here: the owner may use the data connections."""
+        self.in_use = False
+        """The owner uses them now."""
+        self.alarm = -1
+        """A descriptor that becomes readable, for good, when this epoch is over for this member; -1 until the owner has
+        a use for it."""
         self._timeout_s, self._suspects = timeout_s, suspects
+        self._told = (False, False)
         self._hearing: Hearing | None = None
         self._why = ""
 
@@ -68,23 +87,37 @@ class RingEpoch:
             self._hearing.give_up(why)
         self.sound()
 
+    def arm(self) -> None:
+        """Note that the owner uses the data connections now, and is to be woken when the epoch is over."""
+        self.in_use = True
+        if self.alarm < 0:
+            self.alarm = os.eventfd(0, os.EFD_NONBLOCK)
+
     def sound(self) -> None:
         """Wake the owner, for good, if the epoch is over."""
-        if self.over:
-            with contextlib.suppress(OSError):
-                self._raise.shutdown(socket.SHUT_RDWR)
+        if self.alarm >= 0 and self.over:
+            os.eventfd_write(self.alarm, 1)
+
+    def changed(self) -> bool:
+        """Whether ``tell`` is due, which the caller then calls without the lock."""
+        before, self._told = self._told, (self.formed, bool(self.over))
+        return self._told != before
 
     def blamed(self) -> frozenset[int]:
         """The sides on which a link was mute, in either direction."""
         seat, links = self.seat, [link for link in self.evidence if link.mute]
+        if not links:
+            return frozenset()
         sides = {LEFT: (seat.rank - 1) % seat.size, RIGHT: (seat.rank + 1) % seat.size}
         pairs = {frozenset((link.sender, link.receiver)) for link in links}
         return frozenset(side for side, rank in sides.items() if frozenset((seat.rank, rank)) in pairs)
 
     def free(self) -> None:
-        """Close what wakes the owner."""
-        self.alarm.close()
-        self._raise.close()
+        """Close what wakes the owner; nobody is told anything any more."""
+        self.tell = _nobody
+        if self.alarm >= 0:
+            os.close(self.alarm)
+            self.alarm = -1
 
 
 def _data_age_s(sock: socket.socket) -> float:

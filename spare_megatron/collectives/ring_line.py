@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 
+from spare_megatron.collectives.brief_calls import Room, send
 from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import (
     CALL_BYTES,
@@ -56,8 +57,11 @@ class Line:
         self.newest: tuple[int, LinkBeat] | None = None
         """Of a control connection, the newest message, with its epoch."""
         self.ended = False
+        self.polled = 0
+        """The events for which it is polled now."""
         self.sender, self.receiver = FrameSender(sock), FrameReceiver(sock)
         self.inbox, self.outbox = bytearray(), bytearray()
+        self._room = Room(_READ_BYTES)
         self._call = b""
         self._challenged = b""
         """The callee's challenge."""
@@ -88,17 +92,17 @@ class Line:
         self.send(self._challenged)
 
     def send(self, more: bytes) -> None:
-        """Send ``more``; what the connection does not take goes with the next call. An error shows when it is read."""
-        self.outbox += more
-        with contextlib.suppress(OSError):
-            del self.outbox[: self.sock.send(self.outbox)]
+        """Send ``more``; what the connection does not take goes with the next call. An error shows when it is read.
+        Keeps the interpreter's lock, as reading does."""
+        words = bytes(self.outbox) + more if self.outbox else more
+        self.outbox[:] = words[send(self.sock, words) :]
 
     def read(self) -> bool:
         """Read what has come, no more than the words that are due before the other side is proven; false where it has
         ended. Raises StrangerError where the other side is not who it should be."""
         while not self.proven:
             due = self._due()
-            more = self._receive(due - len(self.inbox))
+            more = self._room.receive(self.sock, due - len(self.inbox))
             if more is None:
                 return True
             if not more:
@@ -110,18 +114,9 @@ class Line:
                 self._hear(words)
         if self.kind == DATA:
             return True
-        more = self._receive(_READ_BYTES)
+        more = self._room.receive(self.sock, _READ_BYTES)
         self.inbox += more or b""
         return more is None or bool(more)
-
-    def _receive(self, most: int) -> bytes | None:
-        """Some bytes; none where the connection has ended; None where there are none now."""
-        try:
-            return self.sock.recv(most)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
 
     def _due(self) -> int:
         """The length of the words that come next: the challenge and the proof to a caller, the call and the proof to a

@@ -8,11 +8,15 @@ connection stays over epochs while its two ends are neighbours and it is not to 
 member dies, its two neighbours connect, and all other connections stay. What is abandoned with an epoch is its
 operations.
 
+Whoever brings the view enters the epoch itself: its word to the neighbours, one beat of the new epoch, is sent before
+the thread here knows of it, and says also that the old epoch is over. So where both neighbours stay, a change of epochs
+wakes this thread twice, for the word of each, and no other thread.
+
 A call may come from a neighbour that is in a later epoch already: it is greeted and waits. Whoever is called hears the
 epoch of the other side in its beats, and knows so whether the other side is *here*. A member that gives up says so on
 its control connections, and only the end of its process closes them.
 
-May assume: the addresses are those of the members. Promises: ``cut`` never blocks; what does not prove itself
+May assume: the addresses are those of the members. Promises: only ``close`` ever waits; what does not prove itself
 (:mod:`spare_megatron.collectives.handshake`) is not listened to, and costs at most :data:`STRANGERS_MAX` descriptors.
 """
 
@@ -35,10 +39,13 @@ from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
 
 KINDS = (DATA, CONTROL)
+ENTERS = "given up when the epoch was over"
 STRANGERS_MAX = 64
 """The most accepted connections that have not proved themselves; the oldest ones are closed first."""
 STRANGER_S = 10.0
 """How long a connection that was accepted may take to prove itself."""
+LOOKS = 4
+"""How many times between two beats the links are judged at most, while messages come."""
 
 
 class RingLinks:
@@ -54,90 +61,141 @@ class RingLinks:
         """Where other ranks call this one."""
         self.calls = 0
         """Number of calls; each makes two connections."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         """Guards everything below."""
         self._lines: list[Line] = []
+        self._polled: dict[int, Line] = {}
+        """By their descriptors, those that are polled now."""
+        self._pairs: dict[tuple[int, bool], dict[bytes, Line]] = {}
+        """What :meth:`_pair` has found; cleared when one of the connections, or the epoch, changes."""
         self._present: RingEpoch | None = None
-        """The epoch whose owner is inside."""
+        """The epoch that was entered and is not left."""
+        self._next: RingEpoch | None = None
+        """The epoch to enter when the owner of the present one is out of its sum."""
         self._epoch = 0
         """The newest epoch that was entered."""
         self._blamed: frozenset[int] = frozenset()
         """Sides whose connections are made anew with the next epoch."""
-        self._beat_s = 0.0
-        self._told = -1
-        """The version of the evidence in the last bye; -1 before there is one."""
+        self._beat_s = self._look_s = 0.0
+        """When the next beat is due, and the next look at the links."""
+        self._told = 0
+        """The version of the evidence in the last bye; 0 before there is one."""
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._poll.register(self._listener, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name="replicas-links", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------------------------------- the epoch's owner
+    # ------------------------------------------------------------------------------- who brings views, and the owner
 
-    def enter(self, epoch: RingEpoch) -> tuple[Line, Line]:
-        """Make ``epoch`` the present one, as soon as the owner of the one before has left, and wait until both
-        neighbours are connected and here. Raises BackendError when the epoch is over before that.
-
-        Returns the data connections to the left and the right one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._present is None or epoch.over or self._closing)
-            self._check(epoch)
-            self._present, self._epoch, self._told = epoch, epoch.seat.epoch, -1
+    def enter(self, epoch: RingEpoch) -> None:
+        """Give the present epoch up for ``epoch``, which begins at once or, where the owner of the present one is in a
+        sum, when it is out. ``epoch.tell`` is called when it is formed, or over before that."""
+        with self._lock:
             now_s = time.monotonic()
-            epoch.begin(now_s)
-            self._keep(epoch.seat, now_s)
-            self._greet(epoch, now_s)
-            self._beat_s = 0.0  # tell the neighbours at once
-            self._speak(now_s)
-            self._stir()
-            self._changed.wait_for(lambda: epoch.over or self._closing or self._formed(epoch))
+            present = self._present
+            if epoch.over or self._closing:
+                epoch.give_up("this rank leaves")
+            elif present is not None and present.in_use:
+                self._next = epoch
+                present.give_up(ENTERS)
+                self._speak(now_s)
+            else:
+                if present is not None:
+                    present.give_up(ENTERS)
+                self._begin(epoch, now_s)
+            changed = epoch.changed()
+        if changed:
+            epoch.tell()
+
+    def use(self, epoch: RingEpoch) -> tuple[Line, Line]:
+        """The data connections to the left and the right neighbour, for the owner alone, until it calls :meth:`rest`.
+        Raises BackendError when the epoch is over."""
+        with self._lock:
             self._check(epoch)
-            epoch.formed = True
+            assert epoch.formed, "nothing can be summed before the neighbours are here"
+            epoch.arm()
             return self._pair(LEFT)[DATA], self._pair(RIGHT)[DATA]
 
+    def rest(self, epoch: RingEpoch) -> None:
+        """Note that the owner is out of its sum."""
+        with self._lock:
+            epoch.in_use = False
+            entered = self._next if self._present is epoch and not self._closing else None
+            if entered is not None:
+                self._begin(entered, time.monotonic())
+        if entered is not None and entered.changed():
+            entered.tell()
+
     def leave(self, epoch: RingEpoch) -> None:
-        """Note that the owner of ``epoch`` touches its connections no more."""
-        with self._changed:
+        """Note that the owner of ``epoch``, which is over, touches its connections no more."""
+        with self._lock:
             if self._present is epoch:
-                self._blamed |= epoch.blamed()
-                self._present = None
-                self._changed.notify_all()
+                self._vacate()
             epoch.free()
 
     def cut(self, epoch: RingEpoch, why: str) -> None:
         """Give ``epoch`` up and tell the neighbours. From any thread, and more than once."""
-        with self._changed:
+        with self._lock:
             epoch.give_up(why)
             if self._present is epoch:
                 self._speak(time.monotonic())
-            self._changed.notify_all()
-            self._stir()
+            elif self._next is epoch:
+                self._next = None
+            changed = epoch.changed()
+        if changed:
+            epoch.tell()
 
     def lose(self, epoch: RingEpoch, side: int) -> None:
         """Note that the owner has found a data connection ended."""
-        with self._changed:
+        with self._lock:
             if self._present is epoch:
                 for line in self._pair(side).values():
                     line.ended |= line.kind == DATA
+                self._pairs.clear()
                 epoch.hearing.end(side, time.monotonic())
                 self._speak(time.monotonic())
                 self._stir()
 
     def evidence(self, epoch: RingEpoch) -> frozenset[Link]:
         """What is known about links in ``epoch``, in ranks; more may come until its owner leaves."""
-        with self._changed:
+        with self._lock:
             return epoch.evidence
 
     def close(self) -> None:
         """End the thread and free everything. Called once, when no owner is inside any more or ever will be."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
             self._stir()
         self._thread.join()
 
     def _check(self, epoch: RingEpoch) -> None:
         if epoch.over or self._closing:
             raise BackendError(epoch.over or "this rank leaves")
+
+    def _begin(self, epoch: RingEpoch, now_s: float) -> None:
+        """Make ``epoch`` the present one, tell all that listen, and keep what connections it can use."""
+        self._vacate()
+        self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
+        epoch.begin(now_s)
+        words = pack(self._epoch, LinkBeat(0, False))
+        for line in self._lines:
+            if line.proven and line.kind == CONTROL:
+                line.send(words)
+        self._beat_s = now_s + self._timeout_s / BEATS
+        self._keep(epoch.seat, now_s)
+        self._greet(epoch, now_s)
+        epoch.formed = self._formed(epoch)
+
+    def _vacate(self) -> None:
+        """Let the present epoch go."""
+        if self._present is not None:
+            self._blamed |= self._present.blamed()
+            self._present.free()
+            self._present = None
+            self._pairs.clear()
 
     def _keep(self, seat: Seat, now_s: float) -> None:
         """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left."""
@@ -161,11 +219,13 @@ class RingLinks:
         for kind in KINDS:
             line = Line(socket.socket(_family(host), socket.SOCK_STREAM), self._me, now_s)
             self._lines.append(line)
+            self._pairs.clear()
             try:
                 line.call((host, port), kind, seat.epoch, self.calls, seat.right)
             except OSError:
                 self._end(line, now_s, refused=True)
                 return
+            self._watch(line)
 
     # --------------------------------------------------------------------------------------------- the thread
 
@@ -174,53 +234,81 @@ class RingLinks:
             while not self._closing:
                 self._round()
         finally:  # whatever ended it, nobody may wait for it
-            with self._changed:
+            with self._lock:
                 self._closing = True
-                if self._present is not None:
-                    self._present.give_up("nobody listens to the neighbours any more")
+                left = [epoch for epoch in (self._present, self._next) if epoch is not None]
+                for epoch in left:
+                    epoch.give_up("nobody listens to the neighbours any more")
+                self._poll.close()
                 for line in self._lines:
                     line.sock.close()
                 self._listener.close()
                 os.close(self._wake)
                 self._wake = -1
-                self._changed.notify_all()
+            for epoch in left:
+                epoch.tell()
 
     def _round(self) -> None:
-        happened = self._wait()
+        happened = self._poll.poll(self._wait_s())
         now_s = time.monotonic()
-        with self._changed:
-            if self._listener.fileno() in happened:
-                self._accept(now_s)
-            for line in [line for line in self._lines if line.sock.fileno() in happened]:
-                if line in self._lines:  # it ends with the other one of its pair
-                    self._attend(line, now_s)
+        with self._lock:
+            for fd, events in happened:
+                if fd == self._wake:
+                    os.eventfd_read(self._wake)
+                elif fd == self._listener.fileno():
+                    self._accept(now_s)
+                elif fd in self._polled:
+                    self._attend(self._polled[fd], events, now_s)
+            if happened:
+                self._hear_others({fd for fd, _ in happened}, now_s)
             epoch = self._present
             if epoch is not None:
-                self._greet(epoch, now_s)
-                left = self._pair(LEFT).get(DATA)
-                epoch.look(now_s, left.sock if left is not None else None)
+                self._review(epoch, now_s)
             self._speak(now_s)
             self._turn_away(now_s)
-            if epoch is not None and (epoch.over or not epoch.formed):
-                epoch.sound()
-                self._changed.notify_all()
+            changed = epoch is not None and epoch.changed()
+        if changed and epoch is not None:
+            epoch.tell()
 
-    def _wait(self) -> frozenset[int]:
-        """Wait for something to read, or for a connection that is being made, until the next beat at most; returns the
-        descriptors on which something happened."""
-        poller = select.poll()
-        with self._changed:
-            poller.register(self._wake, select.POLLIN)
-            poller.register(self._listener, select.POLLIN)
-            for line in self._lines:
-                if line.watched:
-                    poller.register(line.sock, line.watched)
-            over = self._present is not None and self._present.over
-            wait_s = ENDED_GRACE_S / 2 if over else self._beat_s - time.monotonic()
-        happened = frozenset(fd for fd, _ in poller.poll(1000 * min(max(wait_s, 0.0), self._timeout_s / BEATS)))
-        if self._wake in happened:
-            os.eventfd_read(self._wake)
-        return happened
+    def _hear_others(self, heard: set[int], now_s: float) -> None:
+        """Take what came from a neighbour while this thread waited for its turn: it need not be woken for it again."""
+        for side in (LEFT, RIGHT):
+            line = self._pair(side).get(CONTROL)
+            if line is not None and line.sock.fileno() not in heard:
+                self._take(line, now_s)
+
+    def _wait_s(self) -> float:
+        """Until the next beat, or the next look at an epoch that is over: more may be found out about its end."""
+        epoch, until_beat_s = self._present, self._beat_s - time.monotonic()
+        if epoch is not None and epoch.over:
+            return ENDED_GRACE_S / 2
+        return min(max(until_beat_s, 0.0), self._timeout_s / BEATS)
+
+    def _review(self, epoch: RingEpoch, now_s: float) -> None:
+        """Judge the links again, where that is due, and see how the epoch stands."""
+        if epoch.over or now_s >= self._look_s:
+            self._look_s = now_s + self._timeout_s / BEATS / LOOKS
+            left = self._pair(LEFT).get(DATA)
+            epoch.look(now_s, left.sock if left is not None else None)
+        if epoch.over:
+            epoch.sound()
+        elif not epoch.formed:
+            epoch.formed = self._formed(epoch)
+
+    def _watch(self, line: Line) -> None:
+        """Poll a connection for what is due on it now."""
+        wanted = line.watched
+        if wanted == line.polled:
+            return
+        if not line.polled:
+            self._poll.register(line.sock, wanted)
+            self._polled[line.sock.fileno()] = line
+        elif wanted:
+            self._poll.modify(line.sock, wanted)
+        else:
+            self._poll.unregister(line.sock)
+            del self._polled[line.sock.fileno()]
+        line.polled = wanted
 
     def _accept(self, now_s: float) -> None:
         """Accept all waiting connections and speak first. What a connection has already sent is read at once: each time
@@ -230,27 +318,43 @@ class RingLinks:
                 line = Line(self._listener.accept()[0], self._me, now_s)
                 self._lines.append(line)
                 line.greet()
-                self._attend(line, now_s)
+                self._attend(line, select.EPOLLIN, now_s)
 
-    def _attend(self, line: Line, now_s: float) -> None:
+    def _attend(self, line: Line, events: int, now_s: float) -> None:
         """Do what can be done on a connection on which something happened."""
+        if line.proven:
+            self._take(line, now_s)
+            return
         if line.calling:
+            if not events & ~select.EPOLLIN:
+                return  # of a connection that had its descriptor before
             if line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._end(line, now_s, refused=True)
                 return
             line.calling = False
             line.send(b"")
-        was_proven = line.proven
         try:
             open_still = line.read()
         except StrangerError:
             open_still = False
-        if line.proven and not was_proven:
+        self._pairs.clear()
+        if line.proven:
             if not self._wanted(line):
                 self._forget(line)
                 return
             self._say(line)
+        if self._present is not None:
+            self._greet(self._present, now_s)
+        self._watch(line)
         self._listen(line, now_s)
+        if not open_still:
+            self._end(line, now_s, refused=False)
+
+    def _take(self, line: Line, now_s: float) -> None:
+        """Take the beats that have come on a connection that has proved itself, or its end."""
+        open_still = line.read()
+        if line.inbox:
+            self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
 
@@ -271,6 +375,8 @@ class RingLinks:
                 continue
             if epoch == present.seat.epoch:
                 present.hearing.hear(line.side, beat, now_s)
+            elif epoch > present.seat.epoch:
+                present.hearing.move_on(line.side, now_s)
             else:
                 present.hearing.alive(line.side, now_s)
 
@@ -278,7 +384,7 @@ class RingLinks:
         """Note which neighbours were heard, and what they said of this epoch before this member was in it."""
         for side in (LEFT, RIGHT):
             pair = self._pair(side, proven=False)
-            if len(pair) == len(KINDS) and all(line.heard for line in pair.values()):
+            if len(pair) == len(KINDS) and pair[DATA].heard and pair[CONTROL].heard:
                 epoch.hearing.connect(side, now_s)
             control = self._pair(side).get(CONTROL)
             if control is not None and control.newest is not None and not epoch.hearing.here(side):
@@ -293,19 +399,26 @@ class RingLinks:
         """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
         those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
         its proof; what says that it is the left neighbour is never believed without one."""
+        proven = proven or side == LEFT
+        known = self._pairs.get((side, proven))
+        if known is not None:
+            return known
         epoch = self._present
         if epoch is None:
             return {}
         peer, at = (epoch.seat.left if side == LEFT else epoch.seat.right), epoch.seat.epoch
-        lines = [
-            line
-            for line in self._lines
-            if (line.side, line.peer) == (side, peer)
-            and line.epoch <= at
-            and (line.proven or (side == RIGHT and not proven))
-        ]
-        newest = max((line.number for line in lines), default=0)
-        return {line.kind: line for line in lines if line.number == newest and not line.ended}
+        newest, found = 0, dict[bytes, Line]()
+        for line in self._lines:
+            if line.side != side or line.number < newest or line.epoch > at or line.peer != peer:
+                continue
+            if proven and not line.proven:
+                continue
+            if line.number > newest:
+                newest, found = line.number, {}
+            if not line.ended:
+                found[line.kind] = line
+        self._pairs[side, proven] = found
+        return found
 
     def _speak(self, now_s: float) -> None:
         """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""
@@ -350,13 +463,19 @@ class RingLinks:
         epoch = self._present
         if epoch is not None and epoch.formed and line.kind == DATA and line.proven and line.epoch <= epoch.seat.epoch:
             line.ended = True
-            return
-        self._lines.remove(line)
-        line.sock.close()
+        else:
+            self._lines.remove(line)
+        self._pairs.clear()
+        if line.polled:
+            self._poll.unregister(line.sock)
+            del self._polled[line.sock.fileno()]
+            line.polled = 0
+        if line not in self._lines:
+            line.sock.close()
 
     def _turn_away(self, now_s: float) -> None:
         """Close accepted connections that take too long to prove themselves, or are too many."""
-        strangers = [line for line in self._lines if line.side == LEFT and not line.proven]
+        strangers = [line for line in self._lines if not line.proven and line.side == LEFT]
         for number, line in enumerate(strangers):
             if now_s - line.born_s > STRANGER_S or number < len(strangers) - STRANGERS_MAX:
                 self._forget(line)

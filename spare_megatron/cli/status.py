@@ -46,9 +46,9 @@ def text_of(status: dict[str, Any]) -> str:
     for group, load in status["load"].items():
         pieces = counted(load, "piece")
         lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
-    if status["waiting"]:
-        word = "group" if len(status["waiting"]) == 1 else "groups"
-        lines.append(f"joining with the next commit: {word} {', '.join(status['waiting'])}")
+    if status["learners"]:
+        word = "group" if len(status["learners"]) == 1 else "groups"
+        lines.append(f"being brought up to date: {word} {', '.join(status['learners'])}")
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])

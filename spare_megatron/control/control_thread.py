@@ -37,7 +37,8 @@ from spare_megatron.control.reports import (
 )
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
-from spare_megatron.controller.messages import JobSpec, View
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.view import Offer, View
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class Agent:
         elif kind == "commit":
             commit = order.commit
             audits = tuple(commit.audits)
-            after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save)
+            serves = tuple(protobuf_codec.read(offer, Offer) for offer in commit.serves)
+            after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save, serves)
             return self._adopt(*after)
         elif kind == "fenced" and order.fenced.fencing >= self.orders.view.fencing:
             return self._end(fenced=order.fenced.reason)

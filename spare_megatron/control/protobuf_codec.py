@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import reports
-from spare_megatron.controller import messages
+from spare_megatron.controller import messages, view
 
 T = TypeVar("T")
 
@@ -26,10 +26,11 @@ _NESTED: dict[str, type] = {
         messages.Link,
         messages.ParameterChecksum,
         messages.ReductionResult,
-        messages.View,
         messages.Vote,
         reports.LastRank,
         reports.LateRank,
+        view.Offer,
+        view.View,
     )
 }
 

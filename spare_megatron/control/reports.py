@@ -52,8 +52,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankApplied:
-    """The rank holds the verified state after ``step``: a joiner says so when it has taken that state, and each rank at
-    the end of the run, in the last ``epoch``, when it has saved what it must."""
+    """At the end of the run, in the last ``epoch``: the rank holds the state after ``step`` and has saved what it
+    must."""
 
     step: int
     epoch: int

@@ -129,10 +129,9 @@ class Session:
         self._control.post(StepReport(step, dict(report)))
 
     def applied(self, step: int, epoch: int) -> None:
-        """Report that this rank holds the verified state after ``step``.
-
-        A joiner does so when it has taken that state from its donors, and every rank when the run ends
-        (``orders.view.leave``) and the state is saved. The group's ``Applied`` is sent when its last rank has reported.
+        """Report that this rank has done all that the end of the run asks of it (``orders.view.leave``): the state
+        after ``step`` is applied and, where that is its group's part, saved. The group's ``Applied`` is sent when its
+        last rank has reported.
         """
         self._control.post(RankApplied(step, epoch))
 

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign import Assignment
-from spare_megatron.controller.messages import JobSpec, Segments, Vote
+from spare_megatron.controller.messages import JobSpec, Vote
 from spare_megatron.controller.state import State
+from spare_megatron.controller.view import Segments
 from spare_megatron.placement import Placement
 
 Opinions = Mapping[int, Mapping[int, int]]

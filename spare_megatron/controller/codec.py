@@ -16,13 +16,15 @@ from typing import Any
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.controller import messages
-from spare_megatron.controller.messages import Action, Event, JobSpec, SendView, View
+from spare_megatron.controller import learner, messages, view
+from spare_megatron.controller.messages import Action, Event, JobSpec, SendView
+from spare_megatron.controller.view import View
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in vars(messages).values()
-    if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == messages.__name__
+    for module in (messages, view, learner)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and is_dataclass(cls) and cls.__module__ == module.__name__
 } | {"JobDescription": JobDescription, "Timeouts": Timeouts, "Tuning": Tuning}
 
 _SINGLE = frozenset({int, str, float, bool, type(None)})

@@ -21,6 +21,7 @@ from spare_megatron.controller.messages import (
     Vote,
 )
 from spare_megatron.controller.state import State
+from spare_megatron.controller.view import Offer
 
 
 class InvariantError(AssertionError):
@@ -45,13 +46,38 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _audits(before, after)
     _views(after, decision)
     _joiners(event, after)
+    _offers(before, after)
+
+
+def _offers(before: State, after: State) -> None:
+    """Who holds no state has a learner's place; offers are by members that hold the state, and are made only where all
+    donors must hear of them before they vote again."""
+    if after.phase not in ("running", "ending"):
+        return
+    joiners = after.joiners
+    if after.live.keys() - after.holders != joiners:
+        raise InvariantError(f"members {sorted(after.live.keys() - after.holders)} hold no state, joiners {joiners}")
+    known = {offer.number for offer in before.offers}
+    for group, learner in after.learners.items():
+        if group in joiners and (learner.incarnation != after.live[group] or learner.offer is None):
+            raise InvariantError(f"joiner {group} has no offer, or is another incarnation than the member")
+        if group not in joiners and (group in after.live or any(after.segments_of(group))):
+            raise InvariantError(f"learner {group} has a part in the step")
+    for offer in after.offers:
+        if any(after.live.get(group) != inc or group not in after.holders for group, inc in offer.donors):
+            raise InvariantError(f"a donor of offer {offer.number} is gone or holds no state")
+        if not offer.donors or offer.step > after.committed[0]:
+            raise InvariantError(f"offer {offer.number} has no donor, or is of a step that is not committed")
+        told = after.epoch > before.epoch or after.committed > before.committed
+        if offer.number not in known and not (told and offer.number > before.offers_made):
+            raise InvariantError(f"offer {offer.number} was made where its donors need not hear of it")
 
 
 def _joiners(event: Event, after: State) -> None:
     """Nobody waits for a joiner longer than its grace (rule 13): when it is over, no joiner without a piece is left."""
     if not isinstance(event, JoinersLate) or event.epoch != after.epoch or after.phase != "running":
         return
-    waited = [g for g in after.live.keys() - after.holders if not any(after.segments_of(g))]
+    waited = [g for g in after.joiners if not any(after.segments_of(g))]
     if waited:
         raise InvariantError(f"the grace of epoch {event.epoch} is over and joiners {sorted(waited)} are waited for")
 
@@ -100,6 +126,13 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
         raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
     _agreement(before, event)
+    for group in after.live.keys() - before.live.keys():
+        learner = after.learners[group]
+        compared = any(vote.result.weights_digest for vote in before.votes.values())
+        if learner.applied != before.committed[0] or any(after.segments_of(group)):
+            raise InvariantError(f"group {group} joins with step {learner.applied}, or with a piece")
+        if compared and not learner.proved:
+            raise InvariantError(f"group {group} joins and its state was never compared")
 
 
 def _saves(before: State, event: Event, after: State, decision: Decision) -> None:
@@ -194,6 +227,10 @@ def _votes(state: State) -> None:
             raise InvariantError(f"the vote of group {group} has other pieces than its plan")
 
 
+def _offer_of(state: State, group: int) -> Offer | None:
+    return state.learners[group].offer if group in state.learners else None
+
+
 def _growth(before: State, after: State) -> None:
     """Inside a step a survivor's plan only grows (rule 4)."""
     if before.phase != "running" or before.committed != after.committed:
@@ -202,6 +239,9 @@ def _growth(before: State, after: State) -> None:
         if before.live[group] != after.live[group]:
             continue
         old, new = before.segments_of(group), after.segments_of(group)
+        anew = group in after.learners and after.learners[group].offer != _offer_of(before, group)
+        if anew:
+            continue
         if new[: len(old)] != old:
             raise InvariantError(
                 f"the plan of group {group} in step {after.step_in_flight} is no longer a prefix of the new one"

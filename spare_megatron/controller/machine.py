@@ -11,18 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import ending, voting
-from spare_megatron.controller.membership import begin, begin_if_ready, lose, send_back_late_joiners
+from spare_megatron.controller import ending, learning, voting
+from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,
     AllVoted,
     Applied,
+    CaughtUp,
     Event,
     Hello,
     JoinersLate,
     Loss,
     Lost,
     Opened,
+    Ready,
     Saved,
     SendFenced,
     SendStop,
@@ -31,7 +33,9 @@ from spare_megatron.controller.messages import (
     StartupOver,
     StopRequested,
     Tuned,
+    Void,
     Vote,
+    Withdrawn,
 )
 from spare_megatron.controller.state import State, initial_state, opened_state
 from spare_megatron.controller.transition import Transition, decide, ignore, stop
@@ -62,7 +66,15 @@ def step(state: State, event: Event) -> Transition:
     if isinstance(event, Standstill):
         return voting.standstill(state, event)
     if isinstance(event, JoinersLate):
-        return send_back_late_joiners(state, event)
+        return joiners_late(state, event)
+    if isinstance(event, Ready):
+        return learning.ready(state, event)
+    if isinstance(event, CaughtUp):
+        return learning.caught_up(state, event)
+    if isinstance(event, Void):
+        return learning.void(state, event)
+    if isinstance(event, Withdrawn):
+        return learning.withdrawn(state, event)
     if isinstance(event, Saved):
         return ending.saved(state, event)
     if isinstance(event, StartupOver):
@@ -101,24 +113,36 @@ def _after_stop(state: State, event: Event) -> Transition:
 
 def _hello(state: State, event: Hello) -> Transition:
     """A group arrives, comes back, or is told that its place is taken (rules 8 and 9)."""
-    group, incarnation = event.group, event.incarnation
     refusal = _refusal(state, event)
     if refusal:
-        return decide(state, [SendFenced(group, incarnation, refusal)], refusal)
+        return decide(state, [SendFenced(event.group, event.incarnation, refusal, event.birth)], refusal)
     if event.fencing > state.fencing:
-        reason = f"group {group} knows coordinator {event.fencing}, this is {state.fencing}: a newer one has taken over"
+        reason = (
+            f"group {event.group} knows coordinator {event.fencing}, this is {state.fencing}: a newer one has taken "
+            "over"
+        )
         return stop(state, "failed", reason)
+    event = replace(event, incarnation=_incarnation(state, event))
+    learner = state.learners.get(event.group)
     if state.phase == "forming":
         return _arrive(state, event)
-    if state.live.get(group) == incarnation:
+    if state.live.get(event.group) == event.incarnation:
         return _return(state, event)
-    if state.waiting.get(group) == incarnation:
-        return ignore(state, f"group {group} incarnation {incarnation} still waits for the next commit")
-    return _queue(state, event)
+    if learner is not None and learner.incarnation == event.incarnation:
+        return learning.back(state, event)
+    return learning.enter(state, event)
+
+
+def _incarnation(state: State, event: Hello) -> int:
+    """The incarnation of a process that may have none yet: the one that it was given before, or the next one."""
+    known, birth = state.births.get(event.group, (-1, ""))
+    if event.incarnation >= 0:
+        return event.incarnation
+    return known if birth == event.birth else state.highest.get(event.group, -1) + 1
 
 
 def _answered(outcome: Transition, group: int) -> Transition:
-    """Where a Hello ends the job, its group is told to stop as well, even if it is neither live nor waiting."""
+    """Where a Hello ends the job, its group is told to stop as well, even if it is neither a member nor a learner."""
     state, decision = outcome
     actions = list(decision.actions) if state.stopped else []
     for index, action in enumerate(actions):
@@ -129,16 +153,22 @@ def _answered(outcome: Transition, group: int) -> Transition:
 
 
 def _refusal(state: State, event: Hello) -> str:
-    """Why the group of this Hello is fenced; empty if it is not."""
-    group, incarnation, spec = event.group, event.incarnation, state.job
+    """Why the process of this Hello is fenced; empty if it is not."""
+    group, spec = event.group, state.job
     if not 0 <= group < spec.num_groups:
         return f"group {group} is not one of 0..{spec.num_groups - 1}"
     if event.fingerprint != spec.fingerprint:
         return f"group {group} runs another job: fingerprint {event.fingerprint}, expected {spec.fingerprint}"
-    known = state.highest.get(group, -1)
-    present = incarnation in (state.live.get(group), state.waiting.get(group))
-    if not present and incarnation <= known:
-        return f"group {group} incarnation {incarnation} is not in the live set, incarnation {known} was seen"
+    highest, (named, birth) = state.highest.get(group, -1), state.births.get(group, (-1, ""))
+    present = state.present.get(group)
+    incarnation = _incarnation(state, event)
+    if incarnation == named and birth != event.birth:
+        return f"group {group} incarnation {incarnation} is another process"
+    if incarnation != present and incarnation <= highest:
+        return f"group {group} incarnation {incarnation} is not in the live set, incarnation {highest} was seen"
+    drawn = event.incarnation < 0 and incarnation != named
+    if drawn and present is not None and event.replaces != present:
+        return f"the place of group {group} is taken by its incarnation {present}"
     if state.phase == "forming" and event.last_applied != spec.first_step:
         return f"group {group} starts from step {event.last_applied}, the job from step {spec.first_step}"
     return ""
@@ -150,6 +180,7 @@ def _arrive(state: State, event: Hello) -> Transition:
         state,
         live={**state.live, group: event.incarnation},
         highest={**state.highest, group: event.incarnation},
+        births={**state.births, group: (event.incarnation, event.birth)},
         gone=state.gone - {group},
     )
     return begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
@@ -163,7 +194,12 @@ def _all_here(state: State, event: AllHere) -> Transition:
     plain = state.phase == "forming" and not state.gone and len(arriving) == len(event.groups) > 0
     plain = plain and not arriving.keys() & state.live.keys()
     if plain and all(0 <= g < spec.num_groups and i > state.highest.get(g, -1) for g, i in event.groups):
-        arrived = replace(state, live={**state.live, **arriving}, highest={**state.highest, **arriving})
+        arrived = replace(
+            state,
+            live={**state.live, **arriving},
+            highest={**state.highest, **arriving},
+            births={**state.births, **{group: (incarnation, "") for group, incarnation in event.groups}},
+        )
         group, incarnation = event.groups[-1]
         return begin_if_ready(arrived, f"group {group} incarnation {incarnation} is here")
     outcome = ignore(state, "nobody is here")
@@ -192,28 +228,7 @@ def _return(state: State, event: Hello) -> Transition:
     if group in state.holders and event.last_applied != step_committed and not missed:
         detail = f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
-    if group not in state.holders and event.last_applied == step_committed:
-        state = replace(state, holders=state.holders | {group})
     return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
-
-
-def _queue(state: State, event: Hello) -> Transition:
-    """A new incarnation says Hello: the older one, if it is live, is lost, and the new one waits for admission."""
-    group = event.group
-    outcome: Transition = ignore(state, "")
-    if group in state.live:
-        detail = f"incarnation {event.incarnation} took its place"
-        outcome = lose(state, Lost((Loss(group, state.live[group], "replaced", detail=detail),)))
-        if outcome[0].stopped:
-            return outcome
-    after, decision = outcome
-    queued = replace(
-        after,
-        waiting={**after.waiting, group: event.incarnation},
-        highest={**after.highest, group: event.incarnation},
-    )
-    reason = f"group {group} incarnation {event.incarnation} joins with the next commit"
-    return decide(queued, decision.actions, f"{decision.reason}; {reason}" if decision.reason else reason)
 
 
 def _startup_over(state: State, event: StartupOver) -> Transition:

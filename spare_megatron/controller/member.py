@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from spare_megatron.controller.messages import View
+from spare_megatron.controller.view import Offer, View
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def take_view(orders: Orders, view: View, right_at: str = "") -> tuple[Orders, C
     or incarnation, or if its fencing number, its epoch or its t* is older. A commit is final, so a view of a newer
     epoch that does not know the last one comes from a coordinator that no longer decides."""
     known = orders.view
-    if orders.over or (view.group, view.incarnation) != (known.group, known.incarnation):
+    if orders.over or view.group != known.group or known.incarnation not in (-1, view.incarnation):
         return orders, Change.NONE
     if view.fencing < known.fencing or view.epoch < known.epoch or view.committed[0] < known.committed[0]:
         return orders, Change.NONE
@@ -68,7 +68,13 @@ def take_view(orders: Orders, view: View, right_at: str = "") -> tuple[Orders, C
 
 
 def take_commit(
-    orders: Orders, step: int, epoch: int, leave: bool, audits: tuple[int, ...] = (), save: int = 0
+    orders: Orders,
+    step: int,
+    epoch: int,
+    leave: bool,
+    audits: tuple[int, ...] = (),
+    save: int = 0,
+    serves: tuple[Offer, ...] = (),
 ) -> tuple[Orders, Change]:
     """The orders after Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. A
     repeated commit, or one of another epoch, changes nothing."""
@@ -80,7 +86,8 @@ def take_commit(
         committed=(step, epoch),
         step=step + 1,
         segments=() if leave else (known.standing,),
-        donors=(),
+        offer=None,
+        serves=serves,
         leave=leave,
         audits=(audits,) if audits else (),
         disputed=(),

@@ -7,13 +7,13 @@ effects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import audits, ending
+from spare_megatron.controller import audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
@@ -90,24 +90,25 @@ def lose(state: State, event: Lost) -> Transition:
         SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses if loss.cause != "exited"
     ]
     accused = {(loss.group, loss.incarnation) for loss in losses if loss.cause in ("diverged", "corrupt")}
-    members = {loss.group for loss in losses if state.live.get(loss.group) == loss.incarnation}
-    live = dict(state.live)
-    for group in members:
-        del live[group]
+    gone = {(loss.group, loss.incarnation) for loss in losses}
+    members = {group for group, incarnation in gone if state.live.get(group) == incarnation}
+    staying = {g: known for g, known in state.learners.items() if (g, known.incarnation) not in gone}
+    learners, hurt = offers.without_donors(staying, gone)
+    back = {group for group in hurt if group in state.live}
     after = replace(
         state,
-        live=live,
-        waiting={g: i for g, i in state.waiting.items() if (g, i) not in {(x.group, x.incarnation) for x in losses}},
+        live={g: i for g, i in state.live.items() if g not in members | back},
+        learners=learners,
         highest=_raise_highest(state.highest, losses),
         unproved=without(state.unproved, accused),
     )
     if state.phase == "forming":
         return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
     if not members:
-        return decide(after, fences, f"lost before it was admitted: {why}")
+        return decide(after, fences, f"lost before it was a member: {why}")
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
-    shrunk = _shrink(after, state, members, dict(event.progress), fences, why)
+    shrunk = _shrink(after, state, members | back, dict(event.progress), fences, why)
     if shrunk[0].stopped and all(loss.cause == "stalled" for loss in losses):
         # Standing still is no proof of a death, so a loss that would end the job is not acted on: the step is tried
         # again.
@@ -117,8 +118,8 @@ def lose(state: State, event: Lost) -> Transition:
 
 
 def _concerns(state: State, loss: Loss) -> bool:
-    """True for a member, a group that waits for admission, and a group that never came while the job forms."""
-    if loss.incarnation in (state.live.get(loss.group), state.waiting.get(loss.group)):
+    """True for a member, a learner, and a group that never came while the job forms."""
+    if state.present.get(loss.group) == loss.incarnation:
         return True
     never_came = loss.group not in state.live and loss.incarnation > state.highest.get(loss.group, -1)
     return state.phase == "forming" and never_came
@@ -136,36 +137,56 @@ def _with_actions(outcome: Transition, before: list[Action]) -> Transition:
     return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
 
 
+def send_back(state: State, groups: Collection[int], faulty: Collection[int], why: str) -> Transition:
+    """Joiners leave the epoch and are learners again, and nobody waits for them any more. Those that are ``faulty``
+    come one step nearer to being fenced."""
+    back = {group: offers.voided(state.learners[group], group in faulty) for group in groups}
+    after = replace(
+        state,
+        live={g: i for g, i in state.live.items() if g not in back},
+        learners={**state.learners, **back},
+    )
+    after, fences = offers.struck_off(after, back)
+    return _shrink(after, state, set(back), {}, list(fences), why)
+
+
 def _shrink(
-    after: State, before: State, dead: set[int], progress: Mapping[int, int], fences: list[Action], why: str
+    after: State, before: State, gone: set[int], progress: Mapping[int, int], fences: list[Action], why: str
 ) -> Transition:
-    """A new epoch of a running job without the members ``dead``."""
+    """A new epoch of a running job without the members ``gone``, who are lost or, if they are learners ``after`` it,
+    sent back."""
     spec = after.job
-    live = tuple(sorted(after.live))
-    holders = before.holders - dead
+    holders = before.holders - gone
+    since = before.epoch + 1 if before.joiners else 0
     after = replace(
         after,
         epoch=before.epoch + 1,
         votes={},
         holders=holders,
-        retries=Retries(),
+        untried=before.untried - gone,
+        retries=Retries(since=since),
         plan=NO_PLAN,
         audits={group: kept for group, kept in before.audits.items() if group in after.live},
         applied_last=frozenset(),
     )
-    if not live:
+    if not after.live:
         return stop(after, "wipe-out", f"{why}; every group is lost", fences)
-    if not holders:
-        return stop(after, "wipe-out", f"{why}; no live group holds the state of step {after.committed[0]}", fences)
+    after, called = offers.last_resort(after, before.learners)
+    why = "; ".join([why, *called])
+    live = tuple(sorted(after.live))
+    if not after.holders - after.untried:
+        reason = f"{why}; no live group holds the state of step {after.committed[0]}"
+        reason += ", which votes have compared" if after.holders else ""
+        return stop(after, "wipe-out", reason, fences)
     assert before.standing is not None, "a running job has a standing assignment"
     drawn = assign(after.where, live, spec.pieces_per_shard, spec.granularity, before.standing.assignment)
     if isinstance(drawn, WipeOut):
         return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
-    grown = _patched_plan(before, live, holders, dead, progress)
+    grown = _patched_plan(before, live, after.holders, gone, progress)
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = replace(after, plan=plan, standing=Standing(drawn, drawn.live))
+    after = offers.offered(replace(after, plan=plan, standing=Standing(drawn, drawn.live)))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.reason}"
@@ -174,11 +195,11 @@ def _shrink(
 
 
 def _patched_plan(
-    before: State, live: tuple[int, ...], holders: frozenset[int], dead: set[int], progress: Mapping[int, int]
+    before: State, live: tuple[int, ...], holders: frozenset[int], gone: set[int], progress: Mapping[int, int]
 ) -> tuple[Plan, Patch] | WipeOut:
-    """The plans of the step in flight with the pieces of the dead groups added (protocol rule 4)."""
+    """The plans of the step in flight with the pieces of the members that are gone added (protocol rule 4)."""
     spec = before.job
-    missing = [piece for group in sorted(dead) for piece in before.plan.pieces(group)]
+    missing = [piece for group in sorted(gone) for piece in before.plan.pieces(group)]
     left = before.plan.loads()
     if progress:
         told = np.fromiter(progress.keys(), dtype=np.int64, count=len(progress))
@@ -190,13 +211,13 @@ def _patched_plan(
         able=sorted(holders) if joiners else live,
         last_resort=joiners,
         missing=missing,
-        remaining={group: left_of[group] for group in live},
+        remaining={group: 0 if group in gone else left_of[group] for group in live},
         pieces_per_shard=spec.pieces_per_shard,
         granularity=spec.granularity,
     )
     if isinstance(added, WipeOut):
         return added
-    return before.plan.grown(live, added.added), added
+    return before.plan.grown(live, added.added, gone), added
 
 
 def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:
@@ -209,7 +230,7 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transit
             f"{state.job.retry_limit} and {give_up_s:g} s) and no group whose loss can be masked explains it"
         )
         return stop(state, "failed", with_checkpoint(state, reason))
-    again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
+    again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, retries=retries))
     delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(retries.failures - 3, 9))
     reason = f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
@@ -243,40 +264,43 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
     return decide(again, views(again), f"{disputes}; epoch {again.epoch}, same {counted(len(again.live), 'group')}")
 
 
-def send_back_late_joiners(state: State, event: JoinersLate) -> Transition:
+def joiners_late(state: State, event: JoinersLate) -> Transition:
     """Joiners whose grace is over leave the epoch, unless they have a piece, so that nobody waits for them any
     longer."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"the joiners of epoch {event.epoch} are late, which is over")
-    late = [group for group in sorted(state.live.keys() - state.holders) if not any(state.segments_of(group))]
+    late = waited_for(state)
     if not late:
         return ignore(state, "no joiner without a piece is waited for")
-    detail = f"it did not hold the state of step {state.committed[0]} within {event.waited_s:g} s"
-    return lose(state, Lost(tuple(Loss(group, state.live[group], "late", detail=detail) for group in late)))
+    who = audits.name_groups(late)
+    why = f"{who} did not hold the state of step {state.committed[0]} within {event.waited_s:g} s"
+    return send_back(state, late, late, why)
 
 
-def admit(state: State, why: str) -> Transition:
-    """Groups that wait become members, without a piece in the step in flight and with a share of later steps (rule
-    13)."""
+def waited_for(state: State) -> list[int]:
+    """The joiners without a piece in the step in flight."""
+    return sorted(group for group in state.joiners if not any(state.segments_of(group)))
+
+
+def admit(state: State, groups: Sequence[int], why: str) -> Transition:
+    """Learners become members, without a piece in the step in flight and with a share of later steps (rule 13)."""
     spec = state.job
-    live = {**state.live, **state.waiting}
+    live = {**state.live, **{group: state.learners[group].incarnation for group in groups}}
     members = tuple(sorted(live))
     assert state.standing is not None, "a running job has a standing assignment"
     drawn = assign(state.where, members, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
-    joined = ", ".join(f"group {g} (incarnation {i})" for g, i in sorted(state.waiting.items()))
+    joined = ", ".join(f"group {g} (incarnation {live[g]})" for g in groups)
+    joined += " joins" if len(groups) == 1 else " join"
     plan = state.plan.grown(members, {})
     grown = replace(
         state,
         epoch=state.epoch + 1,
         votes={},
         live=live,
-        waiting={},
         plan=plan,
         retries=Retries(),
         standing=Standing(drawn, members),
     )
-    reason = (
-        f"{why}; {joined} joins in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {drawn.reason}"
-    )
+    reason = f"{why}; {joined} in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {drawn.reason}"
     return decide(grown, views(grown), reason)

@@ -1,4 +1,4 @@
-"""The controller's input (events), its output (actions), and what it tells a group (views).
+"""The controller's input (events) and its output (actions).
 
 All are frozen dataclasses of plain values, so that a journal line can hold them and a replay can compare them.
 Words and rules are those of the step protocol (docs/protocol.md). Conventions:
@@ -12,13 +12,12 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, overload
 
-Segments = tuple[tuple[int, ...], ...]
+from spare_megatron.controller.view import Offer, View
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class JobSpec:
     heartbeat_timeout_s: float = 0.0
     """How long a step must have failed before weak evidence fences a group (controller.blame); the job gives up after a
     multiple of it (controller.membership)."""
+    donors_max: int = 2
+    """Groups that serve one learner, each its part."""
+    results_kept: int = 16
+    """L: reduced results that a donor keeps for a learner that has not taken them; with more it withdraws."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job gives up if they went on for long
     enough (controller.membership)."""
@@ -70,6 +73,8 @@ class Hello:
 
     group: int
     incarnation: int
+    """-1: its process was started while the job runs and has not been told its incarnation yet; the machine draws
+    one."""
     fingerprint: str
     last_applied: int
     held: tuple[int, int] | None = None
@@ -78,6 +83,10 @@ class Hello:
     """Highest fencing number the group knows."""
     committed: tuple[int, int] | None = None
     """(step, epoch) of the newest commit that any rank of the group was told of; None before the first view."""
+    birth: str = ""
+    """A word that the process drew when it began: an incarnation belongs to one birth."""
+    replaces: int = -1
+    """The incarnation whose place a new process takes, which is lost if it is still there; -1: it knows of none."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +186,53 @@ class AllVoted:
 
 @dataclass(frozen=True)
 class Applied:
-    """Every rank of a group holds the verified state of ``step``; at the end of the run, the group has done all that
-    ``epoch`` asks of it."""
+    """At the end of the run: a group has done all that ``epoch`` asks of it."""
 
     group: int
     incarnation: int
     step: int
     epoch: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A learner without an offer could take one: its world is formed, its model built, its shards are open."""
+
+    group: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """Every rank of a learner or joiner holds the state after ``step``, by offer ``number``."""
+
+    group: int
+    incarnation: int
+    number: int
+    step: int
+    weights_digest: str = ""
+    """As in the votes of step + 1."""
+
+
+@dataclass(frozen=True)
+class Void:
+    """A learner or joiner could not have a part of its offer ``number``, or its transfer stands still."""
+
+    group: int
+    incarnation: int
+    number: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A donor does not serve offer ``number`` any more: it could not copy its part in time, or keeps too much for
+    it."""
+
+    group: int
+    incarnation: int
+    number: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,8 +242,8 @@ class Loss:
     group: int
     incarnation: int
     cause: str
-    """'exited', 'closed', 'silent', 'stalled'; 'late' (a joiner); 'replaced' by a newer incarnation; 'blamed' for
-    failed reductions; 'diverged', 'corrupt' where a vote or Hello shows it."""
+    """'exited', 'closed', 'silent', 'stalled'; 'replaced' by a newer incarnation; 'blamed' for failed reductions;
+    'diverged', 'corrupt' where a vote or Hello shows it."""
     position: int = -1
     """Position of the rank by which the loss was noticed; -1 where it was not a single rank."""
     detail: str = ""
@@ -272,6 +321,10 @@ Event: TypeAlias = (
     | Vote
     | AllVoted
     | Applied
+    | Ready
+    | CaughtUp
+    | Void
+    | Withdrawn
     | Lost
     | Standstill
     | JoinersLate
@@ -282,57 +335,6 @@ Event: TypeAlias = (
 
 
 # --------------------------------------------------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True)
-class View:
-    """All that one group must know of the step in flight in an epoch."""
-
-    group: int
-    incarnation: int
-    epoch: int
-    fencing: int
-    live: tuple[tuple[int, int], ...]
-    """(group, incarnation) of all members, sorted."""
-    committed: tuple[int, int]
-    """(t*, e*); e* is 0 before the first commit of a life. A member that has not applied t* yet applies the reduced
-    result of (t*, e*)."""
-    step: int
-    """t* + 1."""
-    segments: Segments
-    """This group's plan of ``step`` in ``epoch``; inside a step it only grows, one segment at a time."""
-    standing: tuple[int, ...]
-    """This group's plan of the steps after ``step`` while the epoch lasts."""
-    donors: tuple[int, ...] = ()
-    """For a joiner: groups that hold state t*; empty for a member that holds it itself."""
-    leave: bool = False
-    """The run ends with t*: apply it, vote on its weights, save where it is this group's turn, then send
-    Applied(t*)."""
-    audits: Segments = ()
-    """Pieces that this group audits in ``step``: those of entry k are computed in the pipeline of segment k, after its
-    pieces, and are not added to the accumulators. Segments beyond the last entry have none."""
-    disputed: tuple[int, ...] = ()
-    """Pieces over whose gradients groups disagree, or ``WEIGHTS``: the next vote must have their checksums, parameter
-    by parameter."""
-    save: int = 0
-    """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
-
-    @property
-    def live_groups(self) -> tuple[int, ...]:
-        """Ids of the members, sorted: a group's index in it is its rank in a replica communicator."""
-        return tuple(group for group, _ in self.live)
-
-    @property
-    def neighbour(self) -> tuple[int, int] | None:
-        """(group, incarnation) of the next member after this group, the first after the last: to that one its ranks
-        send in the replica rings. None where there is no other."""
-        if len(self.live) < 2:
-            return None
-        return self.live[bisect_right(self.live, (self.group, self.incarnation)) % len(self.live)]
-
-    def audits_of(self, segment: int) -> tuple[int, ...]:
-        """The pieces that are audited in the pipeline of a segment."""
-        return self.audits[segment] if segment < len(self.audits) else ()
 
 
 @dataclass(frozen=True)
@@ -355,13 +357,18 @@ class SendCommit:
     """(group, the pieces that it audits in step + 1) of every group that audits any; each is told only its own."""
     save: int = 0
     """The save that is ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
+    serves: tuple[tuple[int, tuple[Offer, ...]], ...] = ()
+    """(group, the offers in which it is a donor) of every donor; each is told only its own (``View.serves``)."""
 
 
 @dataclass(frozen=True)
 class SendFenced:
     group: int
     incarnation: int
+    """-1: of a process that has none."""
     reason: str
+    birth: str = ""
+    """The birth of a process that has no incarnation."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ that are costly at a thousand groups, such as the plan of a standing assignment,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
-from spare_megatron.controller.messages import JobSpec, Saved, Segments, View, Vote
+from spare_megatron.controller.learner import Learner
+from spare_megatron.controller.messages import JobSpec, Saved, Vote
+from spare_megatron.controller.view import Member, Offer, Segments, View
 from spare_megatron.placement import Placement, placement_from_offsets
 
 
@@ -25,14 +27,21 @@ class Plan(Mapping[int, Segments]):
     computed when they are asked for, because a failure changes the plans of few groups out of thousands."""
 
     def __init__(
-        self, assignment: Assignment | None, members: tuple[int, ...], added: Mapping[int, Segments] | None = None
+        self,
+        assignment: Assignment | None,
+        members: tuple[int, ...],
+        added: Mapping[int, Segments] | None = None,
+        patched: frozenset[int] = frozenset(),
     ) -> None:
         self.assignment, self.members, self.added = assignment, members, added or {}
+        self.patched = patched
+        """Groups that were lost in this step: their shares have gone to others, also where they are back."""
 
     def __getitem__(self, group: int) -> Segments:
         if self.assignment is None or group not in self._set:
             raise KeyError(group)
-        return (self.assignment.pieces_of(group), *self.added.get(group, ()))
+        share = () if group in self.patched else self.assignment.pieces_of(group)
+        return (share, *self.added.get(group, ()))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.members)
@@ -48,28 +57,30 @@ class Plan(Mapping[int, Segments]):
         """All pieces of one group, computed for it alone: faster for a few groups than computing the plan of all."""
         if self.assignment is None:
             raise KeyError(group)
-        return (*self.assignment.pieces_of_one(group), *chain.from_iterable(self.added.get(group, ())))
+        share = () if group in self.patched else self.assignment.pieces_of_one(group)
+        return (*share, *chain.from_iterable(self.added.get(group, ())))
 
     def loads(self) -> NDArray[np.int64]:
         """[N]: number of pieces of every member, 0 for the others."""
         if self.assignment is None:
             return np.zeros(0, dtype=np.int64)
         loads = self.assignment.loads.copy()
-        if self.members != self.assignment.live:
+        if self.members != self.assignment.live or self.patched:
             inside = np.zeros(len(loads), dtype=np.bool_)
-            inside[list(self.members)] = True
+            inside[list(self._set - self.patched)] = True
             loads[~inside] = 0
         for group, segments in self.added.items():
             loads[group] += sum(map(len, segments))
         return loads
 
-    def grown(self, members: tuple[int, ...], more: Mapping[int, tuple[int, ...]]) -> Plan:
-        """This plan for ``members``, with one more segment for the groups in ``more``."""
-        inside = frozenset(members)
+    def grown(self, members: tuple[int, ...], more: Mapping[int, tuple[int, ...]], lost: Collection[int] = ()) -> Plan:
+        """This plan for ``members``, with one more segment for the groups in ``more``. Those that are ``lost`` have
+        nothing of what they had, also where they are members again."""
+        inside = frozenset(members) - frozenset(lost)
         added = {group: segments for group, segments in self.added.items() if group in inside}
         for group, pieces in more.items():
             added[group] = (*added.get(group, ()), pieces)
-        return Plan(self.assignment, members, added)
+        return Plan(self.assignment, members, added, self.patched.union(lost))
 
 
 NO_PLAN = Plan(None, ())
@@ -95,6 +106,8 @@ class Retries:
     failures: int = 0
     evidence: Evidence = field(default_factory=Evidence)
     result_mismatches: int = 0
+    since: int = 0
+    """Votes of epochs below this one are no evidence: their members waited for joiners."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +135,22 @@ class State:
     """Highest incarnation ever seen of each group, dead ones too."""
     gone: frozenset[int] = frozenset()
     """Groups that were lost while the job formed, or had not come when it began."""
-    waiting: Mapping[int, int] = field(default_factory=dict)
-    """Group -> incarnation of those that wait to be admitted with the next commit."""
+    births: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Group -> (its highest incarnation, the birth of the process that has it)."""
+    learners: Mapping[int, Learner] = field(default_factory=dict)
+    """Group -> what is known of it, of learners (not in ``live``) and joiners (in ``live``, not in ``holders``)."""
+    offers_made: int = 0
+    """Number of the newest offer."""
+    digests: tuple[tuple[int, str], ...] = ()
+    """(t, digest of the weights after t on which votes agreed) of the last steps, oldest first."""
     committed: tuple[int, int] = (0, 0)
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
     witnesses: frozenset[int] = frozenset()
     """Members of (t*, e*). Only their weights are counted for a majority: a joiner has copied its own."""
+    untried: frozenset[int] = frozenset()
+    """Holders whose state nobody has compared yet: joiners of the last resort, until they have voted for a commit."""
     plan: Plan = field(default_factory=lambda: NO_PLAN)
     """Group -> plan of the step in flight."""
     standing: Standing | None = None
@@ -204,35 +225,57 @@ class State:
             return ()
         return self.standing.assignment.pieces_of(group)
 
+    @property
+    def present(self) -> dict[int, int]:
+        """Group -> incarnation of members and learners."""
+        return {**self.live, **{group: known.incarnation for group, known in self.learners.items()}}
+
+    @property
+    def joiners(self) -> frozenset[int]:
+        """Members that do not hold t* yet."""
+        return frozenset(self.learners.keys() & self.live.keys()) if self.learners else frozenset()
+
+    @property
+    def offers(self) -> Iterator[Offer]:
+        """All offers that hold, in the order of the learners' groups."""
+        return (known.offer for _, known in sorted(self.learners.items()) if known.offer is not None)
+
+    @property
+    def serves(self) -> dict[int, tuple[Offer, ...]]:
+        """Group -> the offers in which it is a donor, of every donor."""
+        served: dict[int, tuple[Offer, ...]] = {}
+        for offer in self.offers:
+            for group, _ in offer.donors:
+                served[group] = (*served.get(group, ()), offer)
+        return served
+
     def view_of(self, group: int) -> View:
-        """The present view of one group."""
-        return self._view(group, self._members, self._donors)
+        """The present view of one member or learner."""
+        return self._view(group, self._members, self.serves)
 
     def views(self) -> Iterator[View]:
-        """The present views of all members, in the order of the groups."""
-        members, donors = self._members, self._donors
-        return (self._view(group, members, donors) for group, _ in members)
+        """The present views of all members and learners, in the order of the groups."""
+        members, serves = self._members, self.serves
+        return (self._view(group, members, serves) for group in sorted(self.live.keys() | self.learners.keys()))
 
     @property
-    def _members(self) -> tuple[tuple[int, int], ...]:
+    def _members(self) -> tuple[Member, ...]:
         return tuple(sorted(self.live.items()))
 
-    @property
-    def _donors(self) -> tuple[int, ...]:
-        return tuple(sorted(self.holders))
-
-    def _view(self, group: int, members: tuple[tuple[int, int], ...], donors: tuple[int, ...]) -> View:
+    def _view(self, group: int, members: tuple[Member, ...], serves: Mapping[int, tuple[Offer, ...]]) -> View:
+        learner = self.learners.get(group)
         return View(
             group=group,
-            incarnation=self.live[group],
+            incarnation=self.live[group] if learner is None else learner.incarnation,
             epoch=self.epoch,
             fencing=self.fencing,
             live=members,
             committed=self.committed,
             step=self.step_in_flight,
             segments=self.segments_of(group),
-            standing=self.standing_of(group),
-            donors=() if group in self.holders else donors,
+            standing=self.standing_of(group) if group in self.live else (),
+            offer=None if learner is None else learner.offer,
+            serves=serves.get(group, ()),
             leave=self.phase == "ending",
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
@@ -256,6 +299,8 @@ def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
         fencing=fencing,
         epoch=state.epoch,
         highest=state.highest,
+        births=state.births,
+        offers_made=state.offers_made,
         committed=(spec.first_step, 0),
         save_step=spec.first_step,
         saved_step=spec.first_step if spec.first_step else -1,

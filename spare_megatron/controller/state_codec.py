@@ -72,7 +72,7 @@ def _encode_plan(state: State, table: list[Assignment]) -> Any:
     if state.standing is not None and plan is state.standing.plan:
         return "standing"
     number = None if plan.assignment is None else _number(plan.assignment, table)
-    return [number, list(plan.members), _pairs(plan.added)]
+    return [number, list(plan.members), _pairs(plan.added), sorted(plan.patched)]
 
 
 def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment]) -> Plan:
@@ -80,10 +80,11 @@ def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment])
         if standing is None:
             raise ValueError("the plan is the standing one, and there is none")
         return standing.plan
-    number, members, added = plain
+    number, members, added, patched = plain
     if number is None and not members and not added:
         return NO_PLAN
-    return Plan(None if number is None else table[number], tuple(members), _of_pairs(added))
+    assignment = None if number is None else table[number]
+    return Plan(assignment, tuple(members), _of_pairs(added), frozenset(patched))
 
 
 def _number(assignment: Assignment, table: list[Assignment]) -> int:
@@ -147,13 +148,13 @@ def _encode_retries(retries: Retries) -> list[Any]:
         [[key, sorted(epochs)] for key, epochs in each.items()]
         for each in (evidence.mute, evidence.ended, evidence.refused)
     ]
-    return [retries.failures, retries.result_mismatches, *seen]
+    return [retries.failures, retries.result_mismatches, retries.since, *seen]
 
 
 def _decode_retries(plain: list[Any]) -> Retries:
-    failures, mismatches, mute, ended, refused = plain
+    failures, mismatches, since, mute, ended, refused = plain
     alone = {key: frozenset(epochs) for key, epochs in refused}
-    return Retries(failures, Evidence(_links(mute), _links(ended), alone), mismatches)
+    return Retries(failures, Evidence(_links(mute), _links(ended), alone), mismatches, since)
 
 
 def _links(plain: list[Any]) -> dict[tuple[int, int], frozenset[int]]:
@@ -169,9 +170,9 @@ _PAIRS = (_pairs, _of_pairs)
 _GROUPS: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (sorted, frozenset)
 _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    **dict.fromkeys(("spec", "unproved", "committed"), _ENCODED),
-    **dict.fromkeys(("live", "highest", "waiting", "votes", "audits"), _PAIRS),
-    **dict.fromkeys(("gone", "holders", "witnesses", "applied_last"), _GROUPS),
+    **dict.fromkeys(("spec", "unproved", "committed", "digests"), _ENCODED),
+    **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits"), _PAIRS),
+    **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last"), _GROUPS),
     "disputes": (_encode_disputes, _decode_disputes),
     "retries": (_encode_retries, _decode_retries),
 }

@@ -24,20 +24,20 @@ def decide(state: State, actions: Iterable[Action], reason: str) -> Transition:
 
 
 def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
-    """The actions ``before``, then a view for every member."""
+    """The actions ``before``, then a view for every member and learner."""
     first = tuple(before)
     return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
 
 
 def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Transition:
-    """The job is over for every live group, and for those that wait to be admitted.
+    """The job is over for every live group, and for the learners.
 
     A checkpoint that still waits for votes counts as it is, unless the job failed: nobody can compare its weights any
     more. (One whose group votes spoke against does not wait any more.)
     """
     state, accepts, counts = counted(state, state.unproved) if outcome != "failed" else (state, [], "")
     reason = f"{reason}; {counts}" if counts else reason
-    groups = tuple(sorted({*state.live, *state.waiting}))
+    groups = tuple(sorted({*state.live, *state.learners}))
     stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
     return decide(stopped, [*before, *accepts, SendStop(groups, outcome, reason)], reason)
 

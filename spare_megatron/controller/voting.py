@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.config import plural
-from spare_megatron.controller import audits, ending, membership, saves
+from spare_megatron.controller import audits, ending, membership, offers, saves
 from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
 from spare_megatron.controller.messages import (
+    Action,
     AllVoted,
     Applied,
     Deferred,
@@ -35,6 +36,8 @@ def vote(state: State, event: Vote) -> Transition:
     """Count one group's vote; commit when it is the last one."""
     group, result = event.group, event.result
     if state.live.get(group) != event.incarnation:
+        if group in state.learners and state.learners[group].incarnation == event.incarnation:
+            return ignore(state, f"group {group} voted when it had been sent back from the epoch")
         reason = f"group {group} incarnation {event.incarnation} is not in the live set and voted"
         return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
     if state.phase not in ("running", "ending"):
@@ -79,20 +82,13 @@ def all_voted(state: State, event: AllVoted) -> Transition:
 
 
 def applied(state: State, event: Applied) -> Transition:
-    """A joiner holds the state of t*, or, at the end of the run, a member has done all that is asked of it."""
+    """At the end of the run: a member has done all that is asked of it."""
     group = event.group
     if state.live.get(group) != event.incarnation:
         return ignore(state, f"group {group} incarnation {event.incarnation} is not in the live set")
-    if event.step != state.committed[0]:
-        return ignore(state, f"group {group} applied step {event.step}, the last commit is {state.committed[0]}")
-    if state.phase == "ending":
-        return ending.applied(state, event)
-    if group in state.holders:
-        return ignore(state, f"group {group} holds step {event.step} already")
-    return ignore(
-        replace(state, holders=state.holders | {group}),
-        f"group {group} holds the state of step {event.step} now",
-    )
+    if event.step != state.committed[0] or state.phase != "ending":
+        return ignore(state, f"group {group} is done with step {event.step}, which is not the last")
+    return ending.applied(state, event)
 
 
 def _vote_of_another_step(state: State, event: Vote) -> Transition:
@@ -115,8 +111,13 @@ def _failed_vote(state: State, event: Vote) -> Transition:
     """A group could not reduce: fence the group that explains it, else try again (rule 11)."""
     result, old = event.result, state.retries
     current = result.epoch == state.epoch
-    retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
     why = f"group {event.group} failed step {result.step} in epoch {result.epoch}: {result.detail or 'no reason given'}"
+    if result.epoch < old.since:
+        return ignore(state, f"{why}; joiners were waited for in that epoch, which is over")
+    waited_for = membership.waited_for(state) if current else []
+    if waited_for:
+        return membership.send_back(state, waited_for, {event.group}, f"{why}; joiners were waited for")
+    retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
     patient = event.failing_s >= state.job.heartbeat_timeout_s
     found = culprit(retries.evidence, state.live, retries.failures, patient)
     fenced = None if found is None else _fence_culprit(state, found, retries.failures, why)
@@ -199,9 +200,13 @@ def _check_partition(state: State) -> None:
 def _commit(state: State) -> Transition:
     """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record."""
     step = state.step_in_flight
-    assert state.standing is not None, "a running job has a standing assignment"
     ends = step >= state.job.last_step or bool(state.leave)
     save = 0 if ends else saves.order(state)
+    digest = next((vote.result.weights_digest for vote in state.votes.values()), "")
+    state, unlike = offers.disproved(state, digest)
+    joining = [] if ends else offers.admissible(state, digest)
+    state, fences = offers.struck_off(state, unlike)
+    assert state.standing is not None, "a running job has a standing assignment"
     # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
@@ -209,6 +214,7 @@ def _commit(state: State) -> Transition:
         phase="ending" if ends else "running",
         committed=(step, state.epoch),
         holders=holders,
+        untried=frozenset(),
         witnesses=holders,
         votes={},
         retries=Retries(),
@@ -219,12 +225,19 @@ def _commit(state: State) -> Transition:
         save=save,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
+        digests=(*state.digests, (step - 1, digest))[-state.job.results_kept - 1 :],
     )
+    after = offers.ended(after) if ends else offers.offered(after)
     groups = tuple(sorted(after.live))
     told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
-    actions = [SendCommit(groups, step, state.epoch, ends, told, save)]
+    serves = tuple(sorted(after.serves.items()))
+    actions: list[Action] = [SendCommit(groups, step, state.epoch, ends, told, save, serves), *fences]
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(groups), 'group')}"
-    if ends or not after.waiting:
-        return decide(after, actions, reason)
-    admitted, decision = membership.admit(after, reason)
+    if unlike:
+        who = audits.name_groups(sorted(unlike))
+        reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
+    if not joining:
+        learners = [SendView(after.view_of(group)) for group in sorted(after.learners)]
+        return decide(after, [*actions, *learners], reason)
+    admitted, decision = membership.admit(after, joining, reason)
     return decide(admitted, Deferred(lambda: (*actions, *decision.actions)), decision.reason)

@@ -14,9 +14,13 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView, View
+from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
+from spare_megatron.controller.view import View
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
+
+NOBODY = -1
+"""No group: it audits and serves nothing."""
 
 
 class Speaker:
@@ -55,15 +59,21 @@ class Speaker:
             self._streams.send(action.group, action.incarnation, pb.Order(save_accepted=accepted))
 
     def _commit(self, action: SendCommit) -> None:
-        """Send a commit: the same order to all groups that audit nothing, and its own to each group that does."""
+        """Send a commit: the same order to all groups but those that audit or serve something."""
+        audits, serves = dict(action.audits), dict(action.serves)
 
-        def order(audits: tuple[int, ...]) -> EncodedOrder:
+        def order(group: int) -> EncodedOrder:
             commit = pb.Commit(
-                step=action.step, epoch=action.epoch, leave=action.leave, save=action.save, audits=audits
+                step=action.step,
+                epoch=action.epoch,
+                leave=action.leave,
+                save=action.save,
+                audits=audits.get(group, ()),
+                serves=[protobuf_codec.fill(pb.Offer(), offer) for offer in serves.get(group, ())],
             )
             return EncodedOrder("commit", pb.Order(commit=commit).SerializeToString())
 
-        plain, own = order(()), {group: order(pieces) for group, pieces in action.audits}
+        plain, own = order(NOBODY), {group: order(group) for group in audits.keys() | serves.keys()}
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
 
     def _view(self, send: SendView) -> None:

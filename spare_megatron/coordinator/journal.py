@@ -33,7 +33,16 @@ from spare_megatron import failpoints
 from spare_megatron.control.disk import words
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import AcceptSave, Action, Decision, Event, SendCommit, SendFenced, SendStop
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Action,
+    Decision,
+    Event,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+)
 from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.chores import Chores
@@ -203,9 +212,13 @@ class Journal:
 
 
 def is_final(decision: Decision, epoch: int) -> bool:
-    """Whether others act on a decision for good; ``epoch`` is that before it."""
+    """Whether others act on a decision for good; ``epoch`` is that before it. (A learner that is told that it has no
+    offer drops its state.)"""
+    if decision.epoch != epoch:
+        return True
     acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
-    return decision.epoch != epoch or any(acted_on)
+    taught = (isinstance(action, SendView) and not action.view.is_member for action in decision.actions)
+    return any(acted_on) or any(taught)
 
 
 def _line(record: Record) -> bytes:

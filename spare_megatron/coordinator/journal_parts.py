@@ -4,7 +4,7 @@ Part k is the file ``journal-00000k.jsonl``; once it is *finished* nobody change
 ``journal-00000k.jsonl.gz``. The coordinator appends to the last part, which ``journal.jsonl`` names too, for people and
 as a place to begin reading. Each part begins with a header::
 
-    {"format": 2, "part": 3, "first": 164042, "crc32_before": 2774519105}
+    {"format": 3, "part": 3, "first": 164042, "crc32_before": 2774519105}
 
 the number of its first record, and the checksum of all bytes of the part before. So a part that is missing, or of
 another journal, is noticed.
@@ -39,7 +39,7 @@ from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.run_directory import scratch_of, sync_directory
 
-FORMAT = 2
+FORMAT = 3
 """Grows with every change after which this code would read older journals or snapshots wrongly. Journals without a
 header are format 1."""
 COMPRESSION = 6

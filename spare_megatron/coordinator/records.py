@@ -151,7 +151,7 @@ class Records:
             "last_step": state.spec.last_step if state.spec else None,
             "num_groups": state.spec.num_groups if state.spec else None,
             "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
-            "waiting": {str(group): incarnation for group, incarnation in sorted(state.waiting.items())},
+            "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),

@@ -189,7 +189,7 @@ class Coordinator:
 
         def expect() -> None:
             now_s = time.monotonic()
-            for group, incarnation in {**self._state.live, **self._state.waiting}.items():
+            for group, incarnation in self._state.present.items():
                 self._detector.expect(group, incarnation, now_s)
             self._deadlines.expect_all(self._job.timeouts.startup_timeout_s)
             if self._state.stopped:
@@ -344,7 +344,7 @@ class Coordinator:
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
 
     def _is_there(self, group: int, incarnation: int) -> bool:
-        return incarnation in (self._state.live.get(group), self._state.waiting.get(group))
+        return self._state.present.get(group) == incarnation
 
     async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         while (report := await context.read()) is not grpc.aio.EOF:

@@ -69,11 +69,16 @@ class JobControl:
         return self.state.stopped is None
 
     def returns(self, group: int) -> None:
-        """Report that a group is back; the next commit admits it."""
-        self.feed(m.Hello(group, self.state.highest.get(group, -1) + 1, FINGERPRINT, self.spec.first_step))
+        """Report that a group is back and could be brought up to date."""
+        incarnation = self.state.highest.get(group, -1) + 1
+        self.feed(m.Hello(group, incarnation, FINGERPRINT, self.spec.first_step))
+        self.feed(m.Ready(group, incarnation))
 
-    def joined(self) -> None:
-        """Report that the admitted groups now hold the committed state."""
-        state = self.state
-        for group in sorted(state.live.keys() - state.holders):
-            self.feed(m.Applied(group, state.live[group], state.committed[0], state.epoch))
+    def caught_up(self) -> None:
+        """Report that all learners and joiners with an offer now hold the committed state, and that the others could
+        take one."""
+        for group, known in sorted(self.state.learners.items()):
+            if known.offer is not None:
+                self.feed(m.CaughtUp(group, known.incarnation, known.offer.number, self.state.committed[0]))
+            elif not known.ready:
+                self.feed(m.Ready(group, known.incarnation))

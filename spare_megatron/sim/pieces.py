@@ -1,10 +1,11 @@
 """Simulates the steps of policy 'microbatch', this framework's own: survivors patch a death during a step and reduce
-again, and a commit admits returning groups and standbys.
+again, and returning groups and standbys are admitted with commits.
 
 A group computes its pieces one after the other, with a speed drawn for this step. At a death the controller is told how
 many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
-last live group is done and the communicators are rebuilt, and starts again after a death during it. A joiner receives
-the state within the step after its admission.
+last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
+group is offered the state with the next commit, receives it within the step after that one, and is admitted with that
+step's commit; where no other host of a shard lives it is called at once.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class PiecesEngine(PolicyTrial):
         if not goes_on:
             self.now_s = at
             return False
-        total[dead], finish[dead] = 0, 0.0
+        self._follow_members()
+        away = ~self.alive
+        total[away], finish[away] = 0, 0.0
         added = control.state.plan.loads() - total
         some = np.flatnonzero(added > 0)
         finish[some] = np.maximum(finish[some], at) + added[some] * per_piece[some]
@@ -125,20 +128,27 @@ class PiecesEngine(PolicyTrial):
         return True
 
     def _arrive(self, group: int) -> None:
-        """A group is ready to join: the next commit admits it, after a wipe-out one of the next life."""
+        """A group is ready to be brought up to date, after a wipe-out in the next life."""
         if self.control.state.stopped is None:
             self.control.returns(group)
         self.arriving.append(group)
 
     def _commit(self) -> None:
         control = self.control
-        if len(control.state.holders) < len(control.state.live):
-            control.joined()
+        control.caught_up()
         control.all_voted()
-        if self.arriving and control.state.phase == "running":
-            self.alive[self.arriving] = True
-            self.tally.joins += len(self.arriving)
-            self.arriving = []
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        """Take note of the groups that the controller has made members, and of joiners that it has sent back."""
+        state = self.control.state
+        if state.phase != "running" or not (self.arriving or state.learners):
+            return
+        joined = [group for group in self.arriving if group in state.live]
+        back = [group for group in state.learners if self.alive[group] and group not in state.live]
+        self.alive[joined], self.alive[back] = True, False
+        self.tally.joins += len(joined) - len(back)
+        self.arriving = [group for group in self.arriving if group not in state.live] + back
 
     # ---- between the steps
 

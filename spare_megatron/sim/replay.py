@@ -74,7 +74,7 @@ def follow(path: Path) -> Followed:
 
 
 def _compare(path: Path, record: Record, real: State, simulated: State) -> None:
-    for name in ("phase", "epoch", "committed", "live", "waiting", "holders", "outcome"):
+    for name in ("phase", "epoch", "committed", "live", "learners", "holders", "outcome"):
         if getattr(real, name) != getattr(simulated, name):
             raise JournalError(
                 f"{path} line {record.n}: {name} is {getattr(simulated, name)} in the simulator and "

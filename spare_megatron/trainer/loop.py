@@ -68,8 +68,9 @@ class TrainingLoop:
         return self._until_over()
 
     def _wait_for_members(self) -> Orders:
+        """Wait for the first view, and in a learner, which nobody brings up to date yet, for the end of the job."""
         orders = self.session.orders
-        while orders.view.epoch == 0 and not orders.over:
+        while not orders.view.is_member and not orders.over:
             orders = self.session.wait(orders.version)
         if orders.over:
             raise LeaveError(orders)

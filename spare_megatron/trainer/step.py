@@ -30,7 +30,8 @@ from spare_megatron.control.reports import checksum_of
 from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult, View
+from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult
+from spare_megatron.controller.view import View
 from spare_megatron.trainer.engine import StepEngine
 
 Parts = Mapping[int, Mapping[str, int]]

@@ -57,6 +57,8 @@ class Word:
     group: int
     incarnation: int
     note: Kept[m.Action]
+    birth: str | None = None
+    """That of a process that has no incarnation, and is fenced."""
 
 
 class Brains:
@@ -130,7 +132,8 @@ class Brains:
                 plain = replace(action, reason="") if isinstance(action, m.SendStop) else action
                 words += [Word(group, -1, self._keep(plain)) for group in action.groups]
             elif isinstance(action, m.SendFenced):
-                words.append(Word(action.group, action.incarnation, self._keep(replace(action, reason=""))))
+                birth = None if action.incarnation >= 0 else action.birth
+                words.append(Word(action.group, action.incarnation, self._keep(replace(action, reason="")), birth))
             else:
                 words.append(Word(action.group, action.incarnation, self._keep(action)))
         return words
@@ -167,7 +170,7 @@ def _frozen(value: Any) -> Hashable:
         return frozenset(value)
     if kind is Plan:
         owner = None if value.assignment is None else value.assignment.owner.tobytes()
-        return owner, value.members, _frozen(value.added)
+        return owner, value.members, _frozen(value.added), value.patched
     if kind is Standing:
         return value.assignment.owner.tobytes(), value.live
     if isinstance(value, Mapping):

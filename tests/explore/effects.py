@@ -7,7 +7,7 @@ from spare_megatron.controller.machine import initial_state
 from tests.explore import judge
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept
-from tests.explore.process import Process, Processes, Result
+from tests.explore.process import Process, Processes, Result, Serving
 from tests.explore.shape import Shape
 from tests.explore.world import World
 
@@ -115,12 +115,20 @@ class Effects:
         processes = list(w.processes)
         for word in words:
             for n, p in enumerate(processes):
-                meant = p.where == fencing and p.group == word.group and word.incarnation in (-1, p.incarnation)
+                meant = p.where == fencing and p.group == word.group and self._is_meant(w, p, word)
                 greeted = not (p.up and isinstance(p.up[0].value, m.Hello))
                 fenced = p.down and isinstance(p.down[-1].value, m.SendFenced)
                 if meant and greeted and not fenced:
                     processes[n] = p._replace(down=(*p.down, word.note))
         return w._replace(processes=tuple(map(self.keeper.share, processes)))
+
+    @staticmethod
+    def _is_meant(w: World, p: Process, word: Word) -> bool:
+        """Whether a word for a group is for this process: also for one that has no incarnation yet, by its birth."""
+        if p.incarnation >= 0:
+            return word.incarnation in (-1, p.incarnation)
+        named = w.brain.state.births.get(p.group) == (word.incarnation, p.birth)
+        return named or isinstance(word.note.value, m.SendStop) or word.birth == p.birth
 
     # ------------------------------------------------------------------------------------------------------ processes
 
@@ -162,17 +170,35 @@ class Effects:
         judge.applied(w, p, p.held.value, self._batch)
         return self.put(w._replace(results=tuple({*w.results, p.held})), n, done)
 
-    def join(self, w: World, n: int, donor: Process) -> World:
-        """A joiner takes the state of ``donor``, or has it already where it is the donor itself, and says Applied."""
+    def parts_for(self, w: World, p: Process) -> list[Serving] | None:
+        """The parts of the state that a learner or joiner may have now: those of its next step. None: a donor has
+        dropped its part. (An empty list: one has not come so far, or has not been told yet.)"""
+        assert p.offer is not None
+        there = {q[:2]: q for q in w.processes}
+        parts, wanted = [], p.applied + 1 if p.applied >= 0 else p.offer.step
+        for donor in p.offer.donors:
+            process = there.get(donor)
+            part = process.serves(p.offer.number) if process else None
+            if process and part is None and process.offers_seen >= p.offer.number:
+                known = process.known
+                if all(offer.number != p.offer.number for offer in known.serves) or p.offer.number in process.withdrew:
+                    return None
+            if part is not None and part.upto >= wanted:
+                parts.append(part)
+        return parts if len(parts) == len(p.offer.donors) else []
+
+    def learn(self, w: World, n: int, parts: list[Serving]) -> World:
+        """A learner or joiner gets the state of its offer, or the result of the next step."""
         p = w.processes[n]
-        done = self.rules.joined(p, None if donor is p else donor)
-        return self.put(self.blame(w, p) if donor.damage else w, n, done)
+        done = self.rules.fetched(p, parts) if p.applied < 0 else self.rules.caught_up(p)
+        return self.put(self.blame(w, p) if done.damage else w, n, done)
 
     def come_back(self, w: World, group: int) -> World:
-        """A new incarnation of a group says Hello."""
-        used = [p.incarnation for p in w.processes if p.group == group]
-        p = Process(group, 1 + max([*used, w.brain.state.highest.get(group, 0)]))
-        processes = sorted((*w.processes, self.rules.connect(p, w.brain.state.fencing)), key=lambda q: q[:2])
+        """A new process of a group says Hello. It knows which incarnation was there before it."""
+        state = w.brain.state
+        birth = str(1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)]))
+        p = Process(group, -1, birth=birth, replaces=state.present.get(group, -1), applied=-1, weights="")
+        processes = sorted((*w.processes, self.rules.connect(p, state.fencing)), key=lambda q: q[:2])
         return w._replace(processes=tuple(processes))
 
     def put(self, w: World, n: int, p: Process) -> World:
@@ -214,4 +240,5 @@ class Effects:
 
 def _is_silent(brain: Brain, done: Step) -> bool:
     """Whether a ghost sends nothing after this decision, and its later views are unchanged by it."""
-    return done.final or (not done.words and done.after.state.holders == brain.state.holders)
+    before, after = brain.state, done.after.state
+    return done.final or (not done.words and (after.holders, after.learners) == (before.holders, before.learners))

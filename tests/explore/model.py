@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from spare_megatron.controller import messages as m
+from spare_megatron.controller.membership import waited_for
 from tests.explore.effects import Effects
 from tests.explore.process import Process
 from tests.explore.shape import Shape
@@ -86,10 +87,10 @@ class Model:
            may as well be in the queue.
         2. A process says a message to a ghost that sends nothing in answer: nothing depends on when.
         3. A process that is not connected to the present coordinator, and has no messages on the way, connects to it,
-           or first does what it has to do: until its Hello is heard nobody notices. (A joiner is excepted, because it
-           may still get a state.)
+           or first does what it has to do: until its Hello is heard nobody notices. (Not while there are learners,
+           because it may be a donor.)
         4. Where no connection can break any more, a process hears and does what it can: the others only add to the ends
-           of its queues, and to sums.
+           of its queues, and to sums. (Not while there are learners.)
 
         tests.explore.test_explore checks this for shapes of which all moves can be explored.
         """
@@ -113,13 +114,18 @@ class Model:
             if p.up and self.do.is_idle_talk(w, p):
                 return n, p, list(self._said(w, n, p))
             away = p.where != w.brain.state.fencing and not (p.up or p.down)
-            if away and not (p.orders and p.known.donors):
+            if away and not self._teaches(w):
                 return n, p, [*self._connections(w, n, p), *([] if stopped else self._patient(w, n, p))]
-        for n, p in enumerate(w.processes if self._whole(w) else ()):
+        for n, p in enumerate(w.processes if self._whole(w) and not self._teaches(w) else ()):
             own = [*self._heard(w, n, p), *([] if stopped else self._patient(w, n, p))]
             if own:
                 return n, p, own
         return None
+
+    @staticmethod
+    def _teaches(w: World) -> bool:
+        """Whether a process gets its state by an offer, so that it matters when its donors hear something."""
+        return any(p.offer is not None for p in w.processes) or bool(w.brain.state.learners)
 
     def _whole(self, w: World) -> bool:
         """Whether no connection is broken or can break."""
@@ -154,21 +160,20 @@ class Model:
             return
         if p.saving is not None:
             yield f"saved {p.name}", False, lambda: self.do.put(w, n, self.do.rules.saved(p))
-        if p.known.donors:
-            donor = self._donor(w, p)
-            if donor is not None:
-                yield f"join {p.name}", False, lambda: self.do.join(w, n, donor)
+        if p.offer is not None:
+            yield from self._learning(w, n, p)
         elif self.do.rules.applies(p):
             yield f"apply {p.name}", False, lambda: self.do.apply(w, n)
 
-    @staticmethod
-    def _donor(w: World, p: Process) -> Process | None:
-        """The process that can give a joiner the state of t*: the joiner itself where it has taken it already; None:
-        none."""
-        step = p.known.committed[0]
-        if p.applied == step and p.holds:
-            return p
-        return next((d for d in w.processes if d.group in p.known.donors and d.applied == step and d.orders), None)
+    def _learning(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """A learner or joiner gets what its donors have for it, or finds that one has dropped it."""
+        if p.applied >= p.known.committed[0]:
+            return
+        parts = self.do.parts_for(w, p)
+        if parts is None:
+            yield f"give up {p.name}", False, lambda: self.do.put(w, n, self.do.rules.give_up(p))
+        elif parts:
+            yield f"learn {p.name}", False, lambda: self.do.learn(w, n, parts)
 
     def _eager(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """What a process does by itself, as soon as it can, and the ways in which that goes wrong."""
@@ -190,8 +195,8 @@ class Model:
     def _detections(self, w: World) -> Iterator[Move]:
         """The coordinator notices processes that are gone, one by one or together; while the job forms, also groups
         that never came."""
-        state, here = w.brain.state, {(p.group, p.incarnation) for p in w.processes}
-        gone = sorted({*state.live.items(), *state.waiting.items()} - here)
+        state, here = w.brain.state, {(p.group, w.incarnation(p)) for p in w.processes}
+        gone = sorted(state.present.items() - here)
         if state.phase == "forming":
             away = self._all - state.live.keys() - state.gone - {p.group for p in w.processes}
             gone += [(group, state.highest.get(group, -1) + 1) for group in sorted(away)]
@@ -213,10 +218,16 @@ class Model:
             return
         if p.where and p.ballot is not None:
             yield from self._fault(w, "repeat", f" {p.name}", lambda v: self.do.repeat(v, n))
-        if not p.damage:
+        if not p.damage and p.applied >= 0:
             yield from self._fault(w, "damage", f" {p.name}", lambda v: self.do.damage(v, n))
         if self.do.rules.reduces(p) and self.do.sum_of(w, p) is None:
             yield from self._failures(w, n, p)
+        if p.offer is not None:
+            yield from self._fault(w, "void", f" {p.name}", lambda v: self.do.put(v, n, self.do.rules.give_up(p)))
+        for part in p.serving:
+            after = partial(self.do.rules.withdraw, p, part.number)
+            label = f" {p.name} from {part.number}"
+            yield from self._fault(w, "withdraw", label, lambda v, after=after: self.do.put(v, n, after()))  # type: ignore[misc]
 
     def _failures(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """A reduction fails: nothing comes from the previous neighbour in the ring, or its connection ends, or the sum
@@ -232,7 +243,7 @@ class Model:
     def _faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
         if not w.left:
             return
-        name, one = f" {p.name}", ((p.group, p.incarnation),)
+        name, one = f" {p.name}", ((p.group, w.incarnation(p)),)
         yield from self._fault(w, "kill", name, lambda v: self.do.without(v, n))
         if p.where:
             yield from self._fault(w, "cut", name, lambda v: self.do.put(v, n, self.do.rules.cut(p)))
@@ -257,7 +268,7 @@ class Model:
             yield from self._fault(w, "hurry", "", lambda v: do.feed(v, m.StartupOver(1.0)))
         if state.phase == "running":
             yield from self._fault(w, "standstill", "", lambda v: do.feed(v, m.Standstill(state.epoch, "all wait")))
-            if len(state.holders) < len(state.live):
+            if waited_for(state):
                 yield from self._fault(w, "late", "", lambda v: do.feed(v, m.JoinersLate(state.epoch, 1.0)))
         for group in sorted(self._all):
             if not any(p.group == group and w.counts(p) for p in w.processes):

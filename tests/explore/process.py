@@ -11,7 +11,6 @@ segments only add segments, and either order leads to the same value.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from spare_megatron.control.group_aggregation import Ballots
@@ -19,12 +18,23 @@ from spare_megatron.control.reports import Reduced
 from spare_megatron.controller import audits, member, saves
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.member import Change, Orders, first_orders
+from spare_megatron.controller.view import Offer, View
 from tests.explore.keep import Keeper, Kept
 
 Found = tuple[int, int]
 """(piece, checksum of its gradient). The checksum is the piece's number, or below 0 where the arithmetic was wrong."""
 Part = tuple[int, int, tuple[Found, ...], tuple[Found, ...]]
 """One member's share of a sum: (group, incarnation, checksums of its pieces, checksums of those that it audited)."""
+
+
+class Serving(NamedTuple):
+    """A donor's part of an offer: the state that it has copied, and the results since."""
+
+    number: int
+    weights: str
+    damage: str
+    upto: int
+    """The newest step whose result it has."""
 
 
 class Result(NamedTuple):
@@ -50,9 +60,12 @@ class Process(NamedTuple):
     """Messages on the way from that coordinator."""
     up: tuple[Kept[m.Event], ...] = ()
     """Messages on the way to it."""
-    orders: Kept[m.View] | None = None
+    orders: Kept[View] | None = None
     """The last view with later commits applied; None before the first view."""
+    birth: str = ""
+    replaces: int = -1
     applied: int = 0
+    """-1: it has no state."""
     weights: str = "0"
     """Digest of its weights after its last apply: the number of the step, and what damage adds to it."""
     damage: str = ""
@@ -77,6 +90,16 @@ class Process(NamedTuple):
     """(step, digest of the weights) of a checkpoint that is being written."""
     saved_end: bool = False
     """It has begun to save the last step."""
+    follows: int = 0
+    """Number of the offer by which it gets, or got, its state; 0: none."""
+    gave_up: int = 0
+    """Number of the offer that it has said is void."""
+    serving: tuple[Serving, ...] = ()
+    """The offers of which it has its part."""
+    offers_seen: int = 0
+    """Number of the newest offer in which it was made a donor."""
+    withdrew: tuple[int, ...] = ()
+    """The listed offers that it has withdrawn from."""
 
     @property
     def name(self) -> str:
@@ -84,10 +107,23 @@ class Process(NamedTuple):
         return f"{self.group}.{self.incarnation}" if self.incarnation else str(self.group)
 
     @property
-    def known(self) -> m.View:
+    def known(self) -> View:
         """Its orders, which must exist."""
         assert self.orders is not None, "no orders yet"
         return self.orders.value
+
+    @property
+    def offer(self) -> Offer | None:
+        """The offer by which it gets its state; None where it has none, has given it up, or needs it no more: as a
+        joiner that holds t*."""
+        known = self.orders.value if self.orders else None
+        if known is None or known.offer is None or known.offer.number == self.gave_up:
+            return None
+        return None if known.is_member and self.applied == known.committed[0] else known.offer
+
+    def serves(self, number: int) -> Serving | None:
+        """Its part of an offer; None: it has none (yet)."""
+        return next((one for one in self.serving if one.number == number), None)
 
 
 class Processes:
@@ -109,11 +145,28 @@ class Processes:
             held=self._ballots(p).held,
             fencing=orders.fencing if orders else 0,
             committed=orders.committed if orders else None,
+            birth=p.birth,
+            replaces=p.replaces,
         )
-        greeting: list[Kept[m.Event]] = [self._keep(hello)]
+        said: list[m.Event] = [hello]
         if p.holds is not None:
-            greeting.append(self._keep(m.Applied(p.group, p.incarnation, *p.holds)))
-        return p._replace(where=fencing, down=(), up=(*greeting, *p.asked))
+            said.append(m.Applied(p.group, p.incarnation, *p.holds))
+        said += self._said_of_offers(p)
+        return p._replace(where=fencing, down=(), up=(*map(self._keep, said), *p.asked))
+
+    def _said_of_offers(self, p: Process) -> list[m.Event]:
+        """What still holds of what it has said as a learner or donor."""
+        if p.orders is None:
+            return []
+        name, known = (p.group, p.incarnation), p.orders.value
+        said: list[m.Event] = [m.Withdrawn(*name, number) for number in p.withdrew]
+        if known.offer is None and not known.is_member and not known.leave:
+            said.append(m.Ready(*name))
+        elif known.offer is not None and known.offer.number == p.gave_up:
+            said.append(m.Void(*name, p.gave_up))
+        elif known.offer is not None and p.applied >= 0:
+            said.append(m.CaughtUp(*name, p.follows, p.applied, p.weights))
+        return said
 
     @staticmethod
     def cut(p: Process) -> Process:
@@ -139,13 +192,17 @@ class Processes:
         else:
             assert isinstance(action, m.SendCommit)
             mine = dict(action.audits).get(p.group, ())
-            told, change = member.take_commit(before, action.step, action.epoch, action.leave, mine, action.save)
+            serves = dict(action.serves).get(p.group, ())
+            told, change = member.take_commit(
+                before, action.step, action.epoch, action.leave, mine, action.save, serves
+            )
         if change is Change.NONE:
             return p
         known = told.view
         if known.committed[0] < before.view.committed[0]:
             raise Violation(f"group {p.name} knew commit {before.view.committed}, now {known.committed}")
-        p = p._replace(orders=self._keep(known))
+        p = self._learn(p._replace(orders=self._keep(known), incarnation=known.incarnation))
+        p = self._serve(p)
         if change is Change.EPOCH:
             ballots = self._ballots(p)
             ballots.forget_older(known.epoch, known.committed)
@@ -166,7 +223,7 @@ class Processes:
         if p.orders is None:
             return False
         orders = p.orders.value
-        return not orders.leave and not orders.donors and p.applied + 1 == orders.step and p.gave < orders.epoch
+        return not orders.leave and orders.is_member and p.applied + 1 == orders.step and p.gave < orders.epoch
 
     def compute(self, p: Process, wrong: str = "") -> Process:
         """Run the segments that have not run, and contribute them to the sum. ``wrong`` says what is computed wrongly:
@@ -198,7 +255,7 @@ class Processes:
         if p.orders is None:
             return False
         orders = p.orders.value
-        here = p.gave == orders.epoch and p.applied + 1 == orders.step and not orders.leave and not orders.donors
+        here = p.gave == orders.epoch and p.applied + 1 == orders.step and not orders.leave and orders.is_member
         return here and not self.has_voted(p)
 
     def reduced(self, p: Process, result: Kept[Result] | None, links: tuple[m.Link, ...] = ()) -> Process:
@@ -219,8 +276,11 @@ class Processes:
 
     @staticmethod
     def applies(p: Process) -> bool:
-        """Whether a step is committed that it has not applied. (A joiner takes the state instead.)"""
-        return p.orders is not None and not p.known.donors and p.known.committed[0] > p.applied
+        """Whether a step is committed that it has not applied, and that it held the result of. (Learners and joiners
+        get their states by offers.)"""
+        if p.orders is None or p.orders.value.offer is not None or not p.orders.value.is_member:
+            return False
+        return p.known.committed[0] > p.applied
 
     def apply(self, p: Process) -> Process:
         """Apply the committed step, whose result it must hold, because it voted for it."""
@@ -238,7 +298,9 @@ class Processes:
             segments=0,
             gave=0,
             held=None,
+            serving=tuple(one._replace(upto=step) for one in p.serving),
         )
+        p = self._serve(p)
         return p if orders.leave else self._save(p, [group for group, *_ in held.parts])
 
     def ends(self, p: Process) -> Process | None:
@@ -272,17 +334,70 @@ class Processes:
         up = (*p.up, ask) if p.where else p.up
         return p._replace(saving=None, asked=(*p.asked, ask), up=up)
 
-    def joined(self, p: Process, donor: Process | None) -> Process:
-        """It has the state of t*, from ``donor`` or (None) already before, and says Applied."""
-        orders = p.known
-        if donor is not None:
-            p = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, asked=p.asked, saving=p.saving)
-            p = p._replace(applied=orders.committed[0], weights=donor.weights, damage=donor.damage)
-        step = orders.committed[0]
-        has = m.Applied(p.group, p.incarnation, step, orders.epoch)
-        return p._replace(
-            orders=self._keep(replace(orders, donors=())), holds=(step, orders.epoch), up=self._up(p, has)
+    # ------------------------------------------------------------------------------------- learners and their donors
+
+    def _learn(self, p: Process) -> Process:
+        """A learner or joiner that is told of another offer than the one it follows begins anew."""
+        known = p.known
+        if known.is_member and known.offer is None:
+            if p.applied < 0:
+                raise Violation(f"group {p.name} has no state and is taken for a holder of step {known.committed[0]}")
+            return p
+        number = known.offer.number if known.offer else 0
+        if number == p.follows and number:
+            return p
+        empty = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, p.birth, p.replaces, applied=-1)
+        p = empty._replace(weights="", follows=number, gave_up=p.gave_up)
+        return p if number or known.leave else p._replace(up=self._up(p, m.Ready(p.group, p.incarnation)))
+
+    def _serve(self, p: Process) -> Process:
+        """A donor drops the offers that are not listed any more, copies its part of those of which it has the state,
+        and withdraws from those whose state it has no more."""
+        listed = {offer.number: offer.step for offer in p.known.serves}
+        p = p._replace(
+            serving=tuple(one for one in p.serving if one.number in listed),
+            withdrew=tuple(number for number in p.withdrew if number in listed),
+            offers_seen=max([p.offers_seen, *listed]),
         )
+        for number, step in listed.items():
+            if p.serves(number) or number in p.withdrew or p.applied < step:
+                continue
+            if p.applied == step:
+                part = Serving(number, p.weights, p.damage, step)
+                p = p._replace(serving=(*p.serving, part))
+            else:
+                p = self.withdraw(p, number)
+        return p
+
+    def withdraw(self, p: Process, number: int) -> Process:
+        """A donor serves an offer no longer."""
+        p = p._replace(serving=tuple(one for one in p.serving if one.number != number), withdrew=(*p.withdrew, number))
+        return p._replace(up=self._up(p, m.Withdrawn(p.group, p.incarnation, number)))
+
+    def give_up(self, p: Process) -> Process:
+        """A learner or joiner cannot have a part of its offer. It keeps its state until it is told that the offer has
+        ended: it may have been called as a holder."""
+        number = p.follows
+        p = p._replace(gave_up=number)
+        return p._replace(up=self._up(p, m.Void(p.group, p.incarnation, number)))
+
+    def fetched(self, p: Process, parts: list[Serving]) -> Process:
+        """It has the state after the offer's step, of these parts."""
+        offer = p.known.offer
+        assert offer is not None
+        damage = "".join(sorted({part.damage for part in parts}))
+        same = len({part.weights for part in parts}) == 1
+        weights = parts[0].weights if same else f"{offer.step}{damage}"
+        return self._caught_up(p._replace(applied=offer.step, weights=weights, damage=damage))
+
+    def caught_up(self, p: Process) -> Process:
+        """It has applied the next committed result, of which each donor gave its part."""
+        step = p.applied + 1
+        return self._caught_up(p._replace(applied=step, weights=f"{step}{p.damage}"))
+
+    def _caught_up(self, p: Process) -> Process:
+        said = m.CaughtUp(p.group, p.incarnation, p.follows, p.applied, p.weights)
+        return p._replace(up=self._up(p, said))
 
     @staticmethod
     def _save(p: Process, live: list[int]) -> Process:

@@ -14,7 +14,10 @@ PLAIN = {
     "three groups, any fault": Shape(3, 3, faults=1, kinds=ANY),
     "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(
-        faults=2, kinds=frozenset({"kill", "return"}), save_every=1
+        steps=5, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
+    ),
+    "three groups, each shard on two, a learner called as the last resort": Shape(
+        3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
     ),
     "three groups, damaged weights, saves": Shape(
         3, 3, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True
@@ -35,8 +38,23 @@ FULL = {
     "two groups, three steps, any two faults, a save after each step": Shape(
         steps=3, faults=2, kinds=ANY, save_every=1
     ),
-    "two groups, a group lost and back, and any fault of a connection, a coordinator or a joiner": Shape(
-        faults=3, kinds=BACK, each=tuple((kind, 1) for kind in sorted(BACK))
+    **{
+        f"two groups, a group lost and back, and {kind}": Shape(
+            steps=6, faults=3, kinds=frozenset({"kill", "return", kind}), each=(("return", 1), ("kill", 2)), formed=True
+        )
+        for kind in ("cut", "fail", "late", "restart", "stop", "suspect", "takeover", "void", "withdraw")
+    },
+    "two groups, a group lost and back, and damaged weights": Shape(
+        steps=6, faults=3, kinds=frozenset({"kill", "return", "damage"}), save_every=1, formed=True
+    ),
+    "three groups, each shard on two, a learner, two losses and a void": Shape(
+        3,
+        2,
+        steps=4,
+        faults=4,
+        kinds=frozenset({"kill", "return", "void"}),
+        each=(("return", 1), ("void", 1)),
+        formed=True,
     ),
     "two groups, two pieces of a shard, whole shards move, any two faults": Shape(
         pieces=2, faults=2, kinds=ANY, granularity="shard"

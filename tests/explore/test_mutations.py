@@ -12,10 +12,22 @@ from typing import Any
 import pytest
 
 from spare_megatron.control.group_aggregation import Ballots
-from spare_megatron.controller import codec, divergence, ending, machine, member, membership, transition, voting
+from spare_megatron.controller import (
+    codec,
+    divergence,
+    ending,
+    learning,
+    machine,
+    member,
+    membership,
+    offers,
+    transition,
+    voting,
+)
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.state import State
+from spare_megatron.controller.state import Plan, State
 from spare_megatron.controller.transition import Transition
+from spare_megatron.controller.view import View
 from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
@@ -25,6 +37,10 @@ Patch = pytest.MonkeyPatch
 CUT = Shape(faults=1, kinds=frozenset({"cut"}))
 LOSS = Shape(faults=1, kinds=frozenset({"suspect"}))
 RETURN = Shape(faults=2, kinds=frozenset({"kill", "return"}), save_every=1)
+BACK = Shape(steps=5, faults=2, kinds=frozenset({"kill", "return"}), formed=True)
+RESORT = Shape(
+    3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
+)
 
 
 def finds(shape: Shape, what: str) -> None:
@@ -88,7 +104,7 @@ def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Pa
 
 
 def test_a_member_whose_last_commit_goes_back(monkeypatch: Patch) -> None:
-    def take_view(orders: member.Orders, view: m.View, *store: str) -> tuple[member.Orders, member.Change]:
+    def take_view(orders: member.Orders, view: View, *store: str) -> tuple[member.Orders, member.Change]:
         known = orders.view
         older = view.epoch > known.epoch and view.committed[0] < known.committed[0]
         back = replace(orders, view=replace(known, committed=view.committed))
@@ -130,18 +146,70 @@ def test_a_save_that_counts_before_its_weights_are_compared(monkeypatch: Patch) 
     finds(Shape(faults=0, save_every=1), "counts before its weights were compared")
 
 
-def test_a_commit_with_a_joiner_that_does_not_hold_the_state(monkeypatch: Patch) -> None:
-    real = membership.admit
+def test_a_joiner_that_is_taken_for_a_holder(monkeypatch: Patch) -> None:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
+        learners = {group: known for group, known in after.learners.items() if group not in after.live}
+        return replace(after, learners=learners, holders=after.holders | after.joiners), decision
 
-    def admit(state: State, why: str) -> Transition:
-        return real(replace(state, holders=state.holders | state.waiting.keys()), why)
+    after_step(monkeypatch, change)
+    finds(BACK, "has no state and is taken for a holder|is to apply|does not end")
 
-    monkeypatch.setattr(membership, "admit", admit)
-    finds(RETURN, "is to apply|does not end")
+
+def test_an_offer_that_is_made_where_no_donor_need_hear_of_it(monkeypatch: Patch) -> None:
+    real = learning.ready
+
+    def ready(state: State, event: m.Ready) -> Transition:
+        after, decision = real(state, event)
+        return offers.offered(after), decision
+
+    monkeypatch.setattr(learning, "ready", ready)
+    finds(BACK, "was made where its donors need not hear of it")
+
+
+def test_an_offer_that_outlives_its_donor(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(offers, "without_donors", lambda learners, gone: (learners, frozenset()))
+    finds(RESORT, "a donor of offer 1 is gone")
+
+
+def test_a_learner_that_is_admitted_without_a_proof(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(
+        offers,
+        "admissible",
+        lambda state, digest: [g for g, known in state.learners.items() if known.applied == state.committed[0]],
+    )
+    finds(BACK, "joins and its state was never compared")
+
+
+def test_a_last_resort_that_is_not_taken(monkeypatch: Patch) -> None:
+    """The explorer counts how often a job is wiped out; without the last resort it is more often."""
+    model = Model(RESORT)
+    with_it = Explorer(model).explore().ends
+    monkeypatch.setattr(offers, "last_resort", lambda state, before: (state, []))
+    assert with_it["finished"] > Explorer(Model(RESORT)).explore().ends["finished"]
+
+
+def test_a_group_that_is_back_in_the_step_in_which_it_was_lost_and_gets_its_old_share(monkeypatch: Patch) -> None:
+    real = Plan.grown
+    monkeypatch.setattr(Plan, "grown", lambda plan, members, more, lost=(): real(plan, members, more))
+    finds(RESORT, "no partition of the batch")
+
+
+def test_a_learner_that_drops_its_state_by_a_word_that_no_journal_keeps(monkeypatch: Patch) -> None:
+    """A coordinator that was replaced tells a learner that its offer has ended; the present one does not know, and
+    calls it as a holder."""
+    real = journal.is_final
+
+    def is_final(decision: m.Decision, epoch: int) -> bool:
+        others = tuple(action for action in decision.actions if not isinstance(action, m.SendView))
+        return real(replace(decision, actions=others), epoch)
+
+    monkeypatch.setattr(journal, "is_final", is_final)
+    shape = replace(BACK, faults=4, kinds=frozenset({"kill", "return", "takeover", "void"}))
+    finds(shape, "has no state and is taken for a holder")
 
 
 def test_a_member_that_does_not_vote_again_when_it_is_asked_to(monkeypatch: Patch) -> None:
-    def take_view(orders: member.Orders, view: m.View, *store: str) -> tuple[member.Orders, member.Change]:
+    def take_view(orders: member.Orders, view: View, *store: str) -> tuple[member.Orders, member.Change]:
         told, change = real(orders, view, *store)
         return told, member.Change.NONE if change is member.Change.SAME else change
 

@@ -44,13 +44,17 @@ class World(NamedTuple):
         return self.brain.state.phase == "stopped" and not self.processes
 
     def is_member(self, p: Process) -> bool:
-        """Whether the process is live or waits for admission."""
-        state = self.brain.state
-        return p.incarnation in (state.live.get(p.group), state.waiting.get(p.group))
+        """Whether the process is a member or a learner."""
+        return self.brain.state.present.get(p.group) == self.incarnation(p)
+
+    def incarnation(self, p: Process) -> int:
+        """The incarnation of a process, which it may not have been told yet."""
+        given, birth = self.brain.state.births.get(p.group, (-1, ""))
+        return given if p.incarnation < 0 and birth == p.birth else p.incarnation
 
     def counts(self, p: Process) -> bool:
         """Whether the process is, or may become, a member, so that its launcher starts no other one for its group."""
-        return self.is_member(p) or p.incarnation > self.brain.state.highest.get(p.group, -1)
+        return p.incarnation < 0 or self.is_member(p) or p.incarnation > self.brain.state.highest.get(p.group, -1)
 
     def ghost_of(self, p: Process) -> int | None:
         """Index of the ghost that the process is connected to; None: it is connected to none."""
@@ -69,7 +73,7 @@ class World(NamedTuple):
         shares = tuple(s for s in w.shares if any(step < s[0][0] and epoch <= s[0][1] for step, epoch in at))
         results = w.results
         if results:
-            behind = min((step for step, _ in at), default=results[-1].value.step)
+            behind = min((step for step, _ in at if step >= 0), default=results[-1].value.step)
             results = tuple(sorted((r for r in results if behind < r.value.step), key=_step_of))
         return w if shares == w.shares and results == w.results else w._replace(shares=shares, results=results)
 

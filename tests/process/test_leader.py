@@ -27,7 +27,8 @@ from spare_megatron.control.control_thread import RankSetup
 from spare_megatron.control.leader_process import setup_from_json, setup_to_json
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.control.session import Session
-from spare_megatron.controller.messages import JobSpec, Lost, View
+from spare_megatron.controller.messages import JobSpec, Lost
+from spare_megatron.controller.view import View
 from tests.process.control_job import ControlJob
 
 PATIENCE_S = 30.0
@@ -152,7 +153,7 @@ def view_order(fencing: int) -> pb.View:
     order = pb.View()
     view = View(
         group=0, incarnation=0, epoch=1, fencing=fencing, live=((0, 0),), committed=(0, 0), step=1,
-        segments=((0,),), standing=(0,), donors=(),
+        segments=((0,),), standing=(0,),
     )  # fmt: skip
     protobuf_codec.fill(order, view)
     return order

@@ -10,7 +10,12 @@ Commands::
          [audit=0.5] [seed=7] [save=steps]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
-    hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job]
+    hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [birth=word]
+         [replaces=-1]              inc=-1: a new process, whose incarnation the machine draws
+    ready G[,G...]
+    caught-up G[,G...] [step=t] [weights=d] [offer=number]
+    void G [offer=number]
+    withdraw G offer=number
     vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [mute=from>to,from>to] [failing=seconds]
          [result=d] [weights=d] [wrong=piece,piece] [at-rank=position]
                                     a checksum is the piece's number, or below 0 for a wrong piece
@@ -36,6 +41,7 @@ from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.controller.view import Offer
 from spare_megatron.placement import build_placement
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -98,7 +104,7 @@ class Player:
         return m.Lost(losses, progress, float(options.get("failing", 0.0)))
 
     def _incarnation(self, group: int, options: dict[str, str]) -> int:
-        return int(options.get("inc", self.state.live.get(group, 0)))
+        return int(options.get("inc", self.state.present.get(group, 0)))
 
     def _of_group(self, verb: str, group: int, plain: list[str], options: dict[str, str]) -> m.Event:
         incarnation = self._incarnation(group, options)
@@ -108,7 +114,20 @@ class Player:
             fingerprint = options.get("fingerprint", "job")
             known = tuple(int(x) for x in options["committed"].split(",")) if "committed" in options else None
             fencing = int(options.get("fencing", 0))
-            return m.Hello(group, incarnation, fingerprint, applied, held, fencing, known)  # type: ignore[arg-type]
+            birth, replaces = options.get("birth", ""), int(options.get("replaces", -1))
+            hello = m.Hello(group, incarnation, fingerprint, applied, held, fencing, known)  # type: ignore[arg-type]
+            return replace(hello, birth=birth, replaces=replaces)
+        learner = self.state.learners.get(group)
+        number = int(options.get("offer", learner.offer.number if learner and learner.offer else 0))
+        if verb == "ready":
+            return m.Ready(group, incarnation)
+        if verb == "void":
+            return m.Void(group, incarnation, number, "donor 0 sent a damaged part twice")
+        if verb == "withdraw":
+            return m.Withdrawn(group, incarnation, number, "17 results wait for the learner")
+        if verb == "caught-up":
+            step = int(options.get("step", self.state.committed[0]))
+            return m.CaughtUp(group, incarnation, number, step, options.get("weights", ""))
         if verb == "saved":
             return m.Saved(group, incarnation, int(options.get("step", self.state.committed[0])), "dir")
         if verb == "applied":
@@ -182,17 +201,19 @@ def _describe(action: m.Action) -> list[str]:
         v = action.view
         audited = [v.audits[k] if k < len(v.audits) else () for k in range(len(v.segments))]
         segments = " + ".join(map(_segment, v.segments, audited))
-        donors = f" donors {list(v.donors)}" if v.donors else ""
+        told = f" {_offered(v.offer)}" if v.offer else "" if v.is_member else " learner"
+        told += "".join(f" serves {_offered(offer)}" for offer in v.serves)
         delay = f" after {action.delay_s:g} s" if action.delay_s else ""
         leave = " leave" if v.leave else ""
         leave += f" disputed {list(v.disputed)}" if v.disputed else ""
         standing = " ".join(map(str, v.standing))
         return [
             f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
-            f"then [{standing}]{donors}{leave}{delay}{_save(v.save)}"
+            f"then [{standing}]{told}{leave}{delay}{_save(v.save)}"
         ]
     if isinstance(action, m.SendCommit):
         told = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
+        told += "".join(f" {group} serves {_offered(offer)}" for group, offers in action.serves for offer in offers)
         leave = " leave" if action.leave else ""
         return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}{_save(action.save)}"]
     if isinstance(action, m.SendFenced):
@@ -200,6 +221,11 @@ def _describe(action: m.Action) -> list[str]:
     if isinstance(action, m.SendStop):
         return [f"-> {list(action.groups)}: stop, {action.outcome}"]
     return [f"-> {action.group}: the checkpoint of step {action.step} counts"]
+
+
+def _offered(offer: Offer) -> str:
+    donors = " ".join(str(group) for group, _ in offer.donors)
+    return f"offer {offer.number} of step {offer.step} to {offer.learner[0]} by [{donors}]"
 
 
 def _save(order: int) -> str:

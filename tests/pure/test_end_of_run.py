@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import View
+from spare_megatron.controller.view import View
 from spare_megatron.trainer.loop import TrainingLoop
 from spare_megatron.trainer.step import Committed, StepTimes
 

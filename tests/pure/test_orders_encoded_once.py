@@ -8,14 +8,18 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.encoded_order import AnyOrder, order_bytes
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import SendCommit, SendView, View
+from spare_megatron.controller.messages import SendCommit, SendView
+from spare_megatron.controller.view import View
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
 
 LIVE = tuple((group, group % 3) for group in range(5))
 VIEWS = [
-    View(g, g % 3, 4, 2, LIVE, (6, 3), 7, ((g,), (9 + g,)), (g,), (), False, ((), (g,)), (1, 2), 3) for g, _ in LIVE
+    View(
+        g, g % 3, 4, 2, LIVE, (6, 3), 7, ((g,), (9 + g,)), (g,), leave=False, audits=((), (g,)), disputed=(1, 2), save=3
+    )
+    for g, _ in LIVE
 ]
 
 

@@ -93,12 +93,12 @@ def test_every_extension_keeps_every_invariant(policy: Policy, rejoin_s: float |
         assert outcome.tally.steps_recomputed == 0
 
 
-def _soft(trace: list[tuple[float, int]], rejoin_s: float | None, **of_policy: Any) -> PiecesEngine:
+def _soft(trace: list[tuple[float, int]], rejoin_s: float | None, wipe_outs: int = 1, **of_policy: Any) -> PiecesEngine:
     """A job of 20 steps on 12 groups, two hosts for every shard, that goes on after a wipe-out; after its run."""
     cluster = replace(SMALL, jitter=0.0, rejoin_s=rejoin_s)
     policy = Policy("microbatch", 2, 4, steps=20, save_interval_s=1e9, soft_wipe_out_s=50.0, **of_policy)
     engine = PiecesEngine(cluster, policy, 0, trace, check=True)
-    assert engine.run().tally.wipe_outs == 1
+    assert engine.run().tally.wipe_outs == wipe_outs
     return engine
 
 
@@ -113,10 +113,14 @@ def test_groups_of_a_wipe_out_come_back_like_those_of_any_other_death() -> None:
     assert engine.control.state.live.keys() == set(range(12))
 
 
-def test_groups_at_the_door_in_a_wipe_out_join_after_it() -> None:
-    both = _soft([(10.0, SHARD_0[0]), (20.0, SHARD_0[1])], rejoin_s=None, standby_groups=1)
-    assert both.tally.joins == 1, "a standby waited for a commit when the second host died"
-    assert both.alive[SHARD_0].tolist() == [True, False]
+def test_a_group_at_the_door_is_called_where_the_last_host_of_a_shard_dies() -> None:
+    trace = [(10.0, SHARD_0[0]), (20.0, SHARD_0[1])]
+    called = _soft(trace, rejoin_s=None, wipe_outs=0, standby_groups=1)
+    assert called.tally.joins == 1, "a standby waited for an offer when the second host died"
+    assert called.alive[SHARD_0].tolist() == [True, False]
+
+
+def test_standbys_join_after_a_wipe_out() -> None:
     later = _soft([(20.0, group) for group in SHARD_0], rejoin_s=None, standby_groups=2)
     assert later.tally.joins == 2, "standbys take the places of those whose death was the wipe-out"
 

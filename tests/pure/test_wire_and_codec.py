@@ -32,14 +32,15 @@ from spare_megatron.controller.messages import (
     SendFenced,
     SendStop,
     SendView,
-    View,
     Vote,
 )
+from spare_megatron.controller.view import Offer, View
 
 SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
 small = st.integers(0, 1000)
 numbers = st.lists(small, max_size=5).map(tuple)
 pairs = st.tuples(small, small)
+OFFERS = st.builds(Offer, pairs, small, small, st.lists(pairs, max_size=3).map(tuple))
 views = st.builds(
     View,
     group=small,
@@ -51,7 +52,8 @@ views = st.builds(
     step=small,
     segments=st.lists(numbers, max_size=3).map(tuple),
     standing=numbers,
-    donors=numbers,
+    offer=st.none() | OFFERS,
+    serves=st.lists(OFFERS, max_size=2).map(tuple),
     leave=st.booleans(),
     audits=st.lists(numbers, max_size=3).map(tuple),
     disputed=numbers,

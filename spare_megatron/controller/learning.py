@@ -1,0 +1,144 @@
+"""What learners and donors say: they come, are ready for an offer, have caught up, or have to give an offer up.
+
+None of it makes an epoch where only learners are concerned, because nobody waits for them (protocol rules 16 to 19).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spare_megatron.controller import offers
+from spare_megatron.controller.learner import Learner
+from spare_megatron.controller.membership import lose, send_back
+from spare_megatron.controller.messages import (
+    Action,
+    CaughtUp,
+    Hello,
+    Loss,
+    Lost,
+    Ready,
+    SendFenced,
+    SendView,
+    Void,
+    Withdrawn,
+)
+from spare_megatron.controller.state import State
+from spare_megatron.controller.transition import Transition, decide, ignore
+
+
+def enter(state: State, event: Hello) -> Transition:
+    """A new incarnation says Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
+    group = event.group
+    outcome: Transition = ignore(state, "")
+    older = state.present.get(group)
+    if older is not None:
+        detail = f"incarnation {event.incarnation} took its place"
+        outcome = lose(state, Lost((Loss(group, older, "replaced", detail=detail),)))
+        if outcome[0].stopped:
+            return outcome
+    after, decision = outcome
+    here = replace(
+        after,
+        learners={**after.learners, group: Learner(event.incarnation)},
+        highest={**after.highest, group: event.incarnation},
+        births={**after.births, group: (event.incarnation, event.birth)},
+    )
+    reason = f"group {group} incarnation {event.incarnation} is here and is to be brought up to date"
+    actions = (*decision.actions, SendView(here.view_of(group)))
+    return decide(here, actions, f"{decision.reason}; {reason}" if decision.reason else reason)
+
+
+def back(state: State, event: Hello) -> Transition:
+    """A learner says Hello again: it is told where it stands, unless it is ahead of the last commit."""
+    known = max(event.last_applied, event.committed[0] if event.committed else 0)
+    if _is_ahead(state, known):
+        return _ahead(state, event.group, known)
+    return decide(
+        state, [SendView(state.view_of(event.group))], f"group {event.group}, which learns, is back in {state.epoch}"
+    )
+
+
+def _is_ahead(state: State, step: int) -> bool:
+    return step > state.committed[0]
+
+
+def _ahead(state: State, group: int, step: int) -> Transition:
+    """A learner has a state that nobody has committed: it is of no use."""
+    detail = f"it knows of step {step}, the last commit is {state.committed}"
+    return lose(state, Lost((Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
+
+
+def _learner(state: State, group: int, incarnation: int, number: int | None) -> Learner | None:
+    """The learner or joiner that such a message is about, if it still is one and ``number`` is that of its offer."""
+    known = state.learners.get(group)
+    if state.phase != "running" or known is None or known.incarnation != incarnation:
+        return None
+    if number is not None and (known.offer is None or known.offer.number != number):
+        return None
+    return known
+
+
+def ready(state: State, event: Ready) -> Transition:
+    """A learner could take an offer: it gets one with the next commit or epoch."""
+    known = _learner(state, event.group, event.incarnation, None)
+    if known is None or known.offer is not None or known.ready:
+        return ignore(state, f"group {event.group} is ready, which is known or changes nothing")
+    learners = {**state.learners, event.group: replace(known, ready=True)}
+    return ignore(replace(state, learners=learners), f"group {event.group} is ready to be brought up to date")
+
+
+def caught_up(state: State, event: CaughtUp) -> Transition:
+    """A learner or joiner holds the state after a step."""
+    group, step = event.group, event.step
+    known = _learner(state, group, event.incarnation, event.number)
+    if known is None:
+        return ignore(state, f"group {group} has caught up to step {step} by offer {event.number}, which has ended")
+    if _is_ahead(state, step):
+        return _ahead(state, group, step)
+    if step <= known.applied:
+        return ignore(state, f"group {group} has caught up to step {step}, which is known")
+    known = replace(known, applied=step, weights_digest=event.weights_digest)
+    digest = dict(state.digests).get(step, "")
+    checked = offers.compare(known, digest)
+    if checked is None:
+        why = f"the weights that group {group} computed after step {step} are others than the voted ones"
+        return _void(state, group, True, why)
+    holds = group in state.live and step == state.committed[0]
+    if not holds:
+        after = replace(state, learners={**state.learners, group: checked})
+        return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
+    after = replace(
+        state,
+        learners={g: one for g, one in state.learners.items() if g != group},
+        holders=state.holders | {group},
+        untried=state.untried if checked.proved else state.untried | {group},
+    )
+    return ignore(after, f"group {group} holds the state of step {step} now")
+
+
+def void(state: State, event: Void) -> Transition:
+    """A learner or joiner cannot have a part of its offer."""
+    if _learner(state, event.group, event.incarnation, event.number) is None:
+        return ignore(state, f"offer {event.number} to group {event.group} has ended already")
+    return _void(state, event.group, True, f"group {event.group} gave offer {event.number} up: {event.detail}")
+
+
+def withdrawn(state: State, event: Withdrawn) -> Transition:
+    """A donor serves an offer no longer."""
+    offer = next((offer for offer in state.offers if offer.number == event.number), None)
+    if state.phase != "running" or offer is None or (event.group, event.incarnation) not in offer.donors:
+        return ignore(state, f"group {event.group} withdraws from offer {event.number}, which has ended already")
+    learner = offer.learner[0]
+    why = f"group {event.group} does not serve offer {event.number} to group {learner} any more: {event.detail}"
+    return _void(state, learner, True, why)
+
+
+def _void(state: State, group: int, counts: bool, why: str) -> Transition:
+    """An offer has ended. A joiner leaves the epoch by it."""
+    if group in state.live:
+        return send_back(state, [group], [group] if counts else [], why)
+    learners = {**state.learners, group: offers.voided(state.learners[group], counts)}
+    after, fences = offers.struck_off(replace(state, learners=learners), [group])
+    told: list[Action] = [SendView(after.view_of(group))] if group in after.learners else []
+    closed: list[SendFenced] = fences
+    return decide(after, [*closed, *told], why)

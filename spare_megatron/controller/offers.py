@@ -1,0 +1,133 @@
+"""Offers of state to learners: when they are made, when they end, when what came of them may be trusted.
+
+Functions on a state, without actions of their own: the records that use them (:mod:`.membership`, :mod:`.voting`,
+:mod:`.learning`) tell everybody. An offer is made only in a record that every donor must take in before it can vote
+again, a commit or a new epoch: so a donor copies its part before the state that it copies is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from spare_megatron.controller.learner import Learner
+from spare_megatron.controller.messages import SendFenced
+from spare_megatron.controller.state import State
+from spare_megatron.controller.view import Member, Offer
+
+VOIDS_MAX = 3
+"""A learner whose offers ended so often by its own fault, or that of a donor that lives, is fenced."""
+
+
+def offered(state: State) -> State:
+    """The state in which each learner that could take an offer and has none has one, of the state after t*."""
+    ready = sorted(g for g, known in state.learners.items() if known.ready and known.offer is None)
+    able = sorted(state.holders - state.untried)
+    if not (ready and able):
+        return state
+    number, size = state.offers_made, state.job.num_groups
+    learners, serves = dict(state.learners), {group: len(offers) for group, offers in state.serves.items()}
+    for group in ready:
+        number += 1
+        able.sort(key=lambda donor: (serves.get(donor, 0), (donor - group) % size))
+        donors = tuple((donor, state.live[donor]) for donor in able[: state.job.donors_max])
+        known = learners[group]
+        offer = Offer((group, known.incarnation), number, state.committed[0], donors)
+        learners[group] = replace(known, offer=offer)
+        serves |= {donor: serves.get(donor, 0) + 1 for donor, _ in donors}
+    return replace(state, learners=learners, offers_made=number)
+
+
+def voided(known: Learner, counts: bool) -> Learner:
+    """A learner after its offer has ended: it keeps nothing, and says Ready again."""
+    return Learner(known.incarnation, voids=known.voids + counts)
+
+
+def ended(state: State) -> State:
+    """The state at the end of the run, in which no offer goes on: learners wait for the job's Stop."""
+    return replace(state, learners={g: Learner(k.incarnation, voids=k.voids) for g, k in state.learners.items()})
+
+
+def without_donors(
+    learners: Mapping[int, Learner], gone: Collection[Member]
+) -> tuple[Mapping[int, Learner], frozenset[int]]:
+    """The learners after these donors are gone, and those of them whose offers have ended by it."""
+    hurt = {g for g, known in learners.items() if known.offer and not set(gone).isdisjoint(known.offer.donors)}
+    return {g: voided(known, False) if g in hurt else known for g, known in learners.items()}, frozenset(hurt)
+
+
+def struck_off(state: State, groups: Iterable[int]) -> tuple[State, list[SendFenced]]:
+    """The state without those of the ``groups`` whose offers have ended too often, who are fenced."""
+    out = {g: state.learners[g] for g in sorted(groups) if state.learners[g].voids >= VOIDS_MAX}
+    fences = [
+        SendFenced(g, known.incarnation, f"group {g} could not be brought up to date: {known.voids} offers have ended")
+        for g, known in out.items()
+    ]
+    return replace(state, learners={g: known for g, known in state.learners.items() if g not in out}), fences
+
+
+def disproved(state: State, digest: str) -> tuple[State, frozenset[int]]:
+    """Compare what learners said of the weights after t* with the ``digest`` on which all votes of t* + 1 agree.
+    Returns the state in which the equal ones are proved and the offers of the others have ended, and the latter."""
+    learners, wrong = dict(state.learners), set()
+    for group, known in state.learners.items():
+        if known.applied != state.committed[0]:
+            continue
+        checked = compare(known, digest)
+        if checked is None:
+            wrong.add(group)
+        learners[group] = checked or voided(known, True)
+    return replace(state, learners=learners), frozenset(wrong)
+
+
+def compare(known: Learner, digest: str) -> Learner | None:
+    """A learner after the digest of the weights of its last applied step is known; None if its own is another. A state
+    that it has only copied proves nothing, because a digest of weights does not cover the rest of the state."""
+    if not digest or not known.weights_digest:
+        return known
+    if known.weights_digest != digest:
+        return None
+    own = known.offer is not None and known.applied > known.offer.step
+    return replace(known, proved=True) if own else known
+
+
+def admissible(state: State, digest: str) -> list[int]:
+    """Learners that may be members of the epoch after the commit of t* + 1: proved, and in the state after t*. Where
+    votes have no ``digest`` nothing can be compared."""
+    return sorted(
+        group
+        for group, known in state.learners.items()
+        if known.applied == state.committed[0] and (known.proved or not digest)
+    )
+
+
+def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, list[str]]:
+    """Make learners members where a shard would have no live host, by what was known of them ``before`` this record,
+    which may end their offers: a proved one that holds t*, who is a holder at once; else one that had an offer or
+    could take one, who is a joiner and gets the pieces."""
+    if not state.learners:
+        return state, []
+    hosts, words = state.where.hosts(), []
+    for shard in range(state.job.num_groups):
+        there = hosts[shard].tolist()
+        if any(group in state.live for group in there):
+            continue
+        learners = [group for group in there if group in state.learners]
+        whole = [g for g in learners if before[g].proved and before[g].applied == state.committed[0]]
+        able = [g for g in learners if before[g].offer or before[g].ready]
+        if whole:
+            state = _called(state, whole[0])
+            words.append(f"group {whole[0]}, which has caught up, is a member at once, because it hosts shard {shard}")
+        elif able:
+            state = _called(state, able[0], joiner=True)
+            words.append(f"group {able[0]} joins before it has caught up, because no other host of shard {shard} lives")
+    return state, words
+
+
+def _called(state: State, group: int, joiner: bool = False) -> State:
+    known = state.learners[group]
+    learners = {g: one for g, one in state.learners.items() if g != group}
+    state = replace(state, live={**state.live, group: known.incarnation}, learners=learners)
+    if joiner:
+        return replace(state, learners={**learners, group: replace(known, ready=True)})
+    return replace(state, holders=state.holders | {group})

@@ -85,7 +85,7 @@ class Client:
     def run(self) -> ExitCode:
         """Step after step until the job is over."""
         orders = self.session.orders
-        while orders.view.epoch == 0 and not orders.over:
+        while not orders.view.is_member and not orders.over:
             orders = self.session.wait(orders.version)
         step = self.first_step + 1
         while not self.session.orders.over:

@@ -372,8 +372,8 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     assert f"{TLS_FILES[2]} is not in the TLS directory" in one.output("bad")
 
 
-def test_a_joiner_that_never_holds_the_state_is_waited_for_only_so_long(job: Callable[..., ControlJob]) -> None:
-    """The group that comes back has nobody to take the state from here: the others wait a heartbeat time-out for it."""
+def test_a_group_that_comes_back_learns_and_nobody_waits_for_it(job: Callable[..., ControlJob]) -> None:
+    """Nothing carries the state to it here: it is a learner, in no epoch, until the job is over."""
     one = job(3, 1, "--piece-s 0.01 --steps 60")
     one.start()
     one.until(lambda: one.committed() >= 3)
@@ -381,8 +381,9 @@ def test_a_joiner_that_never_holds_the_state_is_waited_for_only_so_long(job: Cal
     one.until(lambda: len(losses(one)) == 1)
     one.start_group(2, incarnation=1)
     assert one.finish() == ExitCode.FINISHED
-    late = [record for record in one.records() if isinstance(record.event, JoinersLate)]
-    assert len(late) == 1
-    assert "group 2 late" in late[0].reason
-    assert one.exits()[2, 0] == ExitCode.FENCED
+    back = [record for record in one.records() if isinstance(record.event, Hello) and record.event.incarnation == 1]
+    assert "is to be brought up to date" in back[0].reason
+    assert not any(isinstance(record.event, JoinersLate) for record in one.records())
+    assert len(losses(one)) == 1
+    assert one.exits()[2, 0] == ExitCode.FINISHED
     one.check_steps(60)

@@ -7,7 +7,7 @@ committed sums alone. It has no accumulators of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from spare_megatron.exact_sum.block_scales import BlockScales
 from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
 
 FLOAT_MAX = torch.finfo(torch.float32).max
+Add = Callable[[torch.Tensor, torch.Tensor | None], None]
+"""``add(gradient, partial)`` adds the rounded gradient of a slot; with ``partial`` (fp32) the gradient is the fp32 sum
+of both. Both have the slot's size and any shape."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Slot:
 
 
 class Format(Protocol):
-    """An integer format. In each step its methods are called in the order in which they stand here."""
+    """An integer format. In each step its methods are called in the order in which they stand here, and between
+    ``begin_step`` and ``finalize`` what :meth:`adder` returned, which is for all steps."""
 
     dtype: torch.dtype
     """dtype of accumulators and sums."""
@@ -59,19 +63,12 @@ class Format(Protocol):
     def restore(self, state: Any) -> None:
         """Go on from a :attr:`state`."""
 
+    def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
+        """A function that adds gradients of slot ``number`` to ``accumulator``, their checksums and flags to
+        ``report``, with the scales of the step in flight."""
+
     def begin_step(self, loss_scale_bits: int) -> None:
         """Choose the scales of a step whose loss is multiplied by 2^loss_scale_bits."""
-
-    def add(
-        self,
-        number: int,
-        gradient: torch.Tensor,
-        partial: torch.Tensor | None,
-        accumulator: torch.Tensor,
-        report: torch.Tensor,
-    ) -> None:
-        """Add the rounded gradient of slot ``number`` to ``accumulator``, its checksum and flags to ``report``. With
-        ``partial`` (fp32) the gradient is the fp32 sum of ``partial`` and ``gradient``."""
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         """Set ``gradient`` to the sum ``total`` of slot ``number`` / ``divisor``; note the largest element of the
@@ -111,21 +108,18 @@ class Int64:
     def restore(self, state: Any) -> None:
         self.scales.magnitudes = list(state)
 
+    def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
+        one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
+
+        def add(gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
+            one.add(gradient, self._exponents[number], partial)
+
+        return add
+
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
         self._exponents = self.scales.exponents(loss_scale_bits)
         self._peaks.zero_()
-
-    def add(
-        self,
-        number: int,
-        gradient: torch.Tensor,
-        partial: torch.Tensor | None,
-        accumulator: torch.Tensor,
-        report: torch.Tensor,
-    ) -> None:
-        index, exponent = self._slots[number].index, self._exponents[number]
-        kernels.accumulate(gradient, accumulator, exponent, index, self.scales.bound_bits, report, partial)
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         peak = self._peaks[number : number + 1]
@@ -171,21 +165,19 @@ class Int32:
         self.scales.steps = state["steps"]
         self.scales.magnitudes = state["blocks"].to(self._peaks.device)
 
+    def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
+        one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
+        blocks = self._blocks[number]
+
+        def add(gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
+            one.add(gradient, self._exponents[blocks], partial)
+
+        return add
+
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
         self._exponents = self.scales.exponents(loss_scale_bits)
         self._peaks.zero_()
-
-    def add(
-        self,
-        number: int,
-        gradient: torch.Tensor,
-        partial: torch.Tensor | None,
-        accumulator: torch.Tensor,
-        report: torch.Tensor,
-    ) -> None:
-        index, exponents = self._slots[number].index, self._exponents[self._blocks[number]]
-        kernels.accumulate32(gradient, accumulator, exponents, index, self.scales.bound_bits, report, partial)
 
     def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
         blocks, index = self._blocks[number], self._slots[number].index

@@ -26,6 +26,7 @@ __all__ = [
     "BLOCK",
     "NOT_FINITE",
     "OVERFLOW",
+    "Adder",
     "accumulate",
     "accumulate32",
     "checksums",
@@ -42,6 +43,8 @@ finite was counted as 0."""
 EXPONENT_MAX = 800
 """With exponents of at most this magnitude the scaled value of any fp32 number is a normal double."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_SINGLE = (torch.float32,)
+_BOUND_BITS_MAX = {torch.int64: 62, torch.int32: 30}
 Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 
 
@@ -78,7 +81,7 @@ def accumulate(
         report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
         partial: fp32, as many elements as ``source``; only read.
     """
-    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, 62, report, partial)
+    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, partial)
     _check_exponent(exponent)
     dispatch.kernels(source.device).accumulate(source, accumulator, exponent, first_index, bound_bits, report, partial)
 
@@ -98,9 +101,58 @@ def accumulate32(
         exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
         bound_bits: 1..30.
     """
-    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, 30, report, partial)
+    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, partial)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
     dispatch.kernels(source.device).accumulate(source, accumulator, exponents, first_index, bound_bits, report, partial)
+
+
+class Adder:
+    """:func:`accumulate`, or :func:`accumulate32` where the accumulator is int32, into one accumulator again and again.
+
+    What stays the same from call to call is checked and prepared once: for a small gradient the rest of a call takes
+    longer than its sum. May assume: one thread at a time calls it.
+    """
+
+    def __init__(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
+        """See :func:`accumulate` and :func:`accumulate32`."""
+        _check("accumulator", accumulator, tuple(_BOUND_BITS_MAX))
+        _check_target(accumulator, first_index, bound_bits, report)
+        self._accumulator, self._report = accumulator, report
+        self._count, self._device = accumulator.numel(), accumulator.device
+        self._start = accumulator.data_ptr()
+        self._stop = self._start + accumulator.nbytes
+        self._single = accumulator.dtype == torch.int64
+        self._blocks = _num_blocks(first_index, self._count)
+        self._add = dispatch.kernels(accumulator.device).adder(accumulator, first_index, bound_bits, report)
+
+    def add(self, source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None = None) -> None:
+        """Add ``source``, or ``partial`` + ``source``.
+
+        Args:
+            source, partial: as for :func:`accumulate`, but of any shape.
+            exponents: the exponent; for an int32 accumulator those of its blocks.
+        """
+        if not (self._fits(source, FLOATS) and (partial is None or self._fits(partial, _SINGLE))):
+            _check_sources(source.view(-1), self._accumulator, None if partial is None else partial.view(-1))
+        if isinstance(exponents, int):
+            assert self._single, "an int32 accumulator has an exponent for each block"
+            _check_exponent(exponents)
+        else:
+            assert not self._single, "an int64 accumulator has one exponent"
+            _check("exponents", exponents, (torch.int16,), self._blocks, self._device)
+        self._add(source, exponents, partial)
+
+    def _fits(self, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
+        """Whether :func:`_check_sources` has nothing against ``tensor``."""
+        address = tensor.data_ptr()
+        return (
+            tensor.dtype in dtypes
+            and tensor.numel() == self._count
+            and tensor.is_contiguous()
+            and tensor.device == self._device
+            and address % tensor.itemsize == 0
+            and (address >= self._stop or address + self._count * tensor.itemsize <= self._start)
+        )
 
 
 def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
@@ -239,19 +291,28 @@ def _check_accumulate(
     dtype: torch.dtype,
     first_index: int,
     bound_bits: int,
-    bound_bits_max: int,
     report: torch.Tensor,
     partial: torch.Tensor | None,
 ) -> None:
     _check("source", source, FLOATS)
     _check("accumulator", accumulator, (dtype,), source.numel(), source.device)
-    _check("report", report, (torch.int64,), 2, source.device)
+    _check_target(accumulator, first_index, bound_bits, report)
+    _check_sources(source, accumulator, partial)
+
+
+def _check_target(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
+    _check("report", report, (torch.int64,), 2, accumulator.device)
     _check_index(first_index)
+    bound_bits_max = _BOUND_BITS_MAX[accumulator.dtype]
     if not 1 <= bound_bits <= bound_bits_max:
         raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
+
+
+def _check_sources(source: torch.Tensor, accumulator: torch.Tensor, partial: torch.Tensor | None) -> None:
+    _check("source", source, FLOATS, accumulator.numel(), accumulator.device)
     _check_apart("source", source, "accumulator", accumulator)
     if partial is not None:
-        _check("partial", partial, (torch.float32,), source.numel(), source.device)
+        _check("partial", partial, _SINGLE, accumulator.numel(), accumulator.device)
         _check_apart("partial", partial, "accumulator", accumulator)
 
 

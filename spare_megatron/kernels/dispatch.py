@@ -5,7 +5,7 @@ A library is looked for at the first call. One of another version raises ConfigE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -29,6 +29,11 @@ class Kernels(Protocol):
         report: torch.Tensor,
         partial: torch.Tensor | None,
     ) -> None: ...
+
+    def adder(
+        self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
+    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
+        """add(source, exponents, partial), which does what ``accumulate`` does, into these tensors."""
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...
 

@@ -7,7 +7,7 @@ libraries depend on no version of torch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -101,21 +101,34 @@ class Library:
         report: torch.Tensor,
         partial: torch.Tensor | None,
     ) -> None:
-        single = isinstance(exponents, int)
+        self.adder(accumulator, first_index, bound_bits, report)(source, exponents, partial)
+
+    def adder(
+        self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
+    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
+        """``accumulate`` into one accumulator, whose calls fill only what differs from call to call into the arguments:
+        Python takes as long for the rest as a small gradient takes to be added."""
         job = _Accumulate(
-            source.data_ptr(),
-            None if partial is None else partial.data_ptr(),
-            accumulator.data_ptr(),
-            None if single else exponents.data_ptr(),
-            report.data_ptr(),
-            source.numel(),
-            first_index,
-            _FLOATS[source.dtype],
-            _ELEMENTS[accumulator.dtype],
-            exponents if single else 0,
-            bound_bits,
+            accumulator=accumulator.data_ptr(),
+            report=report.data_ptr(),
+            count=accumulator.numel(),
+            first_index=first_index,
+            accumulator_type=_ELEMENTS[accumulator.dtype],
+            bound_bits=bound_bits,
         )
-        self.call("accumulate", source.device, byref(job))
+        device, argument, call = accumulator.device, byref(job), self.call
+
+        def add(source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None) -> None:
+            job.source = source.data_ptr()
+            job.source_type = _FLOATS[source.dtype]
+            job.partial = None if partial is None else partial.data_ptr()
+            if isinstance(exponents, int):
+                job.exponent, job.exponents = exponents, None
+            else:
+                job.exponent, job.exponents = 0, exponents.data_ptr()
+            call("accumulate", device, argument)
+
+        return add
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
         kind, address = _ELEMENTS[values.dtype], segments.data_ptr()
@@ -162,8 +175,9 @@ class CpuLibrary(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        for name in _SIGNATURES:
-            getattr(self._library, self._prefix + name).restype = None
+        self._functions = {name: getattr(self._library, self._prefix + name) for name in _SIGNATURES}
+        for function in self._functions.values():
+            function.restype = None
         self._library.spare_cpu_bytes_per_thread.argtypes = (c_int64,)
         self._library.spare_cpu_bytes_per_thread.restype = c_int64
 
@@ -179,7 +193,7 @@ class CpuLibrary(Library):
         return int(self._library.spare_cpu_bytes_per_thread(least))
 
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
-        getattr(self._library, self._prefix + name)(*arguments, torch.get_num_threads())
+        self._functions[name](*arguments, torch.get_num_threads())
         return 0
 
 

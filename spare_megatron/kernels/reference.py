@@ -8,7 +8,7 @@ and the thread does not flush denormal numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -57,6 +57,16 @@ def accumulate(
         accumulator[start:stop] += values.to(accumulator.dtype)
         _add_checksum(values, first_index + start, report[0])
         report[1:2] |= over.any().long() + 2 * (~finite).any().long()
+
+
+def adder(
+    accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
+) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
+    def add(source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None) -> None:
+        earlier = None if partial is None else partial.view(-1)
+        accumulate(source.view(-1), accumulator, exponents, first_index, bound_bits, report, earlier)
+
+    return add
 
 
 def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:

@@ -79,7 +79,7 @@ class MegatronEngine:
             method: a value of ``--spare-reduce``: pieces are added as integers
                 (:mod:`spare_megatron.megatron_adapter.model.exact`) or in fp32.
             flips: ``flips(point, step, n)`` says whether an injected fault flips a bit there; for n see
-            ``exact.Flips``.
+            ``exact.Flips``. None where no fault does: it is asked for every gradient.
             batches: the batch size of each step, where it changes; a step with a smaller batch has empty pieces.
         """
         self.replica = replica
@@ -95,10 +95,11 @@ class MegatronEngine:
         self._group_sums_made: list[GroupSum] = []
         self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
-        self._flips = flips or (lambda point, step, n: False)
+        self._flips = flips
         self.exact: ExactGradients | None = None
         if method in FORMATS:
-            self.exact = ExactGradients(replica, world, method, lambda point, n: self._flips(point, self._step, n))
+            flips_now = None if flips is None else lambda point, n: flips(point, self._step, n)
+            self.exact = ExactGradients(replica, world, method, flips_now)
         shape = world.shape
         self._batches = batches or BatchSchedule(((1, 0, shape.global_batch_size),))
 
@@ -203,7 +204,7 @@ class MegatronEngine:
         if self._take_gradients(step, gradients, scalars):
             finalize_model_grads(list(replica.chunks), None)
             updated, grad_norm, zeros = replica.optimizer.step()
-        if self._flips("weights", step, 0):
+        if self._flips is not None and self._flips("weights", step, 0):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if updated:
             replica.scheduler.step(increment=self._batches.size(step))

@@ -60,6 +60,11 @@ class Injector:
             ):
                 self._do(one)
 
+    @property
+    def has_flips(self) -> bool:
+        """Whether some injection of this rank flips a bit."""
+        return any(one.kind == "bitflip" for _, one in self._mine)
+
     def flips(self, point: str, step: int, n: int = 0) -> bool:
         """Whether a bit is to be flipped here. The caller, which owns the data, flips it."""
         return any(

@@ -134,7 +134,7 @@ def run_megatron_job(
         train,
         probe_piece=place.group * job.shape.pieces_per_shard,
         method=job.spare.reduce,
-        flips=injector.flips,
+        flips=injector.flips if injector.has_flips else None,
         batches=start.batches(job),
     )
     if engine.exact is not None:

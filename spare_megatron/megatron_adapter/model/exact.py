@@ -66,8 +66,8 @@ class _Buffer:
 class ExactGradients:
     """The accumulators of one rank. ``tensors``, ``finalize`` and ``restore`` are collective in the group."""
 
-    def __init__(self, replica: Replica, world: GroupWorld, method: str, flips: Flips) -> None:
-        """``method``: one of :data:`FORMATS`."""
+    def __init__(self, replica: Replica, world: GroupWorld, method: str, flips: Flips | None) -> None:
+        """``method``: one of :data:`FORMATS`. ``flips`` is None where no bit is ever flipped."""
         kind = FORMATS[method]
         self._buffers: list[_Buffer] = []
         self._slots: list[Slot] = []
@@ -90,6 +90,14 @@ class ExactGradients:
         self._optimizer = replica.optimizer
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
+        self._adders = [
+            self.format.adder(number, self._buffers[slot.buffer].accumulator[slot.start : slot.stop], report)
+            for number, (slot, report) in enumerate(zip(self._slots, self._reports, strict=True))
+        ]
+        """Of each slot the function that adds a gradient to its accumulator."""
+        self._partials = self._made_partials() if self.needs_all else []
+        """Of each slot its part of the gradient buffer, in the parameter's shape, where pieces have several
+        microbatches."""
         self.pieces = PieceChecksums(self._reports)
         self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
         """Memory to which audited gradients are added; it is never read."""
@@ -158,31 +166,33 @@ class ExactGradients:
         number = self._numbers[parameter]
         gradient = parameter.grad
         assert gradient is not None, f"{self._slots[number].name} has no gradient to add"
-        flat = gradient.detach().contiguous().view(-1)
-        if self._flips("gradient", self._n):
-            flip_bit(flat)
+        gradient = gradient.contiguous()
+        if self._flips is not None and self._flips("gradient", self._n):
+            flip_bit(gradient.view(-1))
         if self._ends_piece:
-            self._take(number, flat, self._partial_of(number) if number in self._partial else None)
+            self._take(number, gradient, self._partials[number] if number in self._partial else None)
         elif number in self._partial:
-            self._partial_of(number).add_(flat)
+            self._partials[number].add_(gradient)
         else:
-            self._partial_of(number).copy_(flat)
+            self._partials[number].copy_(gradient)
             self._partial.add(number)
 
     def _take(self, number: int, gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
         """Add the rounded gradient of a piece, ``gradient`` or the fp32 sum of both, to the accumulator; of an audited
         piece to the scratch memory."""
-        slot, report = self._slots[number], self.pieces.report
-        if report is not None:
-            accumulator = self._room(slot.size)
+        report = self.pieces.report
+        if report is None:
+            self._adders[number](gradient, partial)
         else:
-            report, accumulator = self._reports, self._buffers[slot.buffer].accumulator[slot.start : slot.stop]
-        self.format.add(number, gradient, partial, accumulator, report[number])
+            self.format.adder(number, self._room(self._slots[number].size), report[number])(gradient, partial)
         self._partial.discard(number)
 
-    def _partial_of(self, number: int) -> torch.Tensor:
-        slot = self._slots[number]
-        return self._buffers[slot.buffer].gradient[slot.start : slot.stop]
+    def _made_partials(self) -> list[torch.Tensor]:
+        shapes = {number: parameter.shape for parameter, number in self._numbers.items()}
+        return [
+            self._buffers[slot.buffer].gradient[slot.start : slot.stop].view(shapes[number])
+            for number, slot in enumerate(self._slots)
+        ]
 
     def _room(self, size: int) -> torch.Tensor:
         if self._scratch.numel() < size:
@@ -200,7 +210,7 @@ class ExactGradients:
         of experts to which its microbatch sent no token."""
         if self._ends_piece and self._partial:
             for number in sorted(number for number in self._partial if self._chunks[number] == self._chunk):
-                self._take(number, self._partial_of(number), None)
+                self._take(number, self._partials[number], None)
         self._n, self._ends_piece = 0, True
         self.pieces.pass_ends()
 
@@ -287,7 +297,7 @@ class ExactGradients:
         return self._accumulators_fault(range(first, self._checked))
 
     def _strike(self) -> None:
-        if self._slots and self._flips("accumulate", 0):
+        if self._slots and self._flips is not None and self._flips("accumulate", 0):
             flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
 
     def flags(self) -> tuple[bool, bool]:
@@ -317,7 +327,7 @@ class ExactGradients:
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Which parameter's reduced result is not the sum of all pieces according to its checksum; empty where all is
         right. ``reduced`` has the tensors of :meth:`tensors`, summed over groups."""
-        if self._slots and self._flips("reduce", 0):
+        if self._slots and self._flips is not None and self._flips("reduce", 0):
             flip_bit(reduced[0][: self._kept[0][1].size])
         return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
 

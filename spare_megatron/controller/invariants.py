@@ -126,12 +126,12 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
         raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
     _agreement(before, event)
+    votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
     for group in after.live.keys() - before.live.keys():
-        learner = after.learners[group]
-        compared = any(vote.result.weights_digest for vote in before.votes.values())
-        if learner.applied != before.committed[0] or any(after.segments_of(group)):
-            raise InvariantError(f"group {group} joins with step {learner.applied}, or with a piece")
-        if compared and not learner.proved:
+        learner = after.learners.get(group)
+        if learner is None or learner.applied != before.committed[0] or any(after.segments_of(group)):
+            raise InvariantError(f"group {group} joins as a holder, with a piece, or not after step {before.committed}")
+        if any(vote.result.weights_digest for vote in votes.values()) and not learner.proved:
             raise InvariantError(f"group {group} joins and its state was never compared")
 
 

@@ -17,9 +17,11 @@ from spare_megatron.controller.messages import (
     Lost,
     Opened,
     ReductionResult,
+    SendView,
     Vote,
 )
-from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, read, replay, verify
+from spare_megatron.controller.view import View
+from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, is_final, read, replay, verify
 from spare_megatron.failpoints import injected
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
@@ -192,3 +194,11 @@ def test_a_record_counts_only_when_the_office_is_confirmed_after_the_sync(tmp_pa
     journal.close()
     assert calls == [4]
     assert verify(path) == 4
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_a_learner_is_told_only_what_is_final(member: bool) -> None:
+    """It drops its state when it is told that its offer has ended: were that lost with the journal's end, it could be
+    called as a holder later. A member that is told of its epoch again does nothing for good."""
+    view = View(1, 1, 4, 2, ((0, 0), (1, 1)) if member else ((0, 0),), (6, 3), 7, (), ())
+    assert is_final(Decision((SendView(view),), "again", 4), 4) is not member

@@ -70,3 +70,10 @@ def test_it_comes_with_the_environment(tmp_path: Path) -> None:
         Injector.from_environment({VARIABLE: "boom:group=1,step=1,at=vote"}, place)
     with pytest.raises(ConfigError, match="needs a run directory"):
         Injector.from_environment(environ, Place(1, 0, 2, 0, None, "none"))
+
+
+def test_only_a_rank_whose_bits_are_flipped_is_asked_for_flips(tmp_path: Path) -> None:
+    text = "bitflip:group=1,position=0,step=5,at=gradient"
+    assert injector(tmp_path, text).has_flips
+    assert not injector(tmp_path, text, position=1).has_flips
+    assert not injector(tmp_path, "exception:group=1,position=0,step=5,at=vote").has_flips

@@ -35,6 +35,7 @@ from spare_megatron.collectives.handshake import CONTROL, DATA, Identity
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line, StrangerError
+from spare_megatron.collectives.ring_lines import RingLines
 from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
 
@@ -63,11 +64,7 @@ class RingLinks:
         """Number of calls; each makes two connections."""
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._lines: list[Line] = []
-        self._polled: dict[int, Line] = {}
-        """By their descriptors, those that are polled now."""
-        self._pairs: dict[tuple[int, bool], dict[bytes, Line]] = {}
-        """What :meth:`_pair` has found; cleared when one of the connections, or the epoch, changes."""
+        self._lines = RingLines()
         self._present: RingEpoch | None = None
         """The epoch that was entered and is not left."""
         self._next: RingEpoch | None = None
@@ -82,9 +79,8 @@ class RingLinks:
         """The version of the evidence in the last bye; 0 before there is one."""
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._poll = select.epoll()
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._poll.register(self._listener, select.EPOLLIN)
+        for descriptor in (self._wake, self._listener.fileno()):
+            self._lines.poll(descriptor)
         self._thread = threading.Thread(target=self._run, name="replicas-links", daemon=True)
         self._thread.start()
 
@@ -117,7 +113,7 @@ class RingLinks:
             self._check(epoch)
             assert epoch.formed, "nothing can be summed before the neighbours are here"
             epoch.arm()
-            return self._pair(LEFT)[DATA], self._pair(RIGHT)[DATA]
+            return self._lines.pair(LEFT)[DATA], self._lines.pair(RIGHT)[DATA]
 
     def rest(self, epoch: RingEpoch) -> None:
         """Note that the owner is out of its sum."""
@@ -152,9 +148,8 @@ class RingLinks:
         """Note that the owner has found a data connection ended."""
         with self._lock:
             if self._present is epoch:
-                for line in self._pair(side).values():
-                    line.ended |= line.kind == DATA
-                self._pairs.clear()
+                if (line := self._lines.pair(side).get(DATA)) is not None:
+                    self._lines.end(line)
                 epoch.hearing.end(side, time.monotonic())
                 self._speak(time.monotonic())
                 self._stir()
@@ -179,6 +174,7 @@ class RingLinks:
         """Make ``epoch`` the present one, tell all that listen, and keep what connections it can use."""
         self._vacate()
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
+        self._lines.take(epoch.seat)
         epoch.begin(now_s)
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
@@ -195,13 +191,13 @@ class RingLinks:
             self._blamed |= self._present.blamed()
             self._present.free()
             self._present = None
-            self._pairs.clear()
+            self._lines.take(None)
 
     def _keep(self, seat: Seat, now_s: float) -> None:
         """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left."""
-        pairs = {side: self._pair(side, proven=False) for side in (LEFT, RIGHT) if side not in self._blamed}
+        pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT) if side not in self._blamed}
         kept = {line for pair in pairs.values() if len(pair) == len(KINDS) for line in pair.values()}
-        for line in list(self._lines):
+        for line in self._lines:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
             if line not in kept and not early:
                 self._forget(line)
@@ -218,14 +214,13 @@ class RingLinks:
         self.calls += 1
         for kind in KINDS:
             line = Line(socket.socket(_family(host), socket.SOCK_STREAM), self._me, now_s)
-            self._lines.append(line)
-            self._pairs.clear()
+            self._lines.add(line)
             try:
                 line.call((host, port), kind, seat.epoch, self.calls, seat.right)
             except OSError:
                 self._end(line, now_s, refused=True)
                 return
-            self._watch(line)
+            self._lines.refresh(line)
 
     # --------------------------------------------------------------------------------------------- the thread
 
@@ -239,9 +234,7 @@ class RingLinks:
                 left = [epoch for epoch in (self._present, self._next) if epoch is not None]
                 for epoch in left:
                     epoch.give_up("nobody listens to the neighbours any more")
-                self._poll.close()
-                for line in self._lines:
-                    line.sock.close()
+                self._lines.close()
                 self._listener.close()
                 os.close(self._wake)
                 self._wake = -1
@@ -249,7 +242,7 @@ class RingLinks:
                 epoch.tell()
 
     def _round(self) -> None:
-        happened = self._poll.poll(self._wait_s())
+        happened = self._lines.wait(self._wait_s())
         now_s = time.monotonic()
         with self._lock:
             for fd, events in happened:
@@ -257,8 +250,8 @@ class RingLinks:
                     os.eventfd_read(self._wake)
                 elif fd == self._listener.fileno():
                     self._accept(now_s)
-                elif fd in self._polled:
-                    self._attend(self._polled[fd], events, now_s)
+                elif (line := self._lines.polled(fd)) is not None:
+                    self._attend(line, events, now_s)
             if happened:
                 self._hear_others({fd for fd, _ in happened}, now_s)
             epoch = self._present
@@ -273,7 +266,7 @@ class RingLinks:
     def _hear_others(self, heard: set[int], now_s: float) -> None:
         """Take what came from a neighbour while this thread waited for its turn: it need not be woken for it again."""
         for side in (LEFT, RIGHT):
-            line = self._pair(side).get(CONTROL)
+            line = self._lines.pair(side).get(CONTROL)
             if line is not None and line.sock.fileno() not in heard:
                 self._take(line, now_s)
 
@@ -288,27 +281,12 @@ class RingLinks:
         """Judge the links again, where that is due, and see how the epoch stands."""
         if epoch.over or now_s >= self._look_s:
             self._look_s = now_s + self._timeout_s / BEATS / LOOKS
-            left = self._pair(LEFT).get(DATA)
+            left = self._lines.pair(LEFT).get(DATA)
             epoch.look(now_s, left.sock if left is not None else None)
         if epoch.over:
             epoch.sound()
         elif not epoch.formed:
             epoch.formed = self._formed(epoch)
-
-    def _watch(self, line: Line) -> None:
-        """Poll a connection for what is due on it now."""
-        wanted = line.watched
-        if wanted == line.polled:
-            return
-        if not line.polled:
-            self._poll.register(line.sock, wanted)
-            self._polled[line.sock.fileno()] = line
-        elif wanted:
-            self._poll.modify(line.sock, wanted)
-        else:
-            self._poll.unregister(line.sock)
-            del self._polled[line.sock.fileno()]
-        line.polled = wanted
 
     def _accept(self, now_s: float) -> None:
         """Accept all waiting connections and speak first. What a connection has already sent is read at once: each time
@@ -316,7 +294,7 @@ class RingLinks:
         with contextlib.suppress(OSError):
             while True:
                 line = Line(self._listener.accept()[0], self._me, now_s)
-                self._lines.append(line)
+                self._lines.add(line)
                 line.greet()
                 self._attend(line, select.EPOLLIN, now_s)
 
@@ -337,7 +315,7 @@ class RingLinks:
             open_still = line.read()
         except StrangerError:
             open_still = False
-        self._pairs.clear()
+        self._lines.refresh(line)
         if line.proven:
             if not self._wanted(line):
                 self._forget(line)
@@ -345,7 +323,6 @@ class RingLinks:
             self._say(line)
         if self._present is not None:
             self._greet(self._present, now_s)
-        self._watch(line)
         self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
@@ -371,7 +348,7 @@ class RingLinks:
             line.newest = message
             epoch, beat = message
             present = self._present
-            if present is None or self._pair(line.side).get(CONTROL) is not line:
+            if present is None or self._lines.pair(line.side).get(CONTROL) is not line:
                 continue
             if epoch == present.seat.epoch:
                 present.hearing.hear(line.side, beat, now_s)
@@ -383,42 +360,17 @@ class RingLinks:
     def _greet(self, epoch: RingEpoch, now_s: float) -> None:
         """Note which neighbours were heard, and what they said of this epoch before this member was in it."""
         for side in (LEFT, RIGHT):
-            pair = self._pair(side, proven=False)
+            pair = self._lines.pair(side, proven=False)
             if len(pair) == len(KINDS) and pair[DATA].heard and pair[CONTROL].heard:
                 epoch.hearing.connect(side, now_s)
-            control = self._pair(side).get(CONTROL)
+            control = self._lines.pair(side).get(CONTROL)
             if control is not None and control.newest is not None and not epoch.hearing.here(side):
                 at, beat = control.newest
                 if at == epoch.seat.epoch:
                     epoch.hearing.hear(side, beat, now_s)
 
     def _formed(self, epoch: RingEpoch) -> bool:
-        return all(epoch.hearing.here(side) and len(self._pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
-
-    def _pair(self, side: int, proven: bool = True) -> dict[bytes, Line]:
-        """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
-        those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
-        its proof; what says that it is the left neighbour is never believed without one."""
-        proven = proven or side == LEFT
-        known = self._pairs.get((side, proven))
-        if known is not None:
-            return known
-        epoch = self._present
-        if epoch is None:
-            return {}
-        peer, at = (epoch.seat.left if side == LEFT else epoch.seat.right), epoch.seat.epoch
-        newest, found = 0, dict[bytes, Line]()
-        for line in self._lines:
-            if line.side != side or line.number < newest or line.epoch > at or line.peer != peer:
-                continue
-            if proven and not line.proven:
-                continue
-            if line.number > newest:
-                newest, found = line.number, {}
-            if not line.ended:
-                found[line.kind] = line
-        self._pairs[side, proven] = found
-        return found
+        return all(epoch.hearing.here(side) and len(self._lines.pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
 
     def _speak(self, now_s: float) -> None:
         """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""
@@ -443,7 +395,7 @@ class RingLinks:
 
     def _beat_for(self, line: Line) -> LinkBeat:
         epoch = self._present
-        if epoch is None or self._pair(line.side).get(CONTROL) is not line:
+        if epoch is None or self._lines.pair(line.side).get(CONTROL) is not line:
             return LinkBeat(0, False)
         return epoch.hearing.beat(line.side, epoch.traffic)
 
@@ -451,7 +403,7 @@ class RingLinks:
         """Forget a connection that has ended. That is evidence where it was refused, or the other side is here; before
         that the caller calls anew."""
         epoch = self._present
-        known = self._pair(line.side).get(line.kind) is line
+        known = self._lines.pair(line.side).get(line.kind) is line
         if epoch is not None and (refused or (known and epoch.hearing.here(line.side))):
             epoch.hearing.end(line.side, now_s)
         twins = [one for one in self._lines if one.side == RIGHT == line.side]
@@ -462,16 +414,9 @@ class RingLinks:
         """Close a connection, unless the owner may be using it."""
         epoch = self._present
         if epoch is not None and epoch.formed and line.kind == DATA and line.proven and line.epoch <= epoch.seat.epoch:
-            line.ended = True
+            self._lines.end(line)
         else:
-            self._lines.remove(line)
-        self._pairs.clear()
-        if line.polled:
-            self._poll.unregister(line.sock)
-            del self._polled[line.sock.fileno()]
-            line.polled = 0
-        if line not in self._lines:
-            line.sock.close()
+            self._lines.drop(line)
 
     def _turn_away(self, now_s: float) -> None:
         """Close accepted connections that take too long to prove themselves, or are too many."""

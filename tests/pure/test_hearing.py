@@ -208,6 +208,23 @@ def test_an_end_without_a_farewell_is_weak_evidence_after_a_grace() -> None:
             assert hearing.links == ({Link(2, 1, False)} if now_s > 0.1 + ENDED_GRACE_S else set())
 
 
+def test_a_neighbour_in_a_newer_epoch_ends_this_one_and_is_neither_named_nor_told_on() -> None:
+    hearing = Hearing(1, 3, TIMEOUT_S, (), 0.0)
+    for side in (LEFT, RIGHT):
+        hearing.connect(side, 0.0)
+        hearing.hear(side, LinkBeat(0, False), 0.0)
+    before = hearing.version
+    hearing.move_on(RIGHT, 0.1)
+    hearing.end(RIGHT, 0.1)
+    hearing.look(Traffic(), 0.1 + 2 * ENDED_GRACE_S)
+    assert hearing.over == "rank 2 of the ring is in a newer epoch"
+    assert not hearing.links
+    assert hearing.version == before, "the other neighbour gets the view itself"
+    assert hearing.beat(LEFT, Traffic()).bye, "and hears it with the next beat"
+    hearing.give_up("its tensors differ")
+    assert (hearing.version > before, hearing.beat(LEFT, Traffic()).why) == (True, "its tensors differ")
+
+
 def test_who_says_farewell_is_not_named_when_its_connections_end() -> None:
     hearing = _ring_of_four()
     hearing.end(RIGHT, 0.1)

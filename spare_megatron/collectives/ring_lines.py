@@ -1,0 +1,106 @@
+"""All connections of one rank to others: which are polled, and which two are those to a neighbour."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+from spare_megatron.collectives.backend import Seat
+from spare_megatron.collectives.hearing import LEFT
+from spare_megatron.collectives.ring_line import Line
+
+
+class RingLines:
+    """The connections that are open. Not thread-safe, but that :meth:`wait` may run beside everything else."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+        self._poll = select.epoll()
+        self._polled: dict[int, Line] = {}
+        """By their descriptors, those that are polled now."""
+        self._seat: Seat | None = None
+        self._pairs: dict[tuple[int, bool], dict[bytes, Line]] = {}
+        """What :meth:`pair` has found; cleared when something changes of which it depends."""
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(tuple(self._lines))
+
+    def __contains__(self, line: Line) -> bool:
+        return line in self._lines
+
+    def take(self, seat: Seat | None) -> None:
+        """Look for the pairs of this seat from now on; None: there are none."""
+        self._seat = seat
+        self._pairs.clear()
+
+    def add(self, line: Line) -> None:
+        """Keep a new connection."""
+        self._lines.append(line)
+        self._pairs.clear()
+
+    def refresh(self, line: Line) -> None:
+        """Note that more is known of a connection; it is polled for what is due on it now."""
+        self._pairs.clear()
+        wanted = line.watched
+        if wanted == line.polled:
+            return
+        if not line.polled:
+            self._poll.register(line.sock, wanted)
+            self._polled[line.sock.fileno()] = line
+        elif wanted:
+            self._poll.modify(line.sock, wanted)
+        else:
+            self._poll.unregister(line.sock)
+            del self._polled[line.sock.fileno()]
+        line.polled = wanted
+
+    def end(self, line: Line) -> None:
+        """Use a connection no more, but leave it open: somebody may be reading it."""
+        line.ended = True
+        self.refresh(line)
+
+    def drop(self, line: Line) -> None:
+        """Close a connection."""
+        self.end(line)
+        self._lines.remove(line)
+        line.sock.close()
+
+    def pair(self, side: int, proven: bool = True) -> dict[bytes, Line]:
+        """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
+        those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
+        its proof; what says that it is the left neighbour is never believed without one."""
+        seat, proven = self._seat, proven or side == LEFT
+        known = self._pairs.get((side, proven))
+        if known is not None or seat is None:
+            return known or {}
+        peer = seat.left if side == LEFT else seat.right
+        newest, found = 0, dict[bytes, Line]()
+        for line in self._lines:
+            if line.side != side or line.number < newest or line.epoch > seat.epoch or line.peer != peer:
+                continue
+            if proven and not line.proven:
+                continue
+            if line.number > newest:
+                newest, found = line.number, {}
+            if not line.ended:
+                found[line.kind] = line
+        self._pairs[side, proven] = found
+        return found
+
+    def poll(self, descriptor: int) -> None:
+        """Have :meth:`wait` look for something to read on this descriptor too."""
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def polled(self, descriptor: int) -> Line | None:
+        """The connection that is polled under this descriptor."""
+        return self._polled.get(descriptor)
+
+    def wait(self, most_s: float) -> list[tuple[int, int]]:
+        """Wait for something to happen: descriptors and events."""
+        return self._poll.poll(most_s)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._poll.close()
+        for line in self._lines:
+            line.sock.close()

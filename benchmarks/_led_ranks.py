@@ -20,41 +20,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from spare_megatron.config.job import JobDescription
+from benchmarks._played_job import FIGURES, specification
 from spare_megatron.config.place import Place
-from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control.control_thread import Agent, Follower, RankSetup
 from spare_megatron.control.reports import Progress, Reduced, StepReport
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, ReductionResult
+from spare_megatron.controller.messages import ReductionResult
 
 PIECES = 4
 """Pieces of a step; after each one a rank beats sooner than its interval."""
-TIMES = timeouts_from(heartbeat_timeout_s=60.0)
-"""The usual interval; but a machine that is too small for so many players must not lose the group by their silence."""
-FIGURES = {"compute_s": 1.25, "patch_s": 0.0, "rebuild_s": 0.0625, "reduce_s": 0.25}
 REPORT = {"lm loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens": 4096}
-
-
-def specification(size: int) -> tuple[JobSpec, JobDescription]:
-    """A job of one group."""
-    job = JobDescription(
-        identity={"model": "none"}, timeouts=TIMES, train_iters=10**6, log_interval=10**6, world_size=size
-    )
-    spec = JobSpec(
-        num_groups=1,
-        pieces_per_shard=PIECES,
-        offsets=(0,),
-        granularity="microbatch",
-        first_step=0,
-        last_step=10**6,
-        min_groups=1,
-        fingerprint=job.fingerprint,
-        heartbeat_timeout_s=TIMES.heartbeat_timeout_s,
-    )
-    return spec, job
 
 
 def result(orders: Orders, step: int) -> ReductionResult:
@@ -67,7 +44,7 @@ class PlayedRank:
     """One rank at a position above 0, in an event loop that it shares with others."""
 
     def __init__(self, run_dir: RunDirectory, position: int, size: int, step_s: float) -> None:
-        spec, job = specification(size)
+        spec, job = specification((0,), 1, PIECES, size)
         setup = RankSetup(0, 0, position, size, run_dir, spec, job, last_applied=0)
         self.progress_now = Progress()
         self._loop = asyncio.get_running_loop()
@@ -97,7 +74,7 @@ class PlayedRank:
         self._tick("backward", step, done)
         if done == PIECES:
             self._tick("reduce", step, done)
-            reduced = Reduced(result(self._agent.orders, step), tuple(sorted(FIGURES.items())))
+            reduced = Reduced(result(self._agent.orders, step), FIGURES)
             self._follower.post(reduced)
             self._tick("vote", step, done)
 
@@ -142,7 +119,7 @@ class Work:
 def train(run_dir: RunDirectory, size: int, step_s: float, counts: Path) -> None:
     """Position 0, until this process is killed."""
     work = Work()
-    spec, job = specification(size)
+    spec, job = specification((0,), 1, PIECES, size)
     place = Place(
         group=0, position=0, num_groups=1, incarnation=0, run_dir=str(run_dir.path), launcher="spare-launch",
         group_size=size,
@@ -171,7 +148,7 @@ def train(run_dir: RunDirectory, size: int, step_s: float, counts: Path) -> None
             session.progress("backward", step, done)
             if done == PIECES:
                 session.progress("reduce", step, done)
-                session.reduced(result(orders, step), FIGURES)
+                session.reduced(result(orders, step), dict(FIGURES))
                 session.progress("vote", step, done)
 
 

@@ -21,8 +21,8 @@ import grpc.aio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from spare_megatron.config.job import JobDescription
-from spare_megatron.config.timeouts import Timeouts, timeouts_from
+from benchmarks._played_job import FIGURES, TIMES, specification
+from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, Security, call_stream, open_channel
@@ -30,35 +30,13 @@ from spare_megatron.control.heartbeat_timer import leader_interval_s
 from spare_megatron.control.reports import Heartbeat, LastRank
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.codec import job_to_json, spec_to_json
-from spare_megatron.controller.messages import Hello, JobSpec, ReductionResult, Vote
+from spare_megatron.controller.messages import Hello, ReductionResult, Vote
 from spare_megatron.placement.offsets import independent_offsets
 
 RANKS = 600
 REDUNDANCY = 8
 PATCH_S = 0.2
 """How long a survivor computes the pieces of a dead group."""
-TIMES = timeouts_from(heartbeat_timeout_s=60.0)
-"""The usual interval; but a machine that is too small for so many players must not lose groups by their silence."""
-FIGURES = (("compute_s", 1.25), ("patch_s", 0.0), ("rebuild_s", 0.0625), ("reduce_s", 0.25))
-
-
-def specification(groups: int, pieces: int) -> tuple[JobSpec, JobDescription]:
-    """What each group says of the job."""
-    job = JobDescription(
-        identity={"model": "none"}, timeouts=TIMES, train_iters=10**6, log_interval=10**6, world_size=groups * RANKS
-    )
-    spec = JobSpec(
-        num_groups=groups,
-        pieces_per_shard=pieces,
-        offsets=independent_offsets(groups, REDUNDANCY).offsets,
-        granularity="microbatch",
-        first_step=0,
-        last_step=10**6,
-        min_groups=1,
-        fingerprint=job.fingerprint,
-        heartbeat_timeout_s=TIMES.heartbeat_timeout_s,
-    )
-    return spec, job
 
 
 class Times:
@@ -192,7 +170,7 @@ class PlayedLeader:
 async def play(run_dir: RunDirectory, mine: range, groups: int, pieces: int, step_s: float) -> None:
     """Play the groups ``mine`` until the input ends."""
     times, security = Times(), Security(run_dir.token())
-    spec, job = specification(groups, pieces)
+    spec, job = specification(independent_offsets(groups, REDUNDANCY).offsets, groups, pieces, RANKS)
     published = run_dir.coordinator()
     assert published is not None
     leaders = {group: PlayedLeader(group, groups, step_s, times) for group in mine}

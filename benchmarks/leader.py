@@ -47,7 +47,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._led_ranks import PIECES, TIMES
+from benchmarks._led_ranks import PIECES
+from benchmarks._played_job import TIMES
 from benchmarks._report import report
 from spare_megatron.control.run_directory import RunDirectory
 

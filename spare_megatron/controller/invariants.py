@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spare_megatron.controller.audits import padded
 from spare_megatron.controller.messages import (
@@ -126,7 +126,7 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
         raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
     _partition(before, [before.segments_of(g) for g in before.live])
     _agreement(before, event)
-    votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+    votes = _with(before, event)
     for group in after.live.keys() - before.live.keys():
         learner = after.learners.get(group)
         if learner is None or learner.applied != before.committed[0] or any(after.segments_of(group)):
@@ -150,7 +150,7 @@ def _saves(before: State, event: Event, after: State, decision: Decision) -> Non
             raise InvariantError(f"a checkpoint of group {action.group} counts, which is no member")
         if action.step < before.committed[0] or isinstance(event, AllVoted):
             continue
-        votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+        votes = _with(before, event)
         digests = {
             votes[g].result.weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()
         }
@@ -166,9 +166,14 @@ def _accused(before: State, event: Event, after: State) -> set[tuple[int, int]]:
     return {(group, incarnation) for group, incarnation in before.live.items() if group not in after.live}
 
 
+def _with(before: State, event: Event) -> Mapping[int, Vote]:
+    """The votes before an event, with the event where it is one."""
+    return {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+
+
 def _agreement(before: State, event: Event) -> None:
     """No step is committed while two of its groups have different gradients of one piece (rule 15)."""
-    votes = {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+    votes = _with(before, event)
     found: dict[int, dict[int, int]] = {}
     for group, vote in votes.items():
         for piece, checksum in (*vote.result.checksums, *vote.result.audits):

@@ -11,13 +11,11 @@ from spare_megatron.controller import offers
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.membership import lose, send_back
 from spare_megatron.controller.messages import (
-    Action,
     CaughtUp,
     Hello,
     Loss,
     Lost,
     Ready,
-    SendFenced,
     SendView,
     Void,
     Withdrawn,
@@ -49,21 +47,16 @@ def enter(state: State, event: Hello) -> Transition:
 
 
 def back(state: State, event: Hello) -> Transition:
-    """A learner says Hello again: it is told where it stands, unless it is ahead of the last commit."""
-    known = max(event.last_applied, event.committed[0] if event.committed else 0)
-    if _is_ahead(state, known):
-        return _ahead(state, event.group, known)
+    """A learner or joiner says Hello again: it is told where it stands, unless it is ahead of the last commit."""
+    if event.known > state.committed[0]:
+        return _ahead(state, event.group, event.known)
     return decide(
         state, [SendView(state.view_of(event.group))], f"group {event.group}, which learns, is back in {state.epoch}"
     )
 
 
-def _is_ahead(state: State, step: int) -> bool:
-    return step > state.committed[0]
-
-
 def _ahead(state: State, group: int, step: int) -> Transition:
-    """A learner has a state that nobody has committed: it is of no use."""
+    """A learner or joiner knows a state that nobody has committed: it alone is lost."""
     detail = f"it knows of step {step}, the last commit is {state.committed}"
     return lose(state, Lost((Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
 
@@ -93,7 +86,7 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
     known = _learner(state, group, event.incarnation, event.number)
     if known is None:
         return ignore(state, f"group {group} has caught up to step {step} by offer {event.number}, which has ended")
-    if _is_ahead(state, step):
+    if step > state.committed[0]:
         return _ahead(state, group, step)
     if step <= known.applied:
         return ignore(state, f"group {group} has caught up to step {step}, which is known")
@@ -103,17 +96,10 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
     if checked is None:
         why = f"the weights that group {group} computed after step {step} are others than the voted ones"
         return _void(state, group, True, why)
-    holds = group in state.live and step == state.committed[0]
-    if not holds:
-        after = replace(state, learners={**state.learners, group: checked})
-        return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
-    after = replace(
-        state,
-        learners={g: one for g, one in state.learners.items() if g != group},
-        holders=state.holders | {group},
-        untried=state.untried if checked.proved else state.untried | {group},
-    )
-    return ignore(after, f"group {group} holds the state of step {step} now")
+    if group in state.live and step == state.committed[0]:
+        return ignore(offers.holding(state, group, checked.proved), f"group {group} holds the state of step {step} now")
+    after = replace(state, learners={**state.learners, group: checked})
+    return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
 
 
 def void(state: State, event: Void) -> Transition:
@@ -139,6 +125,5 @@ def _void(state: State, group: int, counts: bool, why: str) -> Transition:
         return send_back(state, [group], [group] if counts else [], why)
     learners = {**state.learners, group: offers.voided(state.learners[group], counts)}
     after, fences = offers.struck_off(replace(state, learners=learners), [group])
-    told: list[Action] = [SendView(after.view_of(group))] if group in after.learners else []
-    closed: list[SendFenced] = fences
-    return decide(after, [*closed, *told], why)
+    told = fences or [SendView(after.view_of(group))]
+    return decide(after, told, why)

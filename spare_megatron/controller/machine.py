@@ -123,14 +123,11 @@ def _hello(state: State, event: Hello) -> Transition:
         )
         return stop(state, "failed", reason)
     event = replace(event, incarnation=_incarnation(state, event))
-    learner = state.learners.get(event.group)
     if state.phase == "forming":
         return _arrive(state, event)
-    if state.live.get(event.group) == event.incarnation:
-        return _return(state, event)
-    if learner is not None and learner.incarnation == event.incarnation:
-        return learning.back(state, event)
-    return learning.enter(state, event)
+    if state.present.get(event.group) != event.incarnation:
+        return learning.enter(state, event)
+    return (learning.back if event.group in state.learners else _return)(state, event)
 
 
 def _incarnation(state: State, event: Hello) -> int:
@@ -214,18 +211,14 @@ def _return(state: State, event: Hello) -> Transition:
     """A member says Hello again: it gets its view, unless it knows more, or has applied less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
-    known = max(event.last_applied, event.committed[0] if event.committed else 0)
-    if known > step_committed and group not in state.holders:
-        detail = f"it joined with step {known}, the last commit is {state.committed}"
-        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
-    if known > step_committed:
+    if event.known > step_committed:
         reason = (
-            f"group {group} has applied step {event.last_applied} and knows of the commit of step {known}, the last "
-            f"commit here is {step_committed}: the journal is not whole, or there is a second coordinator"
+            f"group {group} has applied step {event.last_applied} and knows of the commit of step {event.known}, the "
+            f"last commit here is {step_committed}: the journal is not whole, or there is a second coordinator"
         )
         return stop(state, "failed", reason)
     missed = event.last_applied == step_committed - 1 and event.held == state.committed
-    if group in state.holders and event.last_applied != step_committed and not missed:
+    if event.last_applied != step_committed and not missed:
         detail = f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")

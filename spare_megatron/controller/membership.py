@@ -147,7 +147,7 @@ def send_back(state: State, groups: Collection[int], faulty: Collection[int], wh
         learners={**state.learners, **back},
     )
     after, fences = offers.struck_off(after, back)
-    return _shrink(after, state, set(back), {}, list(fences), why)
+    return _shrink(after, state, set(back), {}, fences, why)
 
 
 def _shrink(

@@ -88,6 +88,11 @@ class Hello:
     replaces: int = -1
     """The incarnation whose place a new process takes, which is lost if it is still there; -1: it knows of none."""
 
+    @property
+    def known(self) -> int:
+        """The newest step that the group has applied or knows the commit of."""
+        return max(self.last_applied, self.committed[0] if self.committed else 0)
+
 
 @dataclass(frozen=True)
 class AllHere:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.messages import SendFenced
+from spare_megatron.controller.messages import Action, SendFenced
 from spare_megatron.controller.state import State
-from spare_megatron.controller.view import Member, Offer
+from spare_megatron.controller.view import MemberId, Offer
 
 VOIDS_MAX = 3
 """A learner whose offers ended so often by its own fault, or that of a donor that lives, is fenced."""
@@ -22,9 +22,9 @@ VOIDS_MAX = 3
 def offered(state: State) -> State:
     """The state in which each learner that could take an offer and has none has one, of the state after t*."""
     ready = sorted(g for g, known in state.learners.items() if known.ready and known.offer is None)
-    able = sorted(state.holders - state.untried)
-    if not (ready and able):
+    if not ready:
         return state
+    able = sorted(state.holders - state.untried)
     number, size = state.offers_made, state.job.num_groups
     learners, serves = dict(state.learners), {group: len(offers) for group, offers in state.serves.items()}
     for group in ready:
@@ -45,30 +45,34 @@ def voided(known: Learner, counts: bool) -> Learner:
 
 def ended(state: State) -> State:
     """The state at the end of the run, in which no offer goes on: learners wait for the job's Stop."""
-    return replace(state, learners={g: Learner(k.incarnation, voids=k.voids) for g, k in state.learners.items()})
+    return replace(state, learners={group: voided(known, False) for group, known in state.learners.items()})
 
 
 def without_donors(
-    learners: Mapping[int, Learner], gone: Collection[Member]
+    learners: Mapping[int, Learner], gone: Collection[MemberId]
 ) -> tuple[Mapping[int, Learner], frozenset[int]]:
     """The learners after these donors are gone, and those of them whose offers have ended by it."""
     hurt = {g for g, known in learners.items() if known.offer and not set(gone).isdisjoint(known.offer.donors)}
     return {g: voided(known, False) if g in hurt else known for g, known in learners.items()}, frozenset(hurt)
 
 
-def struck_off(state: State, groups: Iterable[int]) -> tuple[State, list[SendFenced]]:
+def struck_off(state: State, groups: Iterable[int]) -> tuple[State, list[Action]]:
     """The state without those of the ``groups`` whose offers have ended too often, who are fenced."""
     out = {g: state.learners[g] for g in sorted(groups) if state.learners[g].voids >= VOIDS_MAX}
-    fences = [
+    fences: list[Action] = [
         SendFenced(g, known.incarnation, f"group {g} could not be brought up to date: {known.voids} offers have ended")
         for g, known in out.items()
     ]
+    if not out:
+        return state, []
     return replace(state, learners={g: known for g, known in state.learners.items() if g not in out}), fences
 
 
 def disproved(state: State, digest: str) -> tuple[State, frozenset[int]]:
     """Compare what learners said of the weights after t* with the ``digest`` on which all votes of t* + 1 agree.
     Returns the state in which the equal ones are proved and the offers of the others have ended, and the latter."""
+    if not state.learners:
+        return state, frozenset()
     learners, wrong = dict(state.learners), set()
     for group, known in state.learners.items():
         if known.applied != state.committed[0]:
@@ -126,8 +130,17 @@ def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, lis
 
 def _called(state: State, group: int, joiner: bool = False) -> State:
     known = state.learners[group]
-    learners = {g: one for g, one in state.learners.items() if g != group}
-    state = replace(state, live={**state.live, group: known.incarnation}, learners=learners)
+    state = replace(state, live={**state.live, group: known.incarnation})
     if joiner:
-        return replace(state, learners={**learners, group: replace(known, ready=True)})
-    return replace(state, holders=state.holders | {group})
+        return replace(state, learners={**state.learners, group: replace(known, ready=True)})
+    return holding(state, group, proved=True)
+
+
+def holding(state: State, group: int, proved: bool) -> State:
+    """The state in which a joiner is a holder; one that is not ``proved`` only until votes have compared it."""
+    return replace(
+        state,
+        learners={other: known for other, known in state.learners.items() if other != group},
+        holders=state.holders | {group},
+        untried=state.untried if proved else state.untried | {group},
+    )

@@ -18,7 +18,7 @@ from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.messages import JobSpec, Saved, Vote
-from spare_megatron.controller.view import Member, Offer, Segments, View
+from spare_megatron.controller.view import MemberId, Offer, Segments, View
 from spare_megatron.placement import Placement, placement_from_offsets
 
 
@@ -259,10 +259,10 @@ class State:
         return (self._view(group, members, serves) for group in sorted(self.live.keys() | self.learners.keys()))
 
     @property
-    def _members(self) -> tuple[Member, ...]:
+    def _members(self) -> tuple[MemberId, ...]:
         return tuple(sorted(self.live.items()))
 
-    def _view(self, group: int, members: tuple[Member, ...], serves: Mapping[int, tuple[Offer, ...]]) -> View:
+    def _view(self, group: int, members: tuple[MemberId, ...], serves: Mapping[int, tuple[Offer, ...]]) -> View:
         learner = self.learners.get(group)
         return View(
             group=group,

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 Segments = tuple[tuple[int, ...], ...]
-Member = tuple[int, int]
+MemberId = tuple[int, int]
 """(group, incarnation)."""
 
 
@@ -18,11 +18,11 @@ class Offer:
     Donor i of d serves part i of d, to the ranks of its own position. It copies its part before it applies
     ``step + 1``, and keeps the same part of each later reduced result until the learner has it."""
 
-    learner: Member
+    learner: MemberId
     number: int
     """Numbers of offers never repeat in a life of the job."""
     step: int
-    donors: tuple[Member, ...]
+    donors: tuple[MemberId, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class View:
     incarnation: int
     epoch: int
     fencing: int
-    live: tuple[Member, ...]
+    live: tuple[MemberId, ...]
     """(group, incarnation) of all members, sorted."""
     committed: tuple[int, int]
     """(t*, e*); e* is 0 before the first commit of a life. A member that has not applied t* yet applies the reduced
@@ -74,7 +74,7 @@ class View:
         return tuple(group for group, _ in self.live)
 
     @property
-    def neighbour(self) -> Member | None:
+    def neighbour(self) -> MemberId | None:
         """(group, incarnation) of the next member after this group, the first after the last: to that one its ranks
         send in the replica rings. None where there is no other, and for a learner."""
         if len(self.live) < 2 or not self.is_member:

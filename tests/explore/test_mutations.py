@@ -32,6 +32,7 @@ from spare_megatron.coordinator import journal
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
 from tests.explore.shape import Shape
+from tests.explore.shapes import PLAIN
 from tests.pure.scenario import FOLDER, run
 
 Patch = pytest.MonkeyPatch
@@ -39,9 +40,7 @@ CUT = Shape(faults=1, kinds=frozenset({"cut"}))
 LOSS = Shape(faults=1, kinds=frozenset({"suspect"}))
 RETURN = Shape(faults=2, kinds=frozenset({"kill", "return"}), save_every=1)
 BACK = Shape(steps=5, faults=2, kinds=frozenset({"kill", "return"}), formed=True)
-RESORT = Shape(
-    3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
-)
+RESORT = PLAIN["three groups, each shard on two, a learner called as the last resort"]
 
 
 def finds(shape: Shape, what: str) -> None:

@@ -35,14 +35,14 @@ RETURNING = Cluster(64, reduce_s=2.0, rejoin_s=2000.0)
         (
             RETURNING,
             Policy("microbatch", 5, 8, steps=150, standby_groups=2),
-            "0x1.9865283447018p+13",
-            "66937c15572cdf9e",
+            "0x1.996994d27f275p+13",
+            "1f47b59b2eaf9949",
         ),
         (
             RETURNING,
             Policy("microbatch", 2, 8, steps=150, soft_wipe_out_s=50.0),
-            "0x1.9b9fd18c75ce3p+15",
-            "d85daff4bf245309",
+            "0x1.9ba16c9cb2b64p+15",
+            "f6c5b51f0904f8d1",
         ),
     ],
     ids=["r3", "r7", "shared", "published", "standbys", "soft"],

@@ -1,0 +1,92 @@
+"""The interface between a rank that gives or takes state and what moves the bytes.
+
+What travels is a *parcel*: the state after a step, or the reduced result of a later step, of one rank position. In an
+offer by d donors, donor i gives part i of d of the bytes of each parcel, and the parcels are numbered by their steps:
+the first is the state, each later one is the result of its step (docs/protocol.md, rule 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from spare_megatron.collectives.handshake import Member
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What one rank position needs of one step."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """Name -> contiguous tensor, of any dtype and device. The names and shapes are the same on all donors."""
+    values: Mapping[str, Any]
+    """JSON values; floats travel exactly."""
+
+
+class FetchError(Exception):
+    """A parcel cannot be had from a donor: it is gone there, or damaged twice, or nothing comes any more. The sentence
+    names the donor."""
+
+
+class FetchOverError(Exception):
+    """The caller gave a fetch up."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One donor of an offer, as its learner's rank sees it."""
+
+    member: Member
+    address: str
+    """Where the donor's rank of this position serves its parcels."""
+
+
+class StateTransport(Protocol):
+    """Moves the parcels of one rank; as a donor of any number of offers, and as a learner of one. Thread-safe."""
+
+    @property
+    def address(self) -> str:
+        """Where learners reach this rank; it is told with the rank's Hello."""
+
+    def open(self, number: int, learner: Member, part: int, parts: int) -> None:
+        """Serve part ``part`` of ``parts`` of the parcels of offer ``number`` to ``learner``. Nothing is there yet."""
+
+    def put(self, number: int, step: int, parcel: Parcel) -> None:
+        """Copy this rank's part of ``parcel`` and serve it. The steps of an offer follow each other without a gap.
+        Returns when the copy is made. Does nothing where the offer is not open (any more)."""
+
+    def kept(self, number: int) -> int:
+        """How many parcels of an offer are kept, because the learner's rank does not have them yet."""
+
+    def drop(self, number: int) -> None:
+        """Free all of an offer; whoever asks for it hears that it is gone."""
+
+    def fetch(
+        self,
+        number: int,
+        step: int,
+        sources: Sequence[Source],
+        place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+        over: Callable[[], bool],
+    ) -> Parcel:
+        """Wait for the parcel of ``step`` of offer ``number`` and take its parts from all ``sources`` at once: part i
+        from source i. Whoever has it frees what it keeps of earlier steps.
+
+        Args:
+            place: is called once, with tensors on the meta device and the values as all donors tell them; returns the
+                contiguous tensors to fill, of the same names, shapes and dtypes. What it raises ends the fetch.
+            over: asked several times a second; true when nobody wants the parcel any more.
+
+        Returns:
+            The parcel, with the filled tensors.
+
+        Raises:
+            FetchError: it cannot be had; the tensors may be filled in part.
+            FetchOverError: ``over()`` was true; likewise.
+        """
+
+    def close(self) -> None:
+        """Give up everything; a fetch under way ends with FetchOverError."""

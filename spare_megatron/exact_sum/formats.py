@@ -7,7 +7,7 @@ committed sums alone. It has no accumulators of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +63,17 @@ class Format(Protocol):
     def restore(self, state: Any) -> None:
         """Go on from a :attr:`state`."""
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors of :attr:`state`, in the format's own memory; the same until :meth:`commit`."""
+
+    @property
+    def values(self) -> Any:
+        """The rest of :attr:`state`; JSON."""
+
+    def adopt(self, values: Any) -> None:
+        """Go on from other :attr:`values`, with what has been written into :attr:`tensors`."""
+
     def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
         """A function that adds gradients of slot ``number`` to ``accumulator``, their checksums and flags to
         ``report``, with the scales of the step in flight."""
@@ -107,6 +118,17 @@ class Int64:
 
     def restore(self, state: Any) -> None:
         self.scales.magnitudes = list(state)
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    @property
+    def values(self) -> list[int | None]:
+        return self.state
+
+    def adopt(self, values: Any) -> None:
+        self.restore(values)
 
     def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
@@ -164,6 +186,17 @@ class Int32:
     def restore(self, state: Any) -> None:
         self.scales.steps = state["steps"]
         self.scales.magnitudes = state["blocks"].to(self._peaks.device)
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {"blocks": self.scales.magnitudes}
+
+    @property
+    def values(self) -> dict[str, int]:
+        return {"steps": self.scales.steps}
+
+    def adopt(self, values: Any) -> None:
+        self.scales.steps = values["steps"]
 
     def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)

@@ -35,6 +35,7 @@ from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, avera
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.transferred_state import TransferableState
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
 
@@ -51,7 +52,7 @@ class NonFiniteGradientError(RuntimeError):
     """A step's summed gradients are not finite, and the optimizer would not notice."""
 
 
-class MegatronEngine:
+class MegatronEngine(TransferableState):
     """One rank's model, gradient accumulators and optimizer. Pieces are numbers ``i * K + j``."""
 
     def __init__(

@@ -94,3 +94,24 @@ class StepEngine(Protocol):
         Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
         that knows them.
         """
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Name -> contiguous tensor: with :meth:`state_values` all that this rank needs to go on after the last applied
+        step, in the engine's own memory.
+
+        The same rank position of another group has the same names, dtypes and shapes, also when it has applied nothing.
+        What is in them changes only in :meth:`apply`. Gradients are left out, and what follows from the step alone. No
+        collective.
+        """
+
+    def state_values(self) -> Mapping[str, Any]:
+        """The part of this rank's state that is not in tensors: JSON values, in which floats are exact. It follows from
+        committed results, so all groups that have applied the same steps have the same values. No collective."""
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take over the state after ``step`` from the same rank position of another group, whose tensors have been
+        written into those of :meth:`state_tensors`; ``values`` are its :meth:`state_values`.
+
+        After this the engine is as the other one was: for each later step it can apply the committed result, after
+        :meth:`begin_step` and without having run a piece, or compute the step with the others. No collective.
+        """

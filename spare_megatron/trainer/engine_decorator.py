@@ -97,3 +97,15 @@ class PassThrough:
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Have the engine apply the committed update; returns its report."""
         return self.engine.apply(step, reduced, scalars)
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors of the engine's state."""
+        return self.engine.state_tensors()
+
+    def state_values(self) -> Mapping[str, Any]:
+        """The values of the engine's state; what is added to its calls remembers nothing from one step to the next."""
+        return self.engine.state_values()
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Have the engine take over another rank's state."""
+        self.engine.adopt_state(step, values)

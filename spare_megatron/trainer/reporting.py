@@ -48,7 +48,7 @@ class ReportingEngine(PassThrough):
         """Call the hooks, then zero the engine's accumulators."""
         for hook in self.hooks.before:
             hook(step)
-        self._began_s = time.monotonic()
+        self._began_s = self._computed_s = time.monotonic()
         super().begin_step(step)
 
     def local_sum(self) -> Sequence[torch.Tensor]:

@@ -27,7 +27,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
         transformer["virtual_pipeline_model_parallel_size"] = case["virtual"]
     return MegatronSettings(
         transformer=transformer,
-        optimizer=toy.OPTIMIZER,
+        optimizer={**toy.OPTIMIZER, **case.get("optimizer", {})},
         scheduler=toy.scheduler(case["steps"], case["global_batch_size"]),
         padded_vocab_size=toy.VOCAB,
         seq_length=toy.SEQ,

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.checkpoint.files import Create
+from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.control.reports import checksum_of
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
@@ -61,7 +62,7 @@ class ToyEngine:
         self.arrivals = Arrivals([Span(n, width * width, 0) for n in range(layers)])
         for layer, weights in enumerate(self.weights):
             weights.requires_grad_().register_post_accumulate_grad_hook(partial(self._add, layers - 1 - layer))
-        self.step, self.last = 0, False
+        self.step, self.applied, self.last = 0, 0, False
         self.flips, self.n, self.audited = flips, 0, False
         self.found: dict[str, int] = {}
         """Of the piece that is computed: matrix -> checksum of its gradient."""
@@ -194,6 +195,8 @@ class ToyEngine:
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         total = self.num_groups * self.pieces_per_shard
+        assert step == self.applied + 1, f"step {step} is applied to the state after step {self.applied}"
+        self.applied = step
         assert scalars["pieces"] == total, f"{scalars['pieces']} pieces were summed, {total} are a batch"
         with torch.no_grad():
             for weights, momentum, gradient in zip(self.weights, self.momenta, reversed(reduced), strict=True):
@@ -203,6 +206,17 @@ class ToyEngine:
             return {}
         norm = reduced[0].norm().item() / total
         return {"lm loss": scalars["loss"] / total, "grad_norm": norm, "lr": LEARNING_RATE, "tokens": total}
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        weights = {f"weights {n}": one.detach() for n, one in enumerate(self.weights)}
+        return {**weights, **{f"momentum {n}": one for n, one in enumerate(self.momenta)}}
+
+    def state_values(self) -> Mapping[str, Any]:
+        return {"applied": self.applied}
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        assert values["applied"] == step, f"the state after step {values['applied']} is given as that after {step}"
+        self.applied = step
 
     def digest(self) -> str:
         """Of weights and momentum, bit for bit."""
@@ -225,6 +239,7 @@ class ToyEngine:
             for mine, loaded in zip(self.weights, state["weights"], strict=True):
                 mine.copy_(loaded)
         self.momenta = state["momenta"]
+        self.applied = step_of(directory)
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Checkpointer:
             copied: see :meth:`ShareWriter.take`.
         """
         replica = self._replica
-        _give_adam_its_first_state(replica)
+        optimizer_gather.give_first_state(replica)
         whole = optimizer_gather.gathered(replica)
         state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
         add_distributed(_parts(state["optimizer"]))
@@ -271,30 +271,11 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         inner.setdefault("state", {})
         if steps:
             inner["state"]["common_step"] = steps[0]
-        elif _is_torch_adam(current):
+        elif optimizer_gather.is_torch_adam(current):
             inner["state"]["common_step"] = torch.tensor(0.0)
         if scalers:
             part["grad_scaler"] = scalers[0]
     return state
-
-
-def _is_torch_adam(optimizer: Any) -> bool:
-    return isinstance(optimizer.optimizer, (torch.optim.Adam, torch.optim.AdamW))
-
-
-def _give_adam_its_first_state(replica: Replica) -> None:
-    """Give torch's Adam zero moments before its first update, because a checkpoint without its state cannot be
-    loaded."""
-    for part in replica.optimizer.chained_optimizers:
-        if not _is_torch_adam(part):
-            continue
-        for group in part.optimizer.param_groups:
-            for parameter in group["params"]:
-                state = part.optimizer.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    state["exp_avg"] = torch.zeros_like(parameter.data)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter.data)
 
 
 def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:

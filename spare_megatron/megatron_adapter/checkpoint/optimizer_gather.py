@@ -42,6 +42,29 @@ def empty(replica: Replica) -> Replica:
     return dataclasses.replace(replica, optimizer=plain)
 
 
+def is_torch_adam(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers updates by torch's Adam, which has a step counter for each tensor."""
+    return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def give_first_state(replica: Replica) -> None:
+    """Give each optimizer that was never updated the state with which it would begin: zeros, step 0. An update has the
+    same result with it and without."""
+    for part in replica.optimizer.chained_optimizers:
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                state = part.optimizer.state.get(parameter) or _first_state(part, group, parameter.data)
+                if state:
+                    part.optimizer.state[parameter] = state
+
+
+def _first_state(part: Any, group: dict[str, Any], values: torch.Tensor) -> dict[str, torch.Tensor]:
+    if isinstance(part.optimizer, torch.optim.SGD):
+        return {"momentum_buffer": torch.zeros_like(values)} if group["momentum"] else {}
+    moments = {name: torch.zeros_like(values) for name in MOMENTS}
+    return {"step": torch.tensor(0.0), **moments} if is_torch_adam(part) else moments
+
+
 def gathered(replica: Replica) -> Replica:
     """The replica with a plain optimizer that has the whole state; ``replica`` itself where its state is not divided.
 

@@ -1,0 +1,152 @@
+"""What one rank needs to go on after the last applied step, as tensors in its own memory and a few values.
+
+The same rank position of another group that was built of the same flags has the same tensors, so it takes the state by
+overwriting them, whatever is split over the ranks of a group. Nothing here depends on how many steps were applied: what
+an optimizer would create in its first update is created before, as zeros.
+
+Not part of it: gradients; what follows from the step alone (random numbers, data positions); counts and sums that every
+step begins anew (routing counts, losses); and fp8 scales, which follow from what a rank computed last and are not equal
+in two groups: whoever takes over begins them anew, as a job does.
+
+Where this rank has a whole fp32 copy of a half-precision parameter, the copy is the state, and the parameter is rounded
+from it, as in each update. A distributed optimizer has only a part of that copy here, so the parameter is state too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import give_first_state
+from spare_megatron.megatron_adapter.model.exact import ExactGradients
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.state_snapshot import model_tensors
+
+_FP8 = "_extra_state"
+"""How the names of transformer-engine's fp8 scales end in a model's state."""
+_HALVES = "float16_groups"
+"""The attribute of megatron-core's optimizers that lists half-precision parameters; those that split them lack it."""
+
+
+class TransferableState:
+    """The methods of :class:`~spare_megatron.trainer.engine.StepEngine` that give and take a rank's state.
+
+    May assume: both sides have the same flags, layout and rank position.
+    """
+
+    replica: Replica
+    exact: ExactGradients | None
+    """The exact sums, whose scales follow from earlier steps; None in plain modes."""
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Name -> tensor of parameters, persistent buffers, fp32 copies, optimizer states and scales of exact sums, in
+        the memory that training uses. No collective."""
+        replica = self.replica
+        give_first_state(replica)
+        seen = {half.data_ptr() for part in _parts(replica) for half in _rounded(part)}
+        found: dict[str, torch.Tensor] = {}
+        model = set()
+        for name, tensor in model_tensors(replica):
+            model.add(tensor.untyped_storage().data_ptr())
+            if tensor.data_ptr() not in seen and not name.endswith(_FP8):
+                seen.add(tensor.data_ptr())
+                found[f"model.{name}"] = tensor
+        for number, part in enumerate(_parts(replica)):
+            for place, parameter, state in _updated(part):
+                name = f"optimizer.{number}.{place}"
+                if parameter.untyped_storage().data_ptr() not in model:
+                    found[f"{name}.main"] = parameter
+                found |= {f"{name}.{key}": one for key, one in sorted(state.items()) if key != "step"}
+        if self.exact is not None:
+            found |= {f"exact.{key}": one for key, one in self.exact.format.tensors.items()}
+        return {name: _in_memory_order(name, tensor.detach()) for name, tensor in found.items()}
+
+    def state_values(self) -> Mapping[str, Any]:
+        """Options and step counters of the optimizers, loss scalers, learning-rate schedule, and the scales of exact
+        sums that are no tensors. No collective."""
+        replica = self.replica
+        give_first_state(replica)
+        schedule = {name: value for name, value in vars(replica.scheduler).items() if name != "optimizer"}
+        return {
+            "optimizers": [_values_of(part) for part in _parts(replica)],
+            "schedule": schedule,
+            "exact": None if self.exact is None else self.exact.format.values,
+        }
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Go on from the state after ``step``: ``values`` of another rank, whose tensors have been written into those
+        of :meth:`state_tensors`. No collective."""
+        replica = self.replica
+        give_first_state(replica)
+        for part, told in zip(_parts(replica), values["optimizers"], strict=True):
+            _adopt_values(part, told)
+            if hasattr(part, _HALVES):
+                part._copy_main_params_to_model_params()
+        vars(replica.scheduler).update(values["schedule"])
+        if self.exact is not None:
+            self.exact.format.adopt(values["exact"])
+
+
+def _parts(replica: Replica) -> list[Any]:
+    """megatron-core's optimizers of this rank; those of experts are apart."""
+    return list(replica.optimizer.chained_optimizers)
+
+
+def _rounded(part: Any) -> Iterator[torch.Tensor]:
+    """The parameters that are rounded from fp32 copies which this rank has whole."""
+    for group in getattr(part, _HALVES, ()):
+        yield from group
+
+
+def _updated(part: Any) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+    """(place, tensor that the optimizer updates, its state) in a fixed order."""
+    for number, group in enumerate(part.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            yield f"{number}.{index}", parameter, part.optimizer.state.get(parameter, {})
+
+
+def _values_of(part: Any) -> dict[str, Any]:
+    scaler = getattr(part, "grad_scaler", None)
+    return {
+        "options": [
+            {name: _plain(value) for name, value in group.items() if name != "params"} for group in part.param_groups
+        ],
+        "steps": [_plain(state["step"]) for _, _, state in _updated(part) if "step" in state],
+        "scaler": {} if scaler is None else {name: _plain(one) for name, one in scaler.state_dict().items()},
+    }
+
+
+def _adopt_values(part: Any, told: Mapping[str, Any]) -> None:
+    for group, options in zip(part.param_groups, told["options"], strict=True):
+        group.update({name: _like(group.get(name), value) for name, value in options.items()})
+    counting = [state for _, _, state in _updated(part) if "step" in state]
+    for state, count in zip(counting, told["steps"], strict=True):
+        state["step"] = _like(state["step"], count)
+    if told["scaler"]:
+        own = part.grad_scaler.state_dict()
+        part.grad_scaler.load_state_dict({name: _like(own[name], value) for name, value in told["scaler"].items()})
+
+
+def _plain(value: Any) -> Any:
+    """A number in a tensor as a number, a tuple as a list; else the value itself."""
+    if torch.is_tensor(value):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _like(own: Any, value: Any) -> Any:
+    """``value``, which :func:`_plain` returned, in the form that ``own`` has."""
+    if torch.is_tensor(own):
+        return torch.full_like(own, value)
+    return tuple(value) if isinstance(own, tuple) else value
+
+
+def _in_memory_order(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, with its dimensions in the order in which it lies in memory."""
+    if tensor.is_contiguous():
+        return tensor
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    assert ordered.is_contiguous(), f"{name} is not one piece of memory: strides {tensor.stride()}"
+    return ordered

@@ -1,6 +1,7 @@
 """The first words on a connection between two ranks: each proves that it knows the job's token, and says who it is.
 
-Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` has the sockets. The side that accepts speaks
+Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` and :mod:`spare_megatron.transfer` have the
+sockets. The side that accepts speaks
 at once, whoever calls: a *challenge*, 16 random bytes, so that the caller hears it even where its own words are lost.
 The caller sends its *call*: who calls whom, in which life and epoch, for what, with a challenge of its own. Then the
 callee proves itself, and only then the caller. A proof is a keyed hash (HMAC-SHA256) of both challenges, the call and
@@ -20,14 +21,22 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DATA, CONTROL = b"D", b"C"
+DATA, CONTROL, STATE = b"D", b"C", b"S"
 CHALLENGE_BYTES = 16
 PROOF_BYTES = 32
 _VERSION = 1
 _CALL = struct.Struct("!16scBIQIIIIII")
 """Challenge, kind, version, life, epoch, number, position, group and incarnation of the caller, then of the callee."""
 CALL_BYTES = _CALL.size
+STRANGERS_MAX = 64
+"""The most accepted connections of a listener that have not proved themselves; the oldest ones are closed first."""
+STRANGER_S = 10.0
+"""How long a connection that was accepted may take to prove itself."""
 _PARTS = {"callee": b"spare callee", "caller": b"spare caller"}
+
+
+class StrangerError(Exception):
+    """The other side is not a rank that this one should speak with."""
 
 
 class Member(NamedTuple):
@@ -58,12 +67,13 @@ class Call:
     """What a caller says about itself and about the connection that it makes."""
 
     kind: bytes
-    """DATA or CONTROL."""
+    """DATA or CONTROL, between ring neighbours; STATE, from a learner to a donor."""
     life: int
     epoch: int
-    """The caller's epoch."""
+    """The caller's epoch; 0 for STATE."""
     number: int
-    """Grows with each call of this caller; the two connections of a pair have the same."""
+    """Of a ring's connections: it grows with each call of this caller, and both of a pair have the same. For STATE the
+    number of the offer."""
     position: int
     caller: Member
     callee: Member
@@ -84,7 +94,7 @@ def pack_call(call: Call) -> bytes:
 def read_call(words: bytes) -> Call | None:
     """The inverse of :func:`pack_call`; None where these are no such words."""
     known, kind, version, life, epoch, number, position, *members = _CALL.unpack(words)
-    if version != _VERSION or kind not in (DATA, CONTROL):
+    if version != _VERSION or kind not in (DATA, CONTROL, STATE):
         return None
     return Call(kind, life, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
 

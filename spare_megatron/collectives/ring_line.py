@@ -11,11 +11,13 @@ from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import (
     CALL_BYTES,
     CHALLENGE_BYTES,
+    CONTROL,
     DATA,
     PROOF_BYTES,
     Call,
     Identity,
     Member,
+    StrangerError,
     challenge,
     is_for,
     pack_call,
@@ -28,10 +30,6 @@ from spare_megatron.collectives.hearing import LEFT, RIGHT, LinkBeat
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 """Options of Linux's tcp.h."""
 _READ_BYTES = 4096
-
-
-class StrangerError(Exception):
-    """The other side is not a rank that this one should speak with."""
 
 
 class Line:
@@ -144,8 +142,8 @@ class Line:
 
     def _take_call(self, words: bytes) -> None:
         call = read_call(words)
-        if call is None or not is_for(call, self._me):
-            raise StrangerError("its call is for another rank or life")
+        if call is None or call.kind not in (DATA, CONTROL) or not is_for(call, self._me):
+            raise StrangerError("its call is for another rank or life, or not for a ring")
         self.kind, self.epoch, self.number, self.peer = call.kind, call.epoch, call.number, call.caller
         self._call = words
 

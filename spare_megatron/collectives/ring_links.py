@@ -17,7 +17,7 @@ epoch of the other side in its beats, and knows so whether the other side is *he
 its control connections, and only the end of its process closes them.
 
 May assume: the addresses are those of the members. Promises: only ``close`` ever waits; what does not prove itself
-(:mod:`spare_megatron.collectives.handshake`) is not listened to, and costs at most :data:`STRANGERS_MAX` descriptors.
+(:mod:`spare_megatron.collectives.handshake`) is not listened to, and costs at most STRANGERS_MAX descriptors.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ import time
 
 from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.beats import pack, unpack
-from spare_megatron.collectives.handshake import CONTROL, DATA, Identity
+from spare_megatron.collectives.handshake import (
+    CONTROL,
+    DATA,
+    STRANGER_S,
+    STRANGERS_MAX,
+    Identity,
+    StrangerError,
+)
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.ring_epoch import RingEpoch
-from spare_megatron.collectives.ring_line import Line, StrangerError
+from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import RingLines
 from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
 
 KINDS = (DATA, CONTROL)
 ENTERS = "given up when the epoch was over"
-STRANGERS_MAX = 64
-"""The most accepted connections that have not proved themselves; the oldest ones are closed first."""
-STRANGER_S = 10.0
-"""How long a connection that was accepted may take to prove itself."""
 LOOKS = 4
 """How many times between two beats the links are judged at most, while messages come."""
 

@@ -27,8 +27,12 @@ class Parcel:
 
 
 class FetchError(Exception):
-    """A parcel cannot be had from a donor: it is gone there, or damaged twice, or nothing comes any more. The sentence
-    names the donor."""
+    """A parcel cannot be had from a donor: it was damaged twice, or nothing comes any more. The sentence names the
+    donor."""
+
+
+class GoneError(FetchError):
+    """A donor serves the offer no longer."""
 
 
 class FetchOverError(Exception):
@@ -52,14 +56,15 @@ class StateTransport(Protocol):
         """Where learners reach this rank; it is told with the rank's Hello."""
 
     def open(self, number: int, learner: Member, part: int, parts: int) -> None:
-        """Serve part ``part`` of ``parts`` of the parcels of offer ``number`` to ``learner``. Nothing is there yet."""
+        """Serve part ``part`` of ``parts`` of the parcels of offer ``number`` to ``learner``. Nothing is there yet. An
+        offer that was dropped stays so."""
 
     def put(self, number: int, step: int, parcel: Parcel) -> None:
         """Copy this rank's part of ``parcel`` and serve it. The steps of an offer follow each other without a gap.
         Returns when the copy is made. Does nothing where the offer is not open (any more)."""
 
     def kept(self, number: int) -> int:
-        """How many parcels of an offer are kept, because the learner's rank does not have them yet."""
+        """How many parcels of an offer are kept, because the learner's rank has not asked for a later one yet."""
 
     def drop(self, number: int) -> None:
         """Free all of an offer; whoever asks for it hears that it is gone."""
@@ -73,7 +78,7 @@ class StateTransport(Protocol):
         over: Callable[[], bool],
     ) -> Parcel:
         """Wait for the parcel of ``step`` of offer ``number`` and take its parts from all ``sources`` at once: part i
-        from source i. Whoever has it frees what it keeps of earlier steps.
+        from source i. The sources free what they keep of earlier steps. One fetch goes on at a time.
 
         Args:
             place: is called once, with tensors on the meta device and the values as all donors tell them; returns the
@@ -84,7 +89,7 @@ class StateTransport(Protocol):
             The parcel, with the filled tensors.
 
         Raises:
-            FetchError: it cannot be had; the tensors may be filled in part.
+            FetchError: it cannot be had; the tensors may be filled in part. GoneError where a donor has dropped it.
             FetchOverError: ``over()`` was true; likewise.
         """
 

@@ -21,6 +21,7 @@ from spare_megatron.collectives.handshake import (
     CONTROL,
     DATA,
     PROOF_BYTES,
+    STRANGERS_MAX,
     Call,
     Identity,
     Member,
@@ -29,7 +30,6 @@ from spare_megatron.collectives.handshake import (
 )
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
-from spare_megatron.collectives.ring_links import STRANGERS_MAX
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob

@@ -13,6 +13,7 @@ from spare_megatron.collectives.handshake import (
     CONTROL,
     DATA,
     PROOF_BYTES,
+    STATE,
     Call,
     Identity,
     Member,
@@ -27,7 +28,7 @@ from spare_megatron.collectives.handshake import (
 U32 = st.integers(0, (1 << 32) - 1)
 CALLS = st.builds(
     Call,
-    st.sampled_from((DATA, CONTROL)),
+    st.sampled_from((DATA, CONTROL, STATE)),
     U32,
     st.integers(0, (1 << 64) - 1),
     U32,

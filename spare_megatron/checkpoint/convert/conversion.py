@@ -18,7 +18,7 @@ from spare_megatron.checkpoint.convert.model import (
     WORDS,
     Entry,
     ModelShape,
-    Source,
+    TensorSource,
     args_of_shape,
     entries,
     flags_of_shape,
@@ -54,7 +54,7 @@ class Wish:
 class Prepared:
     """A source whose tensors get another padding of the vocabulary and another dtype."""
 
-    def __init__(self, source: Source, shape: ModelShape, dtype: torch.dtype | None) -> None:
+    def __init__(self, source: TensorSource, shape: ModelShape, dtype: torch.dtype | None) -> None:
         self._source, self._dtype, self.shape = source, dtype, shape
         self.iteration, self.args, self.folder = source.iteration, source.args, source.folder
 
@@ -72,7 +72,7 @@ class Prepared:
         return self._dtype or self._source.dtype(entry)
 
 
-def open_source(load_dir: Path, loader: str) -> tuple[Source, str]:
+def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
     """Open the checkpoint in a directory; returns its source and format: 'hf', 'torch_dist' or 'mp_rank'.
 
     ``loader`` is 'hf', or any other value for Megatron's formats. ConfigError where there is no good checkpoint.
@@ -112,7 +112,7 @@ def _iteration(load_dir: Path) -> Path:
     return load_dir / folder.iteration_name(found[0]) if found else load_dir
 
 
-def prepare(source: Source, found: str, wish: Wish) -> tuple[Prepared, Layout]:
+def prepare(source: TensorSource, found: str, wish: Wish) -> tuple[Prepared, Layout]:
     """The source, adapted to the wish, and the layout to write; ``found`` is the source's format."""
     old = source.layout if isinstance(source, mp_rank.MpRankSource) else Layout()
     new = wish.layout or old
@@ -171,7 +171,7 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     return _sentence(found, wish.saver, prepared, save_dir, travelled)
 
 
-def _bytes(entry: Entry, source: Source) -> int:
+def _bytes(entry: Entry, source: TensorSource) -> int:
     return torch.Size(entry.shape).numel() * source.dtype(entry).itemsize
 
 

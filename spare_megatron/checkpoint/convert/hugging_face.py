@@ -16,7 +16,7 @@ import torch
 
 from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors_file
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape, Source, entries
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
 
@@ -91,7 +91,7 @@ def _stored(folder: Path) -> dict[str, Any]:
     return found
 
 
-def write(source: Source, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int) -> None:
+def write(source: TensorSource, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int) -> None:
     """Write a Hugging Face model from a source, in files of at most ``part_bytes`` bytes.
 
     ``config.json`` is the one in ``source.folder`` where that describes this model, else it is made from its shape.
@@ -118,7 +118,9 @@ def write(source: Source, folder: Path, kind: str | None, say: Callable[[Entry],
         (folder / "model.safetensors.index.json").write_text(text + "\n")
 
 
-def _parts(source: Source, kind: str, rows: int, part_bytes: int) -> list[dict[str, tuple[Entry, torch.dtype, Any]]]:
+def _parts(
+    source: TensorSource, kind: str, rows: int, part_bytes: int
+) -> list[dict[str, tuple[Entry, torch.dtype, Any]]]:
     """For each file to write: name -> (entry of the source, dtype, shape) of its tensors."""
     parts: list[dict[str, tuple[Entry, torch.dtype, Any]]] = [{}]
     size = 0
@@ -140,7 +142,7 @@ class _Parts:
     """Gives the values of Hugging Face's tensors. It keeps what came of the last tensor of the source, because several
     of Hugging Face's may come from one."""
 
-    def __init__(self, source: Source, kind: str, rows: int, say: Callable[[Entry], None]) -> None:
+    def __init__(self, source: TensorSource, kind: str, rows: int, say: Callable[[Entry], None]) -> None:
         self._source, self._kind, self._rows, self._say = source, kind, rows, say
         self._entry: Entry | None = None
         self._made: dict[str, torch.Tensor] = {}

@@ -78,7 +78,7 @@ class Entry:
         return self.name in (WORDS, OUTPUT)
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Reads a checkpoint, one logical tensor at a time."""
 
     shape: ModelShape

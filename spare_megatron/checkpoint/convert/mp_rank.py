@@ -19,7 +19,7 @@ import torch
 from torch.serialization import get_safe_globals, safe_globals, set_default_mmap_options, skip_data
 
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
-from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, Source, entries, shape_of_args
+from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource, entries, shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
@@ -169,7 +169,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def write(
-    source: Source,
+    source: TensorSource,
     directory: Path,
     args: Mapping[str, Any],
     layout: Layout,
@@ -221,7 +221,7 @@ def _names(
     yield inner_name(entry, layer, inside, implementation)
 
 
-def _empty(source: Source, rank: tuple[int, int, int], layout: Layout, implementation: str) -> dict[str, Any]:
+def _empty(source: TensorSource, rank: tuple[int, int, int], layout: Layout, implementation: str) -> dict[str, Any]:
     """A rank's state with tensors that have no values yet, and the empty ``_extra_state`` that linear layers expect."""
     state: dict[str, Any] = {}
     for entry in entries(source.shape):

@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from spare_megatron.checkpoint.convert.layout import Layout
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape, Source, entries, shape_of_args
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries, shape_of_args
 from spare_megatron.config.errors import ConfigError
 
 CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
@@ -147,7 +147,7 @@ class _Region(LoadPlanner):
 
 
 def write(
-    source: Source, directory: Path, args: Mapping[str, Any], layout: Layout, say: Callable[[Entry], None]
+    source: TensorSource, directory: Path, args: Mapping[str, Any], layout: Layout, say: Callable[[Entry], None]
 ) -> None:
     """Write the weights of a source into ``directory``, in the parts that the ranks of ``layout`` will read.
 
@@ -172,7 +172,7 @@ def write(
 class _Streamed(SavePlanner):
     """A save planner that asks the source for a tensor when a part of it is to be written."""
 
-    def __init__(self, source: Source, ranks: int, say: Callable[[Entry], None]) -> None:
+    def __init__(self, source: TensorSource, ranks: int, say: Callable[[Entry], None]) -> None:
         self._source, self._ranks, self._say = source, ranks, say
         self._entries: dict[MetadataIndex, Entry] = {}
         self._last: tuple[Entry, torch.Tensor] | None = None

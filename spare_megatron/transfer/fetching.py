@@ -1,0 +1,138 @@
+"""One fetch: the headers of all donors, which must be equal, then their parts, each in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from spare_megatron.transfer.courier import Courier, PartHeader
+from spare_megatron.transfer.parcels import Landing, read_header
+from spare_megatron.transfer.transport import FetchError, FetchOverError, Parcel
+
+LOOK_S = 0.1
+"""How often ``over`` is asked."""
+Made = TypeVar("Made")
+
+
+def fetch_parcel(
+    couriers: Sequence[Courier],
+    step: int,
+    place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+    over: Callable[[], bool],
+) -> Parcel:
+    """See :meth:`spare_megatron.transfer.transport.StateTransport.fetch`. Whatever it raises, the couriers have been
+    stopped, and nothing writes into the tensors any more."""
+    assert couriers, "a parcel comes from at least one donor"
+    try:
+        told = _together([partial(one.header, step) for one in couriers], couriers, over)
+        parcel = _agreed(couriers, told, step)
+        tensors = place(parcel)
+        _check_place(parcel, tensors)
+        landings = [Landing(tensors, number, len(couriers)) for number in range(len(couriers))]
+        works = [partial(one.take, landing) for one, landing in zip(couriers, landings, strict=True)]
+        _together(works, couriers, over)
+        return Parcel({name: tensors[name] for name in parcel.tensors}, parcel.values)
+    except BaseException:
+        for one in couriers:
+            one.stop()
+            one.close()
+        raise
+
+
+def _together(works: Sequence[Callable[[], Made]], couriers: Sequence[Courier], over: Callable[[], bool]) -> list[Made]:
+    """Do each courier's work in a thread; what they make, in order. When one fails, or it is over, all end."""
+    done: queue.SimpleQueue[tuple[int, Made | Exception]] = queue.SimpleQueue()
+
+    def run(number: int) -> None:
+        try:
+            done.put((number, works[number]()))
+        except Exception as error:
+            done.put((number, error))
+
+    threads = [
+        threading.Thread(target=run, args=(number,), name=f"transfer-from-{one.source.member.group}", daemon=True)
+        for number, one in enumerate(couriers)
+    ]
+    made: dict[int, Made] = {}
+    for thread in threads:
+        thread.start()
+    try:
+        while len(made) < len(works):
+            if over():
+                raise FetchOverError("nobody wants the parcel any more")
+            try:
+                number, found = done.get(timeout=LOOK_S)
+            except queue.Empty:
+                continue
+            if isinstance(found, Exception):
+                raise found
+            made[number] = found
+    except BaseException:
+        for one in couriers:
+            one.stop()
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
+    return [made[number] for number in range(len(works))]
+
+
+def _agreed(couriers: Sequence[Courier], told: Sequence[PartHeader], step: int) -> Parcel:
+    """The parcel that all donors tell of. Raises FetchError."""
+    for number, (one, heard) in enumerate(zip(couriers, told, strict=True)):
+        if (heard.part, heard.parts) != (number, len(couriers)):
+            raise FetchError(
+                f"{one.donor}, serves part {heard.part} of {heard.parts} of step {step}, but it is asked for part "
+                f"{number} of {len(couriers)}"
+            )
+    usual, _ = Counter(heard.header for heard in told).most_common(1)[0]
+    for one, heard in zip(couriers, told, strict=True):
+        if heard.header != usual:
+            raise FetchError(
+                f"{one.donor}, tells of another parcel of step {step} than others: {_unlike(heard.header, usual)}"
+            )
+    try:
+        return read_header(usual)
+    except ValueError as error:
+        raise FetchError(f"{couriers[0].donor}, serves step {step} in an unknown way: {error}") from error
+
+
+def _unlike(one: bytes, other: bytes) -> str:
+    """What of two headers differs first."""
+    try:
+        pair = json.loads(one), json.loads(other)
+        for kind in ("tensors", "values"):
+            mine, usual = (dict(_named(header[kind])) for header in pair)
+            for name in sorted(mine.keys() | usual.keys()):
+                if mine.get(name) != usual.get(name):
+                    return f"{name} is {str(mine.get(name))[:100]}, not {str(usual.get(name))[:100]}"
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return "its header"
+
+
+def _named(entries: object) -> list[tuple[str, object]]:
+    if isinstance(entries, dict):
+        return list(entries.items())
+    assert isinstance(entries, list)
+    return [(name, rest) for name, *rest in entries]
+
+
+def _check_place(parcel: Parcel, tensors: Mapping[str, torch.Tensor]) -> None:
+    if tensors.keys() != parcel.tensors.keys():
+        unlike = sorted(tensors.keys() ^ parcel.tensors.keys())
+        raise ValueError(f"the tensors to fill are not those of the parcel: {unlike[:10]} are of one only")
+    for name, told in parcel.tensors.items():
+        given = tensors[name]
+        if (given.dtype, given.shape) != (told.dtype, told.shape) or not given.is_contiguous():
+            raise ValueError(
+                f"tensor {name} to fill is {given.dtype} {tuple(given.shape)}, strides {given.stride()}; give a "
+                f"contiguous one of {told.dtype} {tuple(told.shape)}"
+            )

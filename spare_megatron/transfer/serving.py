@@ -1,0 +1,142 @@
+"""A donor's side of the connections over which its portions leave: one thread for each learner.
+
+A connection serves one offer, that of its call, and only the rank that has proved itself on it. It ends when the
+learner calls again, asks for something damaged, or neither asks nor takes anything for the time-out; the learner then
+calls anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+from spare_megatron.collectives.handshake import Call, Member
+from spare_megatron.transfer import parcel_words as words
+from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
+from spare_megatron.transfer.parcels import CHUNK_BYTES, Portion
+from spare_megatron.transfer.rate_limit import RateLimit
+from spare_megatron.transfer.shelf import Missing, Shelf
+
+LATER_S = 1.0
+"""How long a request for what is not there yet is held back, at most, before it is answered."""
+
+
+class Serving:
+    """Answers the requests of all learners from one shelf. Thread-safe."""
+
+    def __init__(self, shelf: Shelf, timeout_s: float, rate_bytes_s: float) -> None:
+        """``rate_bytes_s`` is for all learners together; 0 for no limit."""
+        self._shelf, self._timeout_s, self._limit = shelf, timeout_s, RateLimit(rate_bytes_s)
+        self._later_s = min(LATER_S, timeout_s / 4)
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._connections: dict[Member, _Connection] = {}
+
+    def welcome(self, sock: socket.socket, call: Call) -> None:
+        """Serve on a connection whose caller has proved itself, in a thread of its own; an older one of the same
+        learner ends. Does not wait."""
+        connection = _Connection(sock, call)
+        connection.thread = threading.Thread(
+            target=self._run, args=(connection,), name=f"transfer-to-{call.caller.group}", daemon=True
+        )
+        with self._lock:
+            if self._closing.is_set():
+                sock.close()
+                return
+            older = self._connections.get(call.caller)
+            self._connections[call.caller] = connection
+            if older is not None:
+                _hang_up(older.sock)
+            try:
+                connection.thread.start()
+            except RuntimeError:  # there are too many threads; the learner calls again
+                del self._connections[call.caller]
+                sock.close()
+
+    def close(self) -> None:
+        """End all connections and their threads. Called once, when nobody is welcomed any more."""
+        with self._lock:
+            self._closing.set()
+            left = list(self._connections.values())
+            for connection in left:
+                _hang_up(connection.sock)
+        for connection in left:
+            connection.thread.join()
+
+    def _run(self, connection: _Connection) -> None:
+        sock = connection.sock
+        sock.settimeout(self._timeout_s)
+        try:
+            while True:
+                self._answer(sock, connection.call, words.read_request(_read(sock, words.REQUEST_BYTES)))
+        except (OSError, DamageError):
+            pass  # the learner has hung up or is silent, or hears so that something is wrong
+        finally:
+            with self._lock:  # nobody hangs up on a descriptor that may be another's
+                if self._connections.get(connection.call.caller) is connection:
+                    del self._connections[connection.call.caller]
+                sock.close()
+
+    def _answer(self, sock: socket.socket, call: Call, request: PartRequest) -> None:
+        found = self._shelf.ask(call.number, call.caller, request.step, self._later_s)
+        if isinstance(found, Missing):
+            kind = words.LATER if found is Missing.LATER else words.GONE
+            sock.sendall(words.pack_answer(PartAnswer(kind)))
+        elif request.kind == words.HEADER:
+            header = found.header
+            answer = PartAnswer(words.HEADER, found.part, found.parts, len(header), words.checksum(header))
+            self._send(sock, found, answer, memoryview(header))
+        else:
+            self._send_part(sock, found, request.offset)
+
+    def _send_part(self, sock: socket.socket, portion: Portion, offset: int) -> None:
+        while offset < portion.size:
+            if portion.freed:
+                sock.sendall(words.pack_answer(PartAnswer(words.GONE)))
+                return
+            number = offset // CHUNK_BYTES
+            checksum, chunk = portion.chunk(number)
+            data = chunk[offset - number * CHUNK_BYTES :]
+            answer = PartAnswer(words.BYTES, portion.part, portion.parts, len(data), checksum)
+            self._send(sock, portion, answer, data)
+            offset += len(data)
+
+    def _send(self, sock: socket.socket, portion: Portion, answer: PartAnswer, data: memoryview) -> None:
+        """Send an answer and its bytes, no faster than allowed. Raises ConnectionError when the portion is freed or
+        this rank leaves meanwhile; the learner hears why when it asks again."""
+        sock.sendall(words.pack_answer(answer), socket.MSG_MORE)
+        for start in range(0, len(data), self._limit.slice_bytes):
+            part = data[start : start + self._limit.slice_bytes]
+            wait_s = self._limit.wait_s(len(part), time.monotonic())
+            if (wait_s and self._closing.wait(wait_s)) or portion.freed:
+                raise ConnectionAbortedError("what is being sent is gone")
+            sock.sendall(part)
+
+
+class _Connection:
+    """A connection to a learner, and the thread that serves it."""
+
+    thread: threading.Thread
+
+    def __init__(self, sock: socket.socket, call: Call) -> None:
+        self.sock, self.call = sock, call
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes. Raises OSError where they do not come."""
+    found = b""
+    while len(found) < size:
+        more = sock.recv(size - len(found))
+        if not more:
+            raise ConnectionResetError("the learner has hung up")
+        found += more
+    return found
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Wake whoever waits on a connection; it closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,97 @@
+"""Parcels over TCP: the transport of one rank, which is a donor of some offers, or the learner of one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from spare_megatron.collectives.handshake import Identity, Member
+from spare_megatron.transfer.courier import Courier
+from spare_megatron.transfer.door import Door
+from spare_megatron.transfer.fetching import LOOK_S, fetch_parcel
+from spare_megatron.transfer.serving import Serving
+from spare_megatron.transfer.shelf import Shelf
+from spare_megatron.transfer.transport import FetchOverError, Parcel, Source, StateTransport
+
+
+class SocketTransport(StateTransport):
+    """Implements StateTransport. Only ``put``, ``fetch`` and ``close`` ever wait."""
+
+    def __init__(self, me: Identity, host: str, timeout_s: float, rate_bytes_s: float = 0) -> None:
+        """Listen at ``host``. Raises OSError where this machine does not have that address.
+
+        Args:
+            timeout_s: how long a donor may give nothing, and a learner take nothing.
+            rate_bytes_s: the most that this rank gives a second, to all learners together; 0 for no limit.
+        """
+        self._me, self._timeout_s = me, timeout_s
+        self._shelf = Shelf()
+        self._serving = Serving(self._shelf, timeout_s, rate_bytes_s)
+        self._door = Door(me, host, self._serving.welcome)
+        self._closing = threading.Event()
+        self._fetching = threading.Lock()
+        """Held by the one fetch that goes on; guards what is below."""
+        self._offer: tuple[int, tuple[Source, ...]] | None = None
+        self._couriers: list[Courier] = []
+        """Their connections stay open from parcel to parcel of one offer."""
+
+    @property
+    def address(self) -> str:
+        return self._door.address
+
+    def open(self, number: int, learner: Member, part: int, parts: int) -> None:
+        self._shelf.open(number, learner, part, parts)
+
+    def put(self, number: int, step: int, parcel: Parcel) -> None:
+        self._shelf.put(number, step, parcel)
+
+    def kept(self, number: int) -> int:
+        return self._shelf.kept(number)
+
+    def drop(self, number: int) -> None:
+        self._shelf.drop(number)
+
+    def fetch(
+        self,
+        number: int,
+        step: int,
+        sources: Sequence[Source],
+        place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+        over: Callable[[], bool],
+    ) -> Parcel:
+        def ends() -> bool:
+            return self._closing.is_set() or over()
+
+        while not self._fetching.acquire(timeout=LOOK_S):
+            if ends():
+                raise FetchOverError("nobody wants the parcel any more")
+        try:
+            if self._offer != (number, tuple(sources)):
+                self._part()
+                self._offer = number, tuple(sources)
+                self._couriers = [Courier(self._me, number, one, self._timeout_s) for one in sources]
+            try:
+                return fetch_parcel(self._couriers, step, place, ends)
+            except BaseException:
+                self._part()
+                raise
+        finally:
+            self._fetching.release()
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._door.close()
+        self._shelf.close()
+        self._serving.close()
+        with self._fetching:
+            self._part()
+
+    def _part(self) -> None:
+        """Hang up on all donors."""
+        for courier in self._couriers:
+            courier.close()
+        self._offer, self._couriers = None, []

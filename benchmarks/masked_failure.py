@@ -65,7 +65,7 @@ def _job(draw: random.Random, kills: int) -> list[dict[str, float]]:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
         command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
-        command += ["pretrain_gpt.py", *FLAGS, "--train-iters", str(steps)]
+        command += ["pretrain_gpt.py", *FLAGS, "--train-iters", str(steps), "--spare-max-group-restarts", "0"]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
         try:

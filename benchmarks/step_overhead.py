@@ -4,8 +4,8 @@
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
 
-All sides (ours with exact sums of pieces of one microbatch and of four, plain, ours with fp32 sums, and these once more:
-what two equal jobs differ by is the error of the others' ratios) are alive at once and take turns of a few steps
+All sides (ours with exact sums of pieces of one microbatch and of four, plain, ours with fp32 sums, and these once
+more: what two equal jobs differ by is the error of the others' ratios) are alive at once and take turns of a few steps
 (``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step
 of the plain side is its wall time on rank 0. ``ratio`` is the median over the rounds of a side's mean step over that of
 the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a side for a step, the launcher's
@@ -100,7 +100,11 @@ def _against_plain(options: argparse.Namespace) -> None:
                 "fp32 again": ours(folder / "again", groups, (*flags, "--spare-reduce", "fp32")),
             }
             rounds = take_turns(sides, options.rounds, options.steps)
-        pairs = [("fp32", "plain"), ("fp32 again", "fp32"), *((one, other) for one in ("exact", "exact, C=4") for other in ("plain", "fp32"))]
+        pairs = [
+            ("fp32", "plain"),
+            ("fp32 again", "fp32"),
+            *((one, other) for one in ("exact", "exact, C=4") for other in ("plain", "fp32")),
+        ]
         for one, other in pairs:
             rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
     _report("step_overhead", options, rows)

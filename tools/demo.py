@@ -1,7 +1,7 @@
-"""Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction, and compares the
-result with a run without the kill.
+"""Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction, which comes back while
+the others train, and compares the result with a run without the kill.
 
-    python tools/demo.py [--steps 60] [--kill-step 20] [--output runs/demo] [--json FILE]
+    python tools/demo.py [--steps 100] [--kill-step 20] [--output runs/demo] [--json FILE]
 
 The text is the machine's own Python standard library, on which a tokenizer is trained. The data are kept, so that the
 second start is quick; the two runs are made anew each time. README's table of the demo is
@@ -63,7 +63,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="number of steps of each run")
+    parser.add_argument("--steps", type=int, default=100, help="number of steps of each run")
     parser.add_argument("--kill-step", type=int, default=20, help="step in which the group is killed")
     parser.add_argument("--output", default=str(ROOT / "runs" / "demo"), help="directory of data and runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
@@ -154,6 +154,7 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
         ("failures masked", str(summary["failures_masked"])),
         ("steps lost", str(summary["steps_lost"])),
         ("stall", f"{recovery['total_s']:.2f} s, {_parts(recovery)}" if recovery else "none"),
+        ("the killed group", _came_back(lines)),
         ("loss, first to last step", f"{lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f}"),
         ("loss of the run without failure", f"{calm['lines'][-1]['loss']:.3f}"),
         ("largest relative difference of a step's loss", f"{max(gaps):.1e}"),
@@ -193,9 +194,24 @@ def _row(
         "loss_relative_difference_max": gap,
         "digest": digests[0],
         "digest_without_failure": digests[1],
+        "live_groups_last": lines[-1]["live_groups"],
+        "step_back": next((line["step"] for line in lines[20:] if line["live_groups"] == GROUPS), None),
         "run_s": round(failing["seconds"], 1),
         "run_without_failure_s": round(calm["seconds"], 1),
     }
+
+
+def _came_back(lines: list[dict[str, Any]]) -> str:
+    """When all groups trained again, in words."""
+    lost = next((n for n, line in enumerate(lines) if line["live_groups"] < GROUPS), None)
+    if lost is None:
+        return "was not lost"
+    whole = next((n for n in range(lost, len(lines)) if lines[n]["live_groups"] == GROUPS), None)
+    if whole is None:
+        return f"was not back before the end: {lines[-1]['live_groups']} of {GROUPS} groups"
+    took_s = sum(line["step_time_s"] for line in lines[lost:whole])
+    last = lines[-1]["live_groups"]
+    return f"was back in step {lines[whole]['step']}, {took_s:.0f} s later: {last} of {GROUPS} groups at the end"
 
 
 def _parts(recovery: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """spare-launch starts a job's coordinator and all its ranks on this machine, and starts the job again when needed.
 
 It shows the coordinator's lines (Megatron's iteration line, what was lost and masked) and, on a terminal, a progress
-line below them. Each rank's own output is in RUN_DIR/logs/group-G/rank-M.log.
+line below them. Each rank's own output is in RUN_DIR/logs/group-G/rank-M.log, and in rank-M.incarnation-K.log where its
+group was started again while the others trained.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spare_megatron.config.injection import FORM, check_injections, parse_inject
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.flags.launcher_flags import launcher_flags
-from spare_megatron.launch.job_attempt import Launch
+from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.supervisor import Supervisor
 
 EXAMPLE = """example:
@@ -91,7 +92,8 @@ def launch_of(args: argparse.Namespace) -> Launch:
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
     command = script_command(args.script, args.module, args.flags)
-    check_injections([parse_injection(text) for text in args.inject], args.num_groups, size)
+    injections = [parse_injection(text) for text in args.inject]
+    check_injections(injections, args.num_groups, size, told.max_group_restarts)
     run_dir = args.run_dir or told.run_dir or time.strftime("runs/%Y%m%d-%H%M%S")
     return Launch(
         num_groups=args.num_groups,
@@ -100,6 +102,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
         command=command,
         injections=tuple(args.inject),
         checkpoint_dirs=told.checkpoint_dirs,
+        max_group_restarts=told.max_group_restarts,
         listen=args.listen,
         tls_dir=args.tls_dir,
     )

@@ -24,6 +24,7 @@ from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
+from spare_megatron.config.spare import SpareConfig
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
@@ -102,6 +103,11 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
+    if told.max_group_restarts not in (0, SpareConfig.max_group_restarts):
+        raise ConfigError(
+            f"--spare-max-group-restarts {told.max_group_restarts}: only spare-launch starts a lost group again; leave "
+            "the flag out"
+        )
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
     run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"

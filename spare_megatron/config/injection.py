@@ -1,4 +1,4 @@
-"""Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K]``.
+"""Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]``.
 
 The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
 """
@@ -15,7 +15,7 @@ VARIABLE = "SPARE_INJECT"
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")
-FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K]"
+FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Injection:
     n: int | None = None
     """Number, from 0, of the piece (forward, backward, patch), of the bucket (reduce) or else of the occurrence; None:
     the first that comes."""
+    restart: int = 0
+    """Which processes of the group it strikes: those that a life of the job began with (0), or those of the group's
+    first, second, ... restart in a life. So what ended a group does not end it again when it is back."""
     seconds: float = 0.0
     """Length of the delay, for kind 'slow'."""
 
@@ -68,12 +71,14 @@ def parse_injection(text: str) -> Injection:
         point=point,
         position=numbers.get("position"),
         n=numbers.get("n"),
+        restart=numbers.get("restart", 0),
         seconds=_seconds(text, kind, amount),
     )
 
 
-def check_injections(injections: list[Injection], num_groups: int, group_size: int) -> None:
-    """Check that every injection names a group, a position and a point that exist in the job; raises ConfigError."""
+def check_injections(injections: list[Injection], num_groups: int, group_size: int, max_restarts: int = 0) -> None:
+    """Check that every injection names a group, a position, a point and a restart that the job can have; raises
+    ConfigError. ``max_restarts`` is the value of --spare-max-group-restarts."""
     for one in injections:
         if one.point == "join":
             raise ConfigError(
@@ -85,6 +90,11 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
         if one.position is not None and one.position >= group_size:
             raise ConfigError(
                 f"--inject {one.kind}: position={one.position}, but a group has positions 0 to {group_size - 1}"
+            )
+        if one.restart and not max_restarts:
+            raise ConfigError(
+                f"--inject {one.kind}: restart={one.restart}, but no group is started again; add "
+                f"--spare-max-group-restarts {one.restart}"
             )
 
 
@@ -108,7 +118,7 @@ def _parts(text: str, tail: str) -> dict[str, str]:
     parts: dict[str, str] = {}
     for part in tail.split(","):
         name, equals, value = part.partition("=")
-        if not equals or name not in ("group", "position", "step", "at", "n"):
+        if not equals or name not in ("group", "position", "step", "at", "n", "restart"):
             raise ConfigError(f"--inject {text}: {part!r} is not understood; the form is {FORM}")
         if name in parts:
             raise ConfigError(f"--inject {text}: {name}= is there twice; the form is {FORM}")

@@ -22,7 +22,7 @@ class Place:
     """m: the rank's position in its group."""
     num_groups: int
     incarnation: int
-    """How often the group was restarted; 0 the first time."""
+    """Number of this start of the group, above that of every earlier one of the job; 0 the first time."""
     run_dir: str | None
     launcher: str
     """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
@@ -30,6 +30,9 @@ class Place:
     """M: ranks of the group."""
     life: int = 1
     """How often the launcher has started the whole job; above 1, the last good checkpoint is loaded."""
+    restarts: int = 0
+    """How often the launcher has started the group again in this life, up to this time; 0 for the ranks that the life
+    began with."""
     tls_dir: str = ""
     """Directory of ca.pem, cert.pem and key.pem, with which the control plane uses mutual TLS; empty: it does not."""
     local_rank: int = 0
@@ -137,6 +140,7 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         launcher=hint.launcher,
         group_size=group_size,
         life=number(environ, "SPARE_LIFE") or 1,
+        restarts=number(environ, "SPARE_RESTARTS") or 0,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=number(environ, "SLURM_LOCALID" if hint.launcher == "slurm" else "LOCAL_RANK") or 0,
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,

@@ -56,8 +56,9 @@ class SpareConfig:
     --save-retain-interval."""
     min_groups: int | None = None
     """Number of groups with which the job may begin once the start-up time is over; default: one."""
-    max_group_restarts: int = 0
-    """How often one lost group is restarted; 0: it stays lost."""
+    max_group_restarts: int = 3
+    """How often spare-launch starts one lost group again within an hour, while the others train; 0: it stays lost. A
+    group whose results were wrong stays lost in any case."""
     standby_groups: int = 0
     """Number of started groups that wait to take the place of lost ones."""
     standby_ranks: int = 0

@@ -107,16 +107,15 @@ def call_stream(channel: grpc.aio.Channel, service: str, security: Security, rep
 
 
 async def call_once(
-    channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float
-) -> pb.Done:
-    """Call a method of the coordinator once; returns its answer."""
+    channel: grpc.aio.Channel, method: str, security: Security, request: Any, timeout_s: float, answer: Any = pb.Done
+) -> Any:
+    """Call a method of the coordinator once; returns its answer, a message of type ``answer``."""
     call = channel.unary_unary(
         f"/{COORDINATOR}/{method}",
         request_serializer=type(request).SerializeToString,
-        response_deserializer=pb.Done.FromString,
+        response_deserializer=answer.FromString,
     )
-    done: pb.Done = await call(request, metadata=security.metadata, timeout=timeout_s)
-    return done
+    return await call(request, metadata=security.metadata, timeout=timeout_s)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -142,7 +141,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 StreamHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
-UnaryHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[pb.Done]]
+UnaryHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 async def serve(
@@ -166,7 +165,7 @@ async def serve(
     }
     for name, (request, handler) in (unary or {}).items():
         handlers[name] = grpc.unary_unary_rpc_method_handler(
-            handler, request_deserializer=request.FromString, response_serializer=pb.Done.SerializeToString
+            handler, request_deserializer=request.FromString, response_serializer=lambda told: told.SerializeToString()
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     try:

@@ -29,7 +29,11 @@ from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
     Progress,
     RankApplied,
+    RankCaughtUp,
+    RankReady,
     RankReport,
+    RankVoid,
+    RankWithdrawn,
     Reduced,
     SaveRequest,
     StepReport,
@@ -57,6 +61,8 @@ class RankSetup:
     """host:port where the user gave one; else it is read from the run directory."""
     address: str = ""
     """host:port at which this rank listens for its replica ring."""
+    serving_at: str = ""
+    """host:port at which this rank serves state to learners."""
     tls_dir: str = ""
     launcher_pid: int = 0
     """The process that must stay this rank's parent; 0: none."""
@@ -89,6 +95,8 @@ class Agent:
         self.orders = first_orders(setup.group, setup.incarnation)
         self._neighbour: tuple[tuple[int, int], str] | None = None
         """The neighbour that was told last, and the address of its rank at this position."""
+        self._donors: tuple[int, tuple[str, ...]] = (0, ())
+        """The offer whose donors were told last, and the addresses of their ranks at this position."""
 
     def take(self, order: pb.Order) -> Change:
         """Apply one order of the coordinator and show the result to the training thread."""
@@ -107,6 +115,8 @@ class Agent:
         elif kind == "neighbour":
             told = order.neighbour
             self._neighbour = (told.group, told.incarnation), told.addresses[0]
+        elif kind == "donors":
+            self._donors = order.donors.number, tuple(one.values[0] for one in order.donors.serving_at)
         elif kind == "view":
             return self._take_view(protobuf_codec.read(order.view, View))
         elif kind == "commit":
@@ -124,12 +134,17 @@ class Agent:
         return Change.NONE
 
     def _take_view(self, view: View) -> Change:
-        wanted, known = view.neighbour, self._neighbour
-        if wanted is None:
-            return self._adopt(*take_view(self.orders, view))
-        if known is None or known[0] != wanted:
-            return Change.NONE  # it is older than the neighbour that was told: a newer one follows
-        return self._adopt(*take_view(self.orders, view, known[1]))
+        wanted, known, right_at, donors_at = view.neighbour, self._neighbour, "", ()
+        # A view that is older than the addresses that were told is not taken: a newer one follows.
+        if wanted is not None:
+            if known is None or known[0] != wanted:
+                return Change.NONE
+            right_at = known[1]
+        if view.offer is not None:
+            if self._donors[0] != view.offer.number:
+                return Change.NONE
+            donors_at = self._donors[1]
+        return self._adopt(*take_view(self.orders, view, right_at, donors_at))
 
     def _show(self, change: Change) -> None:
         """Publish :attr:`orders` to the training thread if they changed."""
@@ -178,34 +193,40 @@ class Agent:
         return change
 
 
+_FIELDS: dict[type, str] = {
+    Reduced: "reduced",
+    RankApplied: "applied",
+    SaveRequest: "save_request",
+    StopRequest: "stop_request",
+    RankReady: "ready",
+    RankCaughtUp: "caught_up",
+    RankVoid: "void",
+    RankWithdrawn: "withdrawn",
+}
+"""Report -> its field of a RankReport, which has the fields of the report; all but StepReport."""
+_REPORTS = {name: cls for cls, name in _FIELDS.items()}
+
+
 def rank_report(report: RankReport) -> pb.RankReport:
     """A report of the training thread as the message that a follower sends."""
-    if isinstance(report, Reduced):
-        return pb.RankReport(reduced=protobuf_codec.fill(pb.Reduced(), report))
     if isinstance(report, StepReport):
         return pb.RankReport(step_report=pb.StepReport(step=report.step, report_json=json.dumps(report.report)))
-    if isinstance(report, RankApplied):
-        return pb.RankReport(applied=protobuf_codec.fill(pb.RankApplied(), report))
-    if isinstance(report, SaveRequest):
-        return pb.RankReport(save_request=protobuf_codec.fill(pb.SaveRequest(), report))
-    return pb.RankReport(stop_request=pb.StopRequest(reason=report.reason))
+    message, name = pb.RankReport(), _FIELDS[type(report)]
+    getattr(message, name).SetInParent()
+    protobuf_codec.fill(getattr(message, name), report)
+    return message
 
 
 def report_of(message: pb.RankReport) -> RankReport | None:
     """The inverse of :func:`rank_report`; None for messages of the control threads themselves."""
     kind = message.WhichOneof("kind")
-    if kind == "reduced":
-        return protobuf_codec.read(message.reduced, Reduced)
     if kind == "step_report":
         report: Mapping[str, Any] = json.loads(message.step_report.report_json)
         return StepReport(message.step_report.step, dict(report))
-    if kind == "applied":
-        return protobuf_codec.read(message.applied, RankApplied)
-    if kind == "save_request":
-        return protobuf_codec.read(message.save_request, SaveRequest)
-    if kind == "stop_request":
-        return StopRequest(message.stop_request.reason)
-    return None
+    if kind not in _REPORTS:
+        return None
+    told: RankReport = protobuf_codec.read(getattr(message, kind), _REPORTS[kind])
+    return told
 
 
 class Follower:
@@ -216,7 +237,7 @@ class Follower:
         directory."""
         self._agent, self._setup = agent, agent.setup
         self._closing = asyncio.Event()
-        self._kept: dict[str, pb.RankReport] = {}
+        self._kept: dict[tuple[type, int], pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
         self._pulse = Pulse(agent.setup.job.timeouts.heartbeat_interval_s)
         self._uplink = Uplink(
@@ -247,10 +268,12 @@ class Follower:
     def post(self, report: RankReport) -> None:
         """Send a report of the training thread to the leader."""
         message = rank_report(report)
-        if isinstance(report, StepReport):
+        if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
-        # The newest report of each kind is sent again after a reconnect, for the leader may have missed it.
-        self._kept[type(report).__name__] = message
+        # The newest report of each kind, and that on each offer that is not served any more, is sent again after a
+        # reconnect, for the leader may have missed it.
+        offer = report.number if isinstance(report, RankWithdrawn) else 0
+        self._kept[type(report), offer] = message
         self._uplink.send(message)
 
     def close(self) -> None:
@@ -271,6 +294,7 @@ class Follower:
             fingerprint=setup.spec.fingerprint,
             last_applied=self._last_applied,
             address=setup.address,
+            serving_at=setup.serving_at,
         )
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]

@@ -71,8 +71,8 @@ class Ballots:
             epoch=epoch,
             ok=ok,
             pieces=ranks[0].pieces if ok else (),
-            result_digest=_joined(one.result_digest for one in ranks) if ok else "",
-            weights_digest=_joined(one.weights_digest for one in ranks) if ok else "",
+            result_digest=joined_digests(one.result_digest for one in ranks) if ok else "",
+            weights_digest=joined_digests(one.weights_digest for one in ranks) if ok else "",
             links=links,
             corrupt=corrupt,
             detail=detail,
@@ -85,7 +85,7 @@ class Ballots:
         return self.last
 
 
-def _joined(digests: Iterable[str]) -> str:
+def joined_digests(digests: Iterable[str]) -> str:
     """Combine the digests of a group's ranks, in order of position, into one; empty when no rank gave one."""
     parts = list(digests)
     if not any(parts):

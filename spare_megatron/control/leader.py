@@ -33,10 +33,12 @@ from spare_megatron.control.control_thread import Agent, report_of
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.group_aggregation import Ballots, Roll, VoteFigures, merge_reports
 from spare_megatron.control.heartbeat_timer import Pulse, leader_interval_s
+from spare_megatron.control.learner_reports import GroupWord, LearnerReports
 from spare_megatron.control.rank_ledger import RankLedger
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
     RankApplied,
+    RankCaughtUp,
     RankReport,
     Reduced,
     SaveRequest,
@@ -45,7 +47,7 @@ from spare_megatron.control.reports import (
 )
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
-from spare_megatron.controller.messages import Hello, Vote
+from spare_megatron.controller.messages import CaughtUp, Hello, Ready, Void, Vote, Withdrawn
 
 REPORTS_KEPT = 2
 """Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
@@ -73,8 +75,12 @@ class Leader:
         self._asked: list[pb.GroupReport] = []
         self._welcome: pb.Order | None = None
         self._neighbour: pb.Order | None = None
+        self._donors: pb.Order | None = None
+        self._learning = LearnerReports((self._setup.group, self._setup.incarnation), size)
         self._addresses = [self._setup.address] + [""] * (size - 1)
         """Where the ranks of this group listen for their replica rings."""
+        self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
+        """Where they serve state to learners."""
         if self._alone:
             self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
@@ -152,6 +158,7 @@ class Leader:
         position = first.arrival.position
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
         self._addresses[position] = first.arrival.address
+        self._serving_at[position] = first.arrival.serving_at
         self._admit(position, orders, first.arrival.last_applied)
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
@@ -190,8 +197,9 @@ class Leader:
         self._reported.add(position, last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
-        if self._neighbour is not None:
-            orders.put_nowait(_of_position(self._neighbour, position))
+        for told in (self._neighbour, self._donors):
+            if told is not None:
+                orders.put_nowait(_of_position(told, position))
         if self._agent.orders.version:
             orders.put_nowait(self._present())
         if back:
@@ -229,9 +237,8 @@ class Leader:
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
     def _pass_on(self, order: pb.Order) -> None:
-        neighbour = order.WhichOneof("kind") == "neighbour"
         for position, orders in self._ranks.items():
-            orders.put_nowait(_of_position(order, position) if neighbour else order)
+            orders.put_nowait(_of_position(order, position))
 
     # -------------------------------------------------------------------------------------- what the ranks have said
 
@@ -250,6 +257,12 @@ class Leader:
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
         elif isinstance(report, StopRequest):
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+        else:
+            if isinstance(report, RankCaughtUp):
+                self._reported.add(position, report.step)
+            word = self._learning.hear(position, report)
+            if word is not None:
+                self._uplink.send(_word(word))
 
     def _hear_beat(self, position: int, beat: pb.Beat) -> None:
         """Take one rank's beat; the next heartbeat comes sooner when the group as a whole is further than before."""
@@ -310,6 +323,7 @@ class Leader:
             spec_json=spec_to_json(setup.spec),
             job_json=job_to_json(setup.job),
             addresses=self._addresses,
+            serving_at=self._serving_at,
         )
         protobuf_codec.fill(arrival.hello, hello)
         greeting = [pb.GroupReport(arrival=arrival)]
@@ -324,7 +338,7 @@ class Leader:
             greeting.append(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
         if self._applied.reached >= (0, 0):
             greeting.append(self._applied_message())
-        return [*greeting, *self._asked]
+        return [*greeting, *map(_word, self._learning.again()), *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
         """Learn one order of the coordinator, and pass it on: a rank that connects from now on is told of it."""
@@ -335,7 +349,12 @@ class Leader:
             self._welcome = order
         elif kind == "neighbour":
             self._neighbour = order
-        elif kind == "view":
+        elif kind == "donors":
+            self._donors = order
+        elif kind in ("view", "commit"):
+            word = self._learning.told(self._agent.orders.view)
+            if word is not None:
+                self._uplink.send(_word(word))
             self._adopt_view(change)
         elif kind == "save_accepted":
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
@@ -404,12 +423,26 @@ def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:
     return pb.GroupReport(ballot=message)
 
 
+def _word(word: GroupWord) -> pb.GroupReport:
+    message, name = pb.GroupReport(), _FIELDS[type(word)]
+    protobuf_codec.fill(getattr(message, name), word)
+    return message
+
+
+_FIELDS: dict[type, str] = {Ready: "ready", CaughtUp: "caught_up", Void: "void", Withdrawn: "withdrawn"}
+
+
 def _of_position(order: pb.Order, position: int) -> pb.Order:
-    """The part of a neighbour's addresses that one rank must know."""
-    told = order.neighbour
-    return pb.Order(
-        neighbour=pb.Neighbour(group=told.group, incarnation=told.incarnation, addresses=[told.addresses[position]])
-    )
+    """An order as one rank gets it: of addresses only those that it must know."""
+    kind = order.WhichOneof("kind")
+    if kind == "neighbour":
+        told = order.neighbour
+        at = [told.addresses[position]]
+        return pb.Order(neighbour=pb.Neighbour(group=told.group, incarnation=told.incarnation, addresses=at))
+    if kind == "donors":
+        serving_at = [pb.Addresses(values=[one.values[position]]) for one in order.donors.serving_at]
+        return pb.Order(donors=pb.Donors(number=order.donors.number, serving_at=serving_at))
+    return order
 
 
 def _is_remote(coordinator: str) -> bool:

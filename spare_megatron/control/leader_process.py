@@ -99,6 +99,7 @@ def setup_to_json(setup: RankSetup) -> str:
         "last_applied": setup.last_applied,
         "coordinator": setup.coordinator,
         "address": setup.address,
+        "serving_at": setup.serving_at,
         "tls_dir": setup.tls_dir,
         "rank_pid": os.getpid(),
     }
@@ -119,6 +120,7 @@ def setup_from_json(text: str) -> RankSetup:
         last_applied=plain["last_applied"],
         coordinator=plain["coordinator"],
         address=plain["address"],
+        serving_at=plain["serving_at"],
         tls_dir=plain["tls_dir"],
         launcher_pid=plain["rank_pid"],
     )

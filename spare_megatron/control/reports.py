@@ -75,6 +75,36 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
+class RankReady:
+    """A rank of a learner could take an offer, now and after each that ends."""
+
+
+@dataclass(frozen=True)
+class RankCaughtUp:
+    """A rank of a learner or joiner holds the state after ``step``, by offer ``number``."""
+
+    number: int
+    step: int
+    weights_digest: str = ""
+
+
+@dataclass(frozen=True)
+class RankVoid:
+    """A rank of a learner or joiner cannot have its part of offer ``number``."""
+
+    number: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RankWithdrawn:
+    """A rank of a donor serves offer ``number`` no longer."""
+
+    number: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class Beat:
     """A sign of life of one rank: how far its training thread is."""
 
@@ -122,7 +152,9 @@ class Heartbeat:
     """None while no rank is late."""
 
 
-RankReport = Reduced | StepReport | RankApplied | SaveRequest | StopRequest
+RankReport = (
+    Reduced | StepReport | RankApplied | SaveRequest | StopRequest | RankReady | RankCaughtUp | RankVoid | RankWithdrawn
+)
 
 
 class Progress:

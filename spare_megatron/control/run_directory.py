@@ -73,9 +73,10 @@ class RunDirectory:
         """The file with what the job decided about itself in one life (coordinator.job_tuning)."""
         return self.path / f"choice-life-{life}.json"
 
-    def log_of(self, group: int, position: int) -> Path:
-        """The file of a rank's output."""
-        return self.logs / f"group-{group}" / f"rank-{position}.log"
+    def log_of(self, group: int, position: int, incarnation: int | None = None) -> Path:
+        """The file of a rank's output; ``incarnation``: of a group that was started again within a life."""
+        later = "" if incarnation is None else f".incarnation-{incarnation}"
+        return self.logs / f"group-{group}" / f"rank-{position}{later}.log"
 
     def lock(self, name: str, owner: str) -> Lock:
         """Hold ``name`` until the process ends; raises ConfigError where another process holds it."""
@@ -177,12 +178,17 @@ class RunDirectory:
             failpoints.hit("errors.write")
             (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
 
-    def told_errors(self) -> list[Path]:
-        """The files that :meth:`report_error` wrote; none where the disk fails."""
+    def told_errors(self, group: int | None = None) -> list[Path]:
+        """The files that :meth:`report_error` wrote; none where the disk fails. ``group``: without those of ranks that
+        are known to be of other groups."""
         try:
-            return sorted(self.errors.glob("*.txt")) if self.errors.is_dir() else []
+            files = sorted(self.errors.glob("*.txt")) if self.errors.is_dir() else []
         except OSError:
             return []
+        if group is None:
+            return files
+        mine = f"group-{group}-"
+        return [file for file in files if file.name.startswith(mine) or not file.name.startswith("group-")]
 
 
 def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:

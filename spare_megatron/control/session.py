@@ -21,7 +21,18 @@ from spare_megatron.config.place import Place
 from spare_megatron.control.control_thread import ControlThread, Follower, RankSetup
 from spare_megatron.control.leader import Leader
 from spare_megatron.control.leader_process import FirstFollower
-from spare_megatron.control.reports import Progress, RankApplied, Reduced, SaveRequest, StepReport, StopRequest
+from spare_megatron.control.reports import (
+    Progress,
+    RankApplied,
+    RankCaughtUp,
+    RankReady,
+    RankVoid,
+    RankWithdrawn,
+    Reduced,
+    SaveRequest,
+    StepReport,
+    StopRequest,
+)
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Orders, first_orders
 from spare_megatron.controller.messages import JobSpec, ReductionResult
@@ -52,6 +63,7 @@ class Session:
         last_applied: int,
         coordinator: str = "",
         address: str = "",
+        serving_at: str = "",
         on_view: Sequence[OnView] = (),
     ) -> Session:
         """Connect to the group's leader, which connects to the coordinator; position 0 starts it. Returns once the
@@ -62,6 +74,7 @@ class Session:
                 commit for a group that comes back).
             coordinator: host:port; empty: read from the run directory.
             address: host:port at which this rank listens for its replica ring.
+            serving_at: host:port at which this rank serves state to learners.
             on_view: called in the control thread with the orders of each newer epoch, before they are visible.
 
         Raises:
@@ -81,6 +94,7 @@ class Session:
             last_applied=last_applied,
             coordinator=coordinator,
             address=address,
+            serving_at=serving_at,
             tls_dir=place.tls_dir,
             launcher_pid=place.launcher_pid,
         )
@@ -147,6 +161,22 @@ class Session:
             self._control.post(SaveRequest(step, directory))
             self._changed.wait_for(lambda: self._answers[key] or self._orders.over)
             return self._answers.pop(key)
+
+    def ready(self) -> None:
+        """Report that this rank, of a learner, could take an offer, now and after each that ends."""
+        self._control.post(RankReady())
+
+    def caught_up(self, number: int, step: int, weights_digest: str) -> None:
+        """Report that this rank, of a learner or joiner, holds the state after ``step``, by offer ``number``."""
+        self._control.post(RankCaughtUp(number, step, weights_digest))
+
+    def void(self, number: int, detail: str) -> None:
+        """Report that this rank, of a learner or joiner, cannot have its part of offer ``number``, and why."""
+        self._control.post(RankVoid(number, detail))
+
+    def withdraw(self, number: int, detail: str) -> None:
+        """Report that this rank, of a donor, serves offer ``number`` no longer, and why."""
+        self._control.post(RankWithdrawn(number, detail))
 
     def request_stop(self, reason: str) -> None:
         """Ask that the job saves and leaves at the next step boundary (exit duration, exit signal)."""

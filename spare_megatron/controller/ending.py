@@ -23,6 +23,7 @@ from spare_megatron.controller.transition import (
     counted,
     decide,
     describe,
+    fence,
     ignore,
     proved,
     stop,
@@ -125,5 +126,5 @@ def _fence(state: State, losses: tuple[Loss, ...]) -> Transition:
         live={g: i for g, i in state.live.items() if g not in gone},
         unproved=without(state.unproved, {(loss.group, loss.incarnation) for loss in losses}),
     )
-    fences: list[Action] = [SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses]
+    fences: list[Action] = [fence(loss) for loss in losses]
     return lost(state, after, fences, "; ".join(map(describe, losses)))

@@ -24,6 +24,9 @@ class Orders:
     """Grows by one at each change; 0 before the first view."""
     right_at: str = ""
     """host:port at which the next member's rank of this position listens; empty where there is no other member."""
+    donors_at: tuple[str, ...] = ()
+    """For a view with an offer: host:port at which the donors' ranks of this position serve it, in the order of its
+    donors."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
@@ -50,16 +53,18 @@ class Change(Enum):
     END = "the job is over for this group"
 
 
-def take_view(orders: Orders, view: View, right_at: str = "") -> tuple[Orders, Change]:
-    """The orders after a View, whose neighbour listens at ``right_at``. It changes nothing if it is for another group
-    or incarnation, or if its fencing number, its epoch or its t* is older. A commit is final, so a view of a newer
-    epoch that does not know the last one comes from a coordinator that no longer decides."""
+def take_view(orders: Orders, view: View, right_at: str = "", donors_at: tuple[str, ...] = ()) -> tuple[Orders, Change]:
+    """The orders after a View, whose neighbour listens at ``right_at``, and whose offer is served at ``donors_at``.
+
+    It changes nothing if it is for another group or incarnation, or if its fencing number, its epoch or its t* is
+    older. A commit is final, so a view of a newer epoch that does not know the last one comes from a coordinator that
+    no longer decides."""
     known = orders.view
     if orders.over or view.group != known.group or known.incarnation not in (-1, view.incarnation):
         return orders, Change.NONE
     if view.fencing < known.fencing or view.epoch < known.epoch or view.committed[0] < known.committed[0]:
         return orders, Change.NONE
-    told = replace(orders, view=view, version=orders.version + 1, right_at=right_at)
+    told = replace(orders, view=view, version=orders.version + 1, right_at=right_at, donors_at=donors_at)
     if view.epoch > known.epoch:
         return told, Change.EPOCH
     if view.committed[0] > known.committed[0]:

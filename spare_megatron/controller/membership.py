@@ -15,12 +15,14 @@ import numpy as np
 from spare_megatron.config.plural import counted
 from spare_megatron.controller import audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
-from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost, SendFenced
+from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
 from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
 from spare_megatron.controller.transition import (
+    WRONG,
     Transition,
     decide,
     describe,
+    fence,
     ignore,
     stop,
     views,
@@ -86,10 +88,8 @@ def lose(state: State, event: Lost) -> Transition:
         return ignore(state, "the lost groups are not members: " + "; ".join(map(describe, event.losses)))
     why = "; ".join(map(describe, losses))
     dead = {loss.group for loss in losses}
-    fences: list[Action] = [
-        SendFenced(loss.group, loss.incarnation, describe(loss)) for loss in losses if loss.cause != "exited"
-    ]
-    accused = {(loss.group, loss.incarnation) for loss in losses if loss.cause in ("diverged", "corrupt")}
+    fences: list[Action] = [fence(loss) for loss in losses if loss.cause != "exited"]
+    accused = {(loss.group, loss.incarnation) for loss in losses if loss.cause in WRONG}
     gone = {(loss.group, loss.incarnation) for loss in losses}
     members = {group for group, incarnation in gone if state.live.get(group) == incarnation}
     staying = {g: known for g, known in state.learners.items() if (g, known.incarnation) not in gone}

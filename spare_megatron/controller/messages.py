@@ -374,6 +374,8 @@ class SendFenced:
     reason: str
     birth: str = ""
     """The birth of a process that has no incarnation."""
+    lasting: bool = False
+    """What it has computed is wrong, so another process on the same devices is no better."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from spare_megatron.controller.messages import AcceptSave, Action, Decision, Deferred, Loss, Saved, SendStop, SendView
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Action,
+    Decision,
+    Deferred,
+    Loss,
+    Saved,
+    SendFenced,
+    SendStop,
+    SendView,
+)
 from spare_megatron.controller.state import State
 
 Transition = tuple[State, Decision]
+WRONG = ("diverged", "corrupt")
+"""The causes of a loss that say: what the group has computed is wrong."""
 
 
 def ignore(state: State, reason: str) -> Transition:
@@ -79,6 +91,11 @@ def describe(loss: Loss) -> str:
     """One loss in words: 'group 2 (rank 1) exited: killed by signal 9'."""
     who = f"group {loss.group}" if loss.position < 0 else f"group {loss.group} (rank {loss.position})"
     return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")
+
+
+def fence(loss: Loss) -> SendFenced:
+    """Tell a lost group to leave, and why."""
+    return SendFenced(loss.group, loss.incarnation, describe(loss), lasting=loss.cause in WRONG)
 
 
 def minority(digests: Mapping[int, str], witnesses: Collection[int] = ()) -> frozenset[int] | None:

@@ -1,13 +1,14 @@
 """Sends the machine's actions as orders on the groups' streams.
 
-Before a view a group is told where the ranks of the next group in its ring listen, if it has not been told yet on this
-stream. So a death brings addresses to one group, an arrival to one, and to all others nothing.
+Before a view a group is told where the ranks of the next group in its ring listen, and where the donors of its offer
+serve it, if it has not been told yet on this stream. So a death brings addresses to one group, an arrival to one, and
+to all others nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spare_megatron.control import control_pb2 as pb
@@ -15,7 +16,7 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
-from spare_megatron.controller.view import View
+from spare_megatron.controller.view import MemberId, View
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
 
@@ -31,14 +32,14 @@ class Speaker:
         self._streams, self._fencing, self._state = streams, fencing, state
         self._addresses = addresses
         self._held: dict[tuple[int, int], SendView] = {}
-        """Views whose group waits for the address of its neighbour."""
+        """Views whose group waits for the addresses of its neighbour or its donors."""
         self._live: tuple[tuple[int, int], ...] = ()
         self._live_encoded = b""
         """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
     def heard(self, group: int, incarnation: int) -> None:
         """Send the views that waited for the addresses of a group, which are known now."""
-        for key in [key for key, send in self._held.items() if send.view.neighbour == (group, incarnation)]:
+        for key in [key for key, send in self._held.items() if (group, incarnation) in _reached(send.view)]:
             self._view(self._held.pop(key))
 
     def say(self, action: Action) -> None:
@@ -77,8 +78,8 @@ class Speaker:
         self._streams.send_each({group: own.get(group, plain) for group in action.groups})
 
     def _view(self, send: SendView) -> None:
-        """Send a view now, or once its delay is over and the neighbour's addresses are known: a coordinator that has
-        just taken office may not have heard of it yet."""
+        """Send a view now, or once its delay is over and the addresses of the neighbour and the donors are known: a
+        coordinator that has just taken office may not have heard of them yet."""
         view, state = send.view, self._state()
         me = (view.group, view.incarnation)
         self._held.pop(me, None)
@@ -86,10 +87,11 @@ class Speaker:
             loop = asyncio.get_running_loop()
             loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
         elif (view.epoch, view.committed) == (state.epoch, state.committed):
-            if view.neighbour is not None and self._addresses.of(view.neighbour) is None:
+            if any(self._addresses.of(member) is None for member in _reached(view)):
                 self._held[me] = send
                 return
             self._tell_neighbour(view)
+            self._tell_donors(view)
             own = pb.Order()
             protobuf_codec.fill(own.view, replace(view, live=()))
             order = EncodedOrder("view", self._encoded_live(view), own.SerializeToString())
@@ -104,6 +106,14 @@ class Speaker:
         told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses.of(neighbour))
         stream.send(pb.Order(neighbour=told))
 
+    def _tell_donors(self, view: View) -> None:
+        offer, stream = view.offer, self._streams.of(view.group, view.incarnation)
+        if offer is None or stream is None or stream.offer == offer.number:
+            return
+        stream.offer = offer.number
+        serving_at = [pb.Addresses(values=self._addresses.serving_at(donor)) for donor in offer.donors]
+        stream.send(pb.Order(donors=pb.Donors(number=offer.number, serving_at=serving_at)))
+
     def _encoded_live(self, view: View) -> bytes:
         """The live set of ``view`` as a part of its order."""
         if view.live is not self._live:
@@ -111,3 +121,11 @@ class Speaker:
             order.view.live.values.extend(number for pair in view.live for number in pair)
             self._live, self._live_encoded = view.live, order.SerializeToString()
         return self._live_encoded
+
+
+def _reached(view: View) -> Iterator[MemberId]:
+    """The groups whose ranks those of a view's group connect to."""
+    if view.neighbour is not None:
+        yield view.neighbour
+    if view.offer is not None:
+        yield from view.offer.donors

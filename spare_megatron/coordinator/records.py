@@ -147,6 +147,7 @@ class Records:
             "phase": state.phase,
             "life": state.life,
             "epoch": state.epoch,
+            "first_step": state.spec.first_step if state.spec else 0,
             "step": state.committed[0],
             "last_step": state.spec.last_step if state.spec else None,
             "num_groups": state.spec.num_groups if state.spec else None,

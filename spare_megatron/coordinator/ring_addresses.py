@@ -21,17 +21,21 @@ class RingAddresses:
         self._addresses: dict[Incarnation, tuple[str, ...]] = {}
         self._incarnations: dict[int, int] = {}
         """Group -> the newest incarnation that is known."""
+        self._serving_at: dict[Incarnation, tuple[str, ...]] = {}
         self._owners: dict[str, tuple[int, int, int]] = {}
         """Address -> (group, incarnation, position)."""
 
-    def learn(self, group: int, incarnation: int, addresses: Sequence[str]) -> None:
-        """Take what a group said, by position; what an older incarnation said is forgotten."""
+    def learn(self, group: int, incarnation: int, addresses: Sequence[str], serving_at: Sequence[str]) -> None:
+        """Take what a group said, by position: where its ranks listen for the rings, and where they serve state; what
+        an older incarnation said is forgotten."""
         known = self._incarnations.get(group, incarnation)
         if known > incarnation:
             return
         for address in self._addresses.pop((group, known), ()):
             self._owners.pop(address, None)
+        self._serving_at.pop((group, known), None)
         self._incarnations[group] = incarnation
+        self._serving_at[group, incarnation] = tuple(serving_at)
         self._addresses[group, incarnation] = tuple(addresses)
         for position, address in enumerate(addresses):
             self._owners[address] = group, incarnation, position
@@ -39,6 +43,10 @@ class RingAddresses:
     def of(self, member: Incarnation) -> tuple[str, ...] | None:
         """The addresses of a group's ranks, by position; None where it has not said them."""
         return self._addresses.get(member)
+
+    def serving_at(self, member: Incarnation) -> tuple[str, ...] | None:
+        """Where a group's ranks serve state to learners, by position; None where it has not said so."""
+        return self._serving_at.get(member)
 
     async def refusal(self, hello: Hello, addresses: Sequence[str], is_there: Callable[[int, int], bool]) -> str:
         """Why the other groups could not reach a group that comes for the first time; empty where they can, or where it

@@ -36,17 +36,21 @@ from spare_megatron.controller.messages import (
     AcceptSave,
     Action,
     Applied,
+    CaughtUp,
     Decision,
     Event,
     Hello,
     JobSpec,
     Loss,
     Opened,
+    Ready,
     Saved,
     SendFenced,
     StopRequested,
     Tuned,
+    Void,
     Vote,
+    Withdrawn,
 )
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
@@ -56,11 +60,14 @@ from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
 
 STATUS_INTERVAL_S = 0.5
+_LEARNING = {"ready": Ready, "caught_up": CaughtUp, "void": Void, "withdrawn": Withdrawn}
+"""Kind of report -> event."""
 PUBLISHED_INTERVAL_S = 1.0
 """Time between two checks that coordinator.json still names this coordinator."""
 DISK_PATIENCE = 0.75
@@ -92,6 +99,7 @@ class Coordinator:
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())
         self._accepted = ""
+        self._restarts = RestartAnswers(lambda: self._state, lambda: self._nothing_is_decided)
         found = resume(self._dir.journal, self._replayed, self._recall)
         for note in found.notes:
             say(f"{note}; more of the journal is replayed")
@@ -121,15 +129,18 @@ class Coordinator:
         for action in decision.actions:
             if isinstance(action, AcceptSave):
                 self._accepted = action.directory
+        self._restarts.observe(decision.actions)
         self._records.observe(record, before, decision, after, 0.0, False)
         self._tuning.observe(record.time_unix_s, before, record.event, after)
 
     def _memo(self) -> dict[str, Any]:
         """What a restart from a snapshot must know beside the state."""
-        return {"accepted": self._accepted, "records": self._records.memo(), "tuning": self._tuning.memo()}
+        known = {"accepted": self._accepted, "wrong": self._restarts.memo()}
+        return {**known, "records": self._records.memo(), "tuning": self._tuning.memo()}
 
     def _recall(self, memo: Mapping[str, Any]) -> None:
         self._accepted = memo["accepted"]
+        self._restarts.recall(memo)
         self._records.recall(memo["records"])
         self._tuning.recall(memo["tuning"])
 
@@ -146,6 +157,7 @@ class Coordinator:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
+        unary["AskRestart"] = (pb.LostGroup, self._restarts.handler(self._suspicion))
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
@@ -275,6 +287,7 @@ class Coordinator:
             self._dir.publish_accepted(action.directory)
         self._speaker.say(action)
         if isinstance(action, SendFenced):
+            self._restarts.observe((action,))
             self._detector.lost(action.group, action.incarnation)
 
     def _follow(self, record: Record, before: State) -> None:
@@ -325,7 +338,7 @@ class Coordinator:
         if self._unopened:
             self._open(spec, job)
         self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
-        self._addresses.learn(hello.group, hello.incarnation, addresses)
+        self._addresses.learn(hello.group, hello.incarnation, addresses, first.arrival.serving_at)
         self._speaker.heard(hello.group, hello.incarnation)
         self._apply(hello)
         listener = asyncio.create_task(self._listen(stream, context))
@@ -367,6 +380,8 @@ class Coordinator:
             self._apply(protobuf_codec.read(report.applied, Applied))
         elif kind == "saved":
             self._apply(protobuf_codec.read(report.saved, Saved))
+        elif kind in _LEARNING:
+            self._apply(protobuf_codec.read(getattr(report, kind), _LEARNING[kind]))
         elif kind == "step_report":
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)

@@ -22,6 +22,8 @@ class Stream:
         self.group, self.incarnation = group, incarnation
         self.neighbour: tuple[int, int] | None = None
         """The (group, incarnation) whose addresses this group was told last."""
+        self.offer = 0
+        """The offer whose donors' addresses this group was told last."""
         self._context = context
         self._orders: asyncio.Queue[AnyOrder | None] = asyncio.Queue()
 

@@ -80,10 +80,11 @@ class Suspicion:
         """Ask the detector what has happened by now."""
         state, now_s = self._state(), time.monotonic()
         running = state.phase == "running" and not self._waits()
-        attempt = Attempt(state.epoch, state.live, state.votes.keys()) if running else None
+        attempt = Attempt(state.epoch, _judged(state), state.votes.keys()) if running else None
         for finding in self._detector.tick(now_s, attempt):
             self.lose(finding)
-        stuck = self._detector.standstill(now_s, attempt) if attempt is not None else ""
+        waits = attempt is None or state.joiners  # nobody stands still who waits for a joiner
+        stuck = "" if waits else self._detector.standstill(now_s, attempt)
         if stuck:
             self._decide(Standstill(state.epoch, stuck, self.failing_s()))
         self._look_at_joiners(running)
@@ -91,8 +92,7 @@ class Suspicion:
     def _look_at_joiners(self, running: bool) -> None:
         """Make an event when the holders of the last state have waited for joiners for the heartbeat time-out."""
         state, now_s = self._state(), time.monotonic()
-        joiners = state.live.keys() - state.holders
-        if not running or not joiners or not self._detector.all_wait(state.holders):
+        if not running or not state.joiners or not self._detector.all_wait(state.holders):
             self._joiners = None
             return
         if self._joiners is None or self._joiners[0] != state.epoch:
@@ -107,3 +107,10 @@ class Suspicion:
         for loss in losses:
             if self._state().live.get(loss.group) == loss.incarnation:
                 self._detector.spare(loss.group, time.monotonic())
+
+
+def _judged(state: State) -> Mapping[int, int]:
+    """The members for which the progress time-out is: not joiners."""
+    if len(state.holders) == len(state.live):
+        return state.live
+    return {group: incarnation for group, incarnation in state.live.items() if group in state.holders}

@@ -25,7 +25,15 @@ DEGREES = (
     "expert_tensor_parallel_size",
     "spare_inner_data_parallel",
 )
-OTHERS = ("save", "load", "ckpt_step", "spare_run_dir", "use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+OTHERS = (
+    "save",
+    "load",
+    "ckpt_step",
+    "spare_run_dir",
+    "spare_max_group_restarts",
+    "use_checkpoint_args",
+    "use_mp_args_from_checkpoint_args",
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +45,15 @@ class LauncherFlags:
     run_dir: str | None
     checkpoint_dirs: tuple[str, ...]
     """Where a checkpoint to start again from may be, best first."""
+    max_group_restarts: int
+    """How often one lost group is started again within an hour."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, or a degree of parallelism below 1.
+        ConfigError: a value that is none, a degree of parallelism below 1, or fewer than no restarts.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -53,10 +63,14 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     namespace, _ = parser.parse_known_args(with_yaml(words, environ))
     for name, value in degrees(namespace, saved).items():
         setattr(namespace, name, value)
+    restarts = namespace.spare_max_group_restarts
+    if restarts < 0:
+        raise ConfigError(f"--spare-max-group-restarts is {restarts}, but must not be negative")
     return LauncherFlags(
         group_size(namespace),
         namespace.spare_run_dir,
         tuple(directory for directory in (namespace.save, namespace.load) if directory),
+        restarts,
     )
 
 

@@ -265,6 +265,10 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
     refuse(
+        ns.spare_max_group_restarts < 0,
+        f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
+    )
+    refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
         "microbatches a group ran, so sums change when microbatches move; use --spare-reduce fp32",

@@ -1,4 +1,5 @@
-"""Calls the coordinator from processes that are no ranks, to report an exit or to ask it to stop."""
+"""Calls the coordinator from processes that are no ranks: to report an exit, to ask it to stop, and whether a group
+may be started again."""
 
 from __future__ import annotations
 
@@ -34,20 +35,27 @@ class CoordinatorClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def tell(self, method: str, request: object) -> pb.Done | None:
-        """Call ``method`` until the coordinator, which may be restarted meanwhile, answers. Returns its answer; None
-        when the life was over first."""
+    async def tell(self, method: str, request: object, answer: Any = pb.Done) -> Any:
+        """Call ``method`` until the coordinator, which may be restarted meanwhile, answers. Returns its answer, a
+        message of type ``answer``; None when the life was over first."""
         backoff = Backoff()
         while not self._over():
             published = self._dir.coordinator()
             if published is not None:
                 try:
                     async with open_channel(published.address, self._security, TELL_S) as channel:
-                        return await call_once(channel, method, self._security, request, TELL_S)
+                        return await call_once(channel, method, self._security, request, TELL_S, answer)
                 except grpc.aio.AioRpcError:
                     pass
             await backoff.wait()
         return None
+
+    async def ask_restart(self, group: int, incarnation: int) -> pb.RestartAnswer | None:
+        """Whether a group may be started again, no process of which is left after its ``incarnation``. None when the
+        life was over first."""
+        request = pb.LostGroup(group=group, incarnation=incarnation)
+        answer: pb.RestartAnswer | None = await self.tell("AskRestart", request, pb.RestartAnswer)
+        return answer
 
     def close(self) -> None:
         """Cancel the tasks that :meth:`beside` started."""

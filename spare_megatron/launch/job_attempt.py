@@ -1,27 +1,25 @@
-"""Runs one life of a job: one coordinator, which is restarted when it is killed, and one start of every rank.
+"""Runs one life of a job: its coordinator, which is restarted when it is killed, and its ranks.
 
 It decides nothing about training: it reports exits to the coordinator, ends what is left of a group that lost a rank,
-and returns what the coordinator's exit code says.
+lets :mod:`spare_megatron.launch.restarter` start it again, and returns what the coordinator's exit code says.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.group_restarts import LaunchMemory
 from spare_megatron.launch.life_report import (
     LINES_SHOWN,
     code_of,
@@ -30,7 +28,10 @@ from spare_megatron.launch.life_report import (
     refusal_of_coordinator,
     tail,
 )
+from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Processes, publish_processes
+from spare_megatron.launch.rank_processes import GroupStart, RankProcesses
+from spare_megatron.launch.restarter import Restarter
 
 GROUP_GRACE_S = 0.3
 """Time between the first exit of a rank and the kill of its group's other ranks, in which they can still log why."""
@@ -44,23 +45,6 @@ COORDINATOR_RESTARTS = 8
 """How often the coordinator is restarted in one life, at most."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A job to start on this machine, and how."""
-
-    num_groups: int
-    group_size: int
-    run_dir: RunDirectory
-    command: tuple[str, ...]
-    """The command line of one rank."""
-    injections: tuple[str, ...] = ()
-    checkpoint_dirs: tuple[str, ...] = ()
-    """Directories with checkpoints to start again from, in the order in which they are searched."""
-    listen: str = "127.0.0.1:0"
-    tls_dir: str = ""
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-
-
 class Life:
     """One start of the whole job, to the end of its coordinator."""
 
@@ -69,26 +53,29 @@ class Life:
         launch: Launch,
         processes: Processes,
         number: int,
+        memory: LaunchMemory,
         say: Callable[[str], None],
         stopped_hard: asyncio.Event,
     ) -> None:
         """``say`` shows one line to the user, behind the launcher's name. ``stopped_hard`` ends the life at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
-        self._number, self._say, self._stopped_hard = number, say, stopped_hard
+        self._memory, self._say, self._stopped_hard = memory, say, stopped_hard
         security = Security(self._dir.token(create=True), launch.tls_dir)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
         self._side = SideFiles(say)
         self._coordinator: Child | None = None
         self._restarts = 0
         self._ending = False
-        self._ranks: dict[tuple[int, int], Child] = {}
-        self._incarnation = 0
+        self._ranks = RankProcesses(launch, processes, number, self._rank_ended)
+        self._restarter = Restarter(self._ranks, self._client, memory, self._start_again, say, self._is_over)
+        self._first_incarnation = 0
         before = patiently(self._dir.coordinator_for_sure)
         self._journal_life = 1 + (before.life if before else 0)
         self._listening = asyncio.Event()
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._first_failure: tuple[int, int] | None = None
+        self._first_failure: Path | None = None
+        """The log of the first rank that failed."""
 
     async def run(self, stop_reason: str) -> ExitCode:
         """Run the life until the coordinator has ended it; returns how it ended.
@@ -128,9 +115,7 @@ class Life:
         """Why the life failed, where its coordinator gave no reason."""
         if self._stopped_hard.is_set():
             return "it was told to stop a second time, and ended at once"
-        failed = self._first_failure
-        log = self._dir.log_of(*failed) if failed is not None else self._dir.coordinator_errors
-        return end_of_first([log], f"see {self._dir.logs}")
+        return end_of_first([self._first_failure or self._dir.coordinator_errors], f"see {self._dir.logs}")
 
     # --------------------------------------------------------------------------------------------------- coordinator
 
@@ -154,8 +139,9 @@ class Life:
         while child.alive:
             published = self._dir.coordinator()
             if published is not None and published.pid == child.pid:
-                if not self._ranks:
-                    self._incarnation = published.highest_incarnation + 1
+                if not self._ranks.all:
+                    known, groups = published.highest_incarnation, self._launch.num_groups
+                    self._first_incarnation = self._memory.incarnations.first(groups, known)
                 self._listening.set()
                 return
             await asyncio.sleep(0.005)
@@ -185,93 +171,75 @@ class Life:
     # --------------------------------------------------------------------------------------------------------- ranks
 
     def _start_ranks(self) -> None:
-        launch = self._launch
-        for group in range(launch.num_groups):
-            for position in range(launch.group_size):
-                self._ranks[group, position] = self._processes.start(
-                    f"group {group} rank {position}",
-                    launch.command,
-                    self._rank_environment(group, position),
-                    self._dir.log_of(group, position),
-                    lambda child, place=(group, position): self._rank_ended(place, child),  # type: ignore[misc]
-                )
+        for group in range(self._launch.num_groups):
+            self._ranks.start(GroupStart(group, self._first_incarnation))
+        self._client.beside(self._restarter.end_hung(self._dir.status))
         self._publish()
 
-    def _rank_environment(self, group: int, position: int) -> dict[str, str]:
-        launch = self._launch
-        ranks = launch.num_groups * launch.group_size
-        return {
-            "OMP_NUM_THREADS": "1",
-            **launch.environ,
-            "PYTHONUNBUFFERED": "1",
-            "LOCAL_RANK": str(group * launch.group_size + position),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "SPARE_GROUP": str(group),
-            "SPARE_POSITION": str(position),
-            "SPARE_NUM_GROUPS": str(launch.num_groups),
-            "SPARE_GROUP_SIZE": str(launch.group_size),
-            "SPARE_INCARNATION": str(self._incarnation),
-            "SPARE_LIFE": str(self._number),
-            "SPARE_RUN_DIR": str(self._dir.path),
-            "SPARE_LAUNCHER_PID": str(os.getpid()),
-            "SPARE_STARTS_AGAIN": "1",
-            "SPARE_TLS_DIR": launch.tls_dir,
-            VARIABLE: "\n".join(launch.injections),
-        }
+    def _start_again(self, start: GroupStart) -> None:
+        self._ranks.start(start)
+        self._publish()
 
-    def _rank_ended(self, place: tuple[int, int], child: Child) -> None:
+    def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:
         """Report a rank's exit to the coordinator, and end the rest of its group."""
-        group, position = place
         status = child.status if child.status is not None else 1
         self._publish()
         if self._exit.done() or self._ending:
             return
         if status == ExitCode.BAD_INPUT:
-            self._show_error(place)
-            return
-        if status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
-            self._first_failure = self._first_failure or place
+            sentence = self._error_of(start, position)
+            if not start.restarts:
+                self._refuse(sentence)
+                return
+            self._restarter.keep_out(start.group, sentence)
+        elif status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
+            self._first_failure = self._first_failure or self._ranks.log_of(start, position)
+        self._restarter.note(start, position, status)
         exited = pb.Exited(
-            group=group,
-            incarnation=self._incarnation,
+            group=start.group,
+            incarnation=start.incarnation,
             position=position,
             status=status,
             time_unix_s=time.time(),
         )
-        self._client.beside(self._report(exited))
-        self._client.beside(self._end_group(group, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
+        last = not self._ranks.is_left(start.group)
+        self._client.beside(self._report(exited, start if last else None))
+        self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
-    async def _report(self, exited: pb.Exited) -> None:
-        """Report an exit. After that of the last rank the coordinator ends the job; a job that never began is ended
-        here."""
+    async def _report(self, exited: pb.Exited, gone: GroupStart | None) -> None:
+        """Report an exit. ``gone`` is the start of a group that has no process left by it: that group may be started
+        again. After the last exit of all, the coordinator ends the job; a job that never began is ended here."""
         answer = await self._client.tell("ReportExit", exited)
-        if answer is None or any(rank.alive for rank in self._ranks.values()):
+        if answer is None:
+            return
+        if self._ranks.living:
+            if gone is not None:
+                await self._restarter.bring_back(gone)
             return
         if answer.opened:
             await asyncio.wait({self._exit}, timeout=NO_RANKS_S)
         if not self._exit.done():
             self._exit.set_result(int(ExitCode.FAILED))
 
-    def _show_error(self, place: tuple[int, int]) -> None:
-        """End the life with the user's error that a rank has found: its sentence, or else the end of its log."""
-        sentences = self._dir.told_errors()
-        log = self._dir.log_of(*place)
+    def _error_of(self, start: GroupStart, position: int) -> str:
+        """The user's error that a rank has found: its sentence, or else the end of its log."""
+        sentences = self._dir.told_errors(start.group)
+        log = self._ranks.log_of(start, position)
         text = tail(sentences[0], LINES_SHOWN) if sentences else tail(log, LINES_SHOWN)
-        self._refuse(text or f"a rank found bad input; see {log}")
+        return text or f"a rank found bad input; see {log}"
 
-    async def _end_group(self, group: int, grace_s: float) -> None:
-        """Kill what is left of a group after ``grace_s``, except processes that a signal has stopped: whoever stopped
-        one may want to look at it, or let it go on, and it is then fenced. They are killed at the end of the job."""
-        await asyncio.sleep(grace_s)
-        for (of, _), child in self._ranks.items():
-            if of == group and child.alive and not child.stopped and not self._exit.done():
-                child.signal(signal.SIGKILL)
+    async def _end_group(self, start: GroupStart, grace_s: float) -> None:
+        """Kill what is left of a group; stopped processes only at the end of the job."""
+        stopped = await self._ranks.end_group(start, grace_s, self._exit.done)
+        if stopped and self._restarter.works:
+            pids = ", ".join(str(rank.child.pid) for rank in stopped)
+            self._say(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
 
     async def _let_ranks_leave(self) -> None:
         """Wait until the ranks of the live groups have left, for :data:`END_GRACE_S` at most: they know that the job is
         over."""
         live = live_groups(self._dir)
-        leaving = [rank for (group, _), rank in self._ranks.items() if group in live]
+        leaving = [rank.child for rank in self._ranks.all if rank.start.group in live]
         deadline_s = time.monotonic() + END_GRACE_S
         while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
             if not any(rank.alive and not rank.stopped for rank in leaving):
@@ -280,7 +248,8 @@ class Life:
 
     async def _end_everything(self) -> None:
         """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end."""
-        children = [*self._ranks.values(), *([self._coordinator] if self._coordinator else [])]
+        ranks = [rank.child for rank in self._ranks.all]
+        children = [*ranks, *([self._coordinator] if self._coordinator else [])]
         for child in children:
             if child.alive:
                 child.signal(signal.SIGKILL)
@@ -290,6 +259,9 @@ class Life:
 
     # --------------------------------------------------------------------------------------------------------- common
 
+    def _is_over(self) -> bool:
+        return self._ending or self._exit.done() or self._config_error.done() or self._stopped_hard.is_set()
+
     def _publish(self) -> None:
         path = self._dir.processes
-        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks))
+        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed()))

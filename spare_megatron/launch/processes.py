@@ -145,13 +145,16 @@ def _open_log(path: Path) -> IO[bytes]:
         return Path(os.devnull).open("ab")
 
 
-def publish_processes(path: Path, coordinator: Child | None, ranks: Mapping[tuple[int, int], Child]) -> None:
+ListedRank = tuple[int, int, int, int]
+"""(group, position, incarnation, process id) of a rank that is alive."""
+
+
+def publish_processes(path: Path, coordinator: Child | None, ranks: Sequence[ListedRank]) -> None:
     """Replace processes.json by the list of the processes that are alive."""
     host = socket.gethostname()
     listed: list[dict[str, Any]] = [
-        {"group": group, "position": position, "pid": child.pid, "host": host}
-        for (group, position), child in sorted(ranks.items())
-        if child.alive
+        {"group": group, "position": position, "incarnation": incarnation, "pid": pid, "host": host}
+        for group, position, incarnation, pid in sorted(ranks)
     ]
     living = coordinator is not None and coordinator.alive
     write_json(path, {"coordinator": {"pid": coordinator.pid if living and coordinator else None}, "ranks": listed})

@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
-from spare_megatron.launch.job_attempt import Launch, Life
+from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
+from spare_megatron.launch.job_attempt import Life
 from spare_megatron.launch.life_report import ended_life, forget_last_life
+from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_policy import Obstacles, RestartDecision, after_life
 
@@ -33,6 +35,7 @@ class Supervisor:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._stop_reason = ""
         self._stopped_hard = asyncio.Event()
+        self._memory = LaunchMemory(GroupRestarts(launch.max_group_restarts), Incarnations())
         self._life: Life | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
@@ -54,14 +57,14 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(OSError):  # nobody decides by it, and the job is over
-                publish_processes(self._dir.processes, None, {})
+                publish_processes(self._dir.processes, None, ())
             lock.release()
 
     async def _lives(self, processes: Processes) -> ExitCode:
         number, idle = 1, 0
         while True:
             forget_last_life(self._dir)
-            life = self._life = Life(self._launch, processes, number, self._say, self._stopped_hard)
+            life = self._life = Life(self._launch, processes, number, self._memory, self._say, self._stopped_hard)
             code = await life.run(self._stop_reason)
             decision = await self._decide(life, code, idle)
             if decision.sentence:

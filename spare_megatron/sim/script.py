@@ -32,6 +32,8 @@ def scripted(words: Sequence[str], num_groups: int, pieces_per_shard: int) -> tu
             raise ConfigError(f"--inject {word}: group={one.group}, but the groups are 0 to {num_groups - 1}")
         if one.position is not None:
             raise ConfigError(f"--inject {word}: a simulated group has no ranks; leave position={one.position} out")
+        if one.restart:
+            raise ConfigError(f"--inject {word}: a simulated group is the same when it is back; leave restart= out")
         if one.point in ("forward", "backward") and one.n is not None and one.n >= 2 * pieces_per_shard:
             raise ConfigError(
                 f"--inject {word}: n={one.n}, but a group has about {pieces_per_shard} pieces; use a smaller n"

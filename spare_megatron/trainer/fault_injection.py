@@ -1,7 +1,8 @@
 """Injects faults into a rank: real signals to real processes, at a named moment of a named step.
 
 Each injection happens once in a job, even when its step is computed again from a checkpoint: a mark file is made in the
-run directory before the fault, so that it is there although the process is killed.
+run directory before the fault, so that it is there although the process is killed. It strikes only the processes of one
+start of its group (``Injection.restart``): a group that is started again is left alone unless the injection says so.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ class InjectedError(RuntimeError):
 class Injector:
     """Injects the faults that the user asked for with ``--inject`` into one rank."""
 
-    def __init__(self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory) -> None:
+    def __init__(
+        self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory, restarts: int = 0
+    ) -> None:
+        """``restarts``: how often the group was started again before this rank, in this life of the job."""
         self._group, self._position, self._run_dir = group, position, run_dir
         self.injections = tuple(injections)
         """Those of all ranks of the job."""
         self._mine = [
             (index, one)
             for index, one in enumerate(injections)
-            if one.group == group and one.position in (None, position)
+            if one.group == group and one.position in (None, position) and one.restart == restarts
         ]
 
     @classmethod
@@ -46,7 +50,7 @@ class Injector:
         injections = [parse_injection(text) for text in texts if text]
         if injections and place.run_dir is None:
             raise ConfigError("--inject needs a run directory; give --spare-run-dir DIR or set SPARE_RUN_DIR")
-        return cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."))
+        return cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."), place.restarts)
 
     def fire(self, point: str, step: int, n: int) -> None:
         """Inject what is due at ``point``. Called wherever faults can be injected; nearly always returns at once."""

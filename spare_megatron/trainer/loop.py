@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.saves import saver
+from spare_megatron.trainer.catch_up import CatchUp
+from spare_megatron.trainer.donor import Donor
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.saving import Ask
-from spare_megatron.trainer.step import Committed, LeaveError, StepRunner
+from spare_megatron.trainer.step import Committed, LeaveError, SentBackError, StepRunner
 
 
 class Saver(Protocol):
@@ -41,6 +43,8 @@ class TrainingLoop:
     saver: Saver | None
     first_step: int
     """The step whose state the engine holds at the start."""
+    donor: Donor
+    catch_up: CatchUp
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
     """For how long the last save kept this rank from training; empty once that is reported."""
     _ended: int | None = field(default=None, init=False)
@@ -51,26 +55,32 @@ class TrainingLoop:
     def run(self) -> Orders:
         """Train until the job is over for this rank; returns the orders that say how it ended."""
         try:
-            orders = self._wait_for_members()
-            step = self.first_step + 1
-            while not self._ends(orders, step):
+            orders = self._wait_for_view()
+            joined = None if orders.view.is_member else self.catch_up.learn()
+            step = joined.step if joined else self.first_step
+            while not self._ends(self.session.orders, step + 1):
                 started_s = time.monotonic()
-                committed = self.runner.run(step)
+                self.donor.look(self.session.orders.view, step)
+                try:
+                    committed = self.runner.run(step + 1, joined)
+                except SentBackError:
+                    joined = self.catch_up.learn()
+                    step = joined.step
+                    continue
+                joined, step = None, step + 1
                 self._apply(committed)
                 if committed.leave:
                     return self._end(committed)
                 if committed.save and self._saves(committed.live):
                     self._save(committed, time.monotonic() - started_s)
-                step += 1
-                orders = self.session.orders
         except LeaveError as leave:
             return leave.orders
         return self._until_over()
 
-    def _wait_for_members(self) -> Orders:
-        """Wait for the first view, and in a learner, which nobody brings up to date yet, for the end of the job."""
+    def _wait_for_view(self) -> Orders:
+        """Wait for the first view: it makes this group a member or, where the job runs already, a learner."""
         orders = self.session.orders
-        while not orders.view.is_member and not orders.over:
+        while not orders.view.epoch and not orders.over:
             orders = self.session.wait(orders.version)
         if orders.over:
             raise LeaveError(orders)
@@ -83,6 +93,7 @@ class TrainingLoop:
 
     def _apply(self, committed: Committed) -> None:
         self.session.progress("apply", committed.step, 0)
+        self.donor.before_apply(self.session.orders.view, committed)
         report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
         self.session.report_step(committed.step, {**report, **self._save_cost})
         self._save_cost = {}

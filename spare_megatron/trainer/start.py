@@ -1,4 +1,7 @@
-"""Chooses where training begins, at step 0 or from a checkpoint, and loads it; position 0 chooses for its group."""
+"""Chooses where training begins, at step 0 or from a checkpoint, and loads it; position 0 chooses for its group.
+
+A group that comes to a job that trains already begins where the job began and loads nothing: living groups give it
+their state."""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import JobDescription
+from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.controller.codec import decode
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.trainer.job_arguments import JobArguments
@@ -39,16 +45,19 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
 
     Raises ConfigError where the checkpoint that was asked for is missing or damaged.
     """
-    chosen: list[Any] = [None, None]
+    chosen: list[Any] = [None, None, None]
     if job.place.is_leader:
         try:
-            chosen[0] = _checkpoint(job)
+            chosen[2] = _of_running_job(job)
+            chosen[0] = _checkpoint(job) if chosen[2] is None else None
         except ConfigError as error:
             chosen[1] = str(error)
     dist.broadcast_object_list(chosen, 0)
-    directory, refusal = chosen
+    directory, refusal, running = chosen
     if refusal:
         raise ConfigError(refusal)
+    if running is not None:
+        return Start(*running)
     if directory is None:
         return Start()
     restart = job.place.life > 1
@@ -63,6 +72,18 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
         _compare_pieces(job, loaded.args)
     return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
+
+
+def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
+    """The step and the samples after which the present life of the job began, if it trains already without this group;
+    None where it does not, or where that cannot be known."""
+    run_dir = RunDirectory(str(job.place.run_dir))
+    known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.path / "job.json")
+    if not known or not status or not kept or (status["phase"], status["life"]) != ("running", known.life):
+        return None
+    opened: JobDescription = decode(kept)
+    log.info("the job trains already: the state comes from groups that live, not from a checkpoint")
+    return status["first_step"], opened.consumed_samples
 
 
 def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:

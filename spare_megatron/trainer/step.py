@@ -33,6 +33,7 @@ from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult
 from spare_megatron.controller.view import View
 from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.group_rounds import Gather, alone, same_orders
 
 Parts = Mapping[int, Mapping[str, int]]
 """Piece -> parameter -> checksum of its gradient."""
@@ -44,6 +45,25 @@ class LeaveError(Exception):
     def __init__(self, orders: Orders) -> None:
         super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
         self.orders = orders
+
+
+class SentBackError(Exception):
+    """A joiner has left the epoch, or has got another offer: what it holds counts no more."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The group of this rank is a member that holds t* by an offer, and has not voted yet."""
+
+    step: int
+    """t*."""
+    number: int
+    """The offer."""
+
+    def counts_in(self, orders: Orders) -> bool:
+        """Whether that is still so: the group has not been sent back, nor given another offer."""
+        view = orders.view
+        return view.is_member and (view.offer is None or view.offer.number == self.number)
 
 
 class Replicas(Protocol):
@@ -125,6 +145,8 @@ class StepRunner:
     """The number format in which gradients travel between groups."""
     overlap: bool = False
     """Whether to reduce while the last backward passes run; must be the same on every rank of the job."""
+    gather: Gather = alone
+    """Gathers over the ranks of this group."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _audited: list[int] = field(default_factory=list, init=False)
@@ -134,11 +156,16 @@ class StepRunner:
     _weights: str = field(default="", init=False)
     """Digest of the weights with which the step in flight began."""
 
-    def run(self, step: int) -> Committed:
+    def run(self, step: int, joined: Joined | None = None) -> Committed:
         """Compute ``step`` until it is committed.
+
+        Args:
+            joined: given for the first step of a group that comes back. Until it is committed the group may be sent
+                back at any moment, so its ranks go on only when all of them look at the same orders.
 
         Raises:
             LeaveError: this group is fenced, or the job is over.
+            SentBackError: a joiner is no member any more; on all ranks of its group alike.
         """
         self._step, self._pieces, self._audited, self._done = step, [], [], 0
         times, attempt, ran = StepTimes(), _Attempt(), 0
@@ -146,8 +173,10 @@ class StepRunner:
         self.engine.begin_step(step)
         share = _Share()
         while True:
-            orders = self.session.orders
+            orders = self.session.orders if joined is None else same_orders(self.session, self.gather)
             view = orders.view
+            if joined is not None and not orders.over and not joined.counts_in(orders):
+                raise SentBackError(f"group {view.group} is to be brought up to date again")
             if view.committed[0] >= step:
                 return self._committed(step, view, attempt, times)
             if orders.over:

@@ -26,11 +26,15 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec
+from spare_megatron.trainer.catch_up import CatchUp
+from spare_megatron.trainer.donor import Donor
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.group_rounds import gather_in_group
 from spare_megatron.trainer.loop import Saver, TrainingLoop
 from spare_megatron.trainer.signals import stop_on_signals
 from spare_megatron.trainer.step import StepRunner
+from spare_megatron.transfer.socket_transport import SocketTransport
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.05
@@ -64,7 +68,12 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         ConfigError: the coordinator cannot be reached or refuses this rank.
     """
     place = job.place
-    replicas = _replicas(job)
+    assert place.run_dir is not None, "a rank has a run directory"
+    directory = RunDirectory(place.run_dir)
+    me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
+    host = own_address(job.interface, partial(_coordinator_host, job, directory))
+    replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
+    transport = SocketTransport(me, host, job.job.timeouts.heartbeat_timeout_s)
 
     def adopt(orders: Orders) -> None:
         members = tuple(Member(*one) for one in orders.view.live)
@@ -77,27 +86,26 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         last_applied=job.spec.first_step,
         coordinator=job.coordinator,
         address=replicas.address,
+        serving_at=transport.address,
         on_view=(adopt,),
     )
+    gather = gather_in_group(place.group_size, job.device)
+    donor = Donor(engine, session, transport)
+    catch_up = CatchUp(engine, session, transport, gather, job.device, job.job.timeouts.heartbeat_timeout_s)
     try:
-        runner = StepRunner(engine, session, replicas, injector.fire, method=job.method, overlap=job.overlap)
+        runner = StepRunner(
+            engine, session, replicas, injector.fire, method=job.method, overlap=job.overlap, gather=gather
+        )
         engine.on_piece = runner.on_piece
-        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step)
+        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up)
         with stop_on_signals(place, session.request_stop):
             orders = loop.run()
     finally:
         replicas.close()
+        transport.close()
+        donor.close()
         session.close()
     return _exit_code(orders)
-
-
-def _replicas(job: RankJob) -> ReplicaCommunicators:
-    place = job.place
-    assert place.run_dir is not None, "a rank has a run directory"
-    directory = RunDirectory(place.run_dir)
-    me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
-    host = own_address(job.interface, partial(_coordinator_host, job, directory))
-    return ReplicaCommunicators(me, job.backend, job.device, host=host)
 
 
 def _coordinator_host(job: RankJob, directory: RunDirectory) -> str:

@@ -7,6 +7,7 @@ the environment, as a real rank's does; what it does from the flags. It never lo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import os
@@ -46,6 +47,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--address", default="", help="where this rank says that it listens for its replica ring")
     parser.add_argument("--config-error", default="", help="fail at once with this sentence")
     parser.add_argument("--crash", action="store_true", help="fail at once with an exception")
+    parser.add_argument("--error-when-back", default="", help="as --config-error, where the group was started again")
+    parser.add_argument("--crash-when-back", action="store_true", help="as --crash, where the group was started again")
+    parser.add_argument("--hang", default="", help="GROUP,STEP: hang there with the interpreter's lock")
+    parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
     return parser.parse_args()
 
 
@@ -140,6 +145,8 @@ class Client:
         for n, piece in enumerate(pieces):
             self.session.progress("forward", step, len(done))
             self.injector.fire("patch" if patching else "forward", step, n)
+            if self.args.hang == f"{self.place.group},{step}" and not self.place.restarts:
+                ctypes.PyDLL(None).sleep(1000)  # no other thread of the process runs meanwhile
             if self.args.piece_s:
                 time.sleep(self.args.piece_s)
             done.append(piece)
@@ -185,12 +192,15 @@ def main() -> int:
         launcher="spare-launch",
         group_size=int(environment.get("SPARE_GROUP_SIZE", "1")),
         life=int(environment.get("SPARE_LIFE", "1")),
+        restarts=int(environment.get("SPARE_RESTARTS", "0")),
         launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
         tls_dir=args.tls_dir or environment.get("SPARE_TLS_DIR", ""),
     )
     try:
-        if args.crash:
+        if args.crash or (args.crash_when_back and place.restarts):
             raise RuntimeError("told to crash")
+        if args.error_when_back and place.restarts:
+            raise ConfigError(args.error_when_back)
         if args.config_error:
             raise ConfigError(args.config_error)
         client = Client(args, place)

@@ -135,6 +135,9 @@ class Job:
         assert not left, f"processes are left behind: {left}\n{self.report()}"
 
 
+RESTARTS = "--spare-max-group-restarts"
+
+
 def launch(
     run_dir: Path,
     *words: str,
@@ -144,7 +147,8 @@ def launch(
     script: str = TOY,
     options: Sequence[str] = (),
 ) -> Job:
-    """Start ``spare-launch`` with its output in RUN_DIR/launch.out."""
+    """Start ``spare-launch`` with its output in RUN_DIR/launch.out. Lost groups stay lost, unless ``words`` say
+    otherwise."""
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -159,6 +163,8 @@ def launch(
     for spec in inject:
         command += ["--inject", spec]
     command += [*options, script, *words]
+    if RESTARTS not in words:
+        command += [RESTARTS, "0"]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     with (run_dir / "launch.out").open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)

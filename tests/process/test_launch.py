@@ -36,7 +36,7 @@ class LaunchedJob:
         command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), *launcher.split()]
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *CLIENT, *client.split()],
+                [*command, *CLIENT, *client.split(), "--spare-max-group-restarts", "0"],
                 cwd=ROOT,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -156,6 +156,7 @@ def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> No
     assert (summary["steps"], summary["failures_masked"], summary["steps_lost"]) == (60, 1, 0)
     assert " iteration       60/      60 |" in job.text()
     assert read_json(job.run_dir.processes) == {"coordinator": {"pid": None}, "ranks": []}
+    assert "started again" not in job.text(), "without --spare-max-group-restarts a lost group stays lost"
 
 
 def test_injected_kills_of_a_group_and_of_the_coordinator(launch: Callable[..., LaunchedJob]) -> None:

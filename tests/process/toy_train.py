@@ -64,7 +64,7 @@ def main() -> int:
     spec, description = _spec(place, options, first_step), _job(place, options)
     rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
     code = train_rank(rank, engine, saver, injector)
-    if code == ExitCode.FINISHED:
+    if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
         _leave_digest(engine, place)
     return int(code)
 
@@ -94,6 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
+    parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
     return parser.parse_args()
 
 

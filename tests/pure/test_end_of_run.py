@@ -72,7 +72,7 @@ def end(group: int, later: list[Orders]) -> list[str]:
     said: list[str] = []
     session: Any = Session(group, later, said)
     runner: Any = Runner(said)
-    TrainingLoop(None, runner, session, Saver(said), 0)._end(COMMITTED)  # type: ignore[arg-type]
+    TrainingLoop(None, runner, session, Saver(said), 0, None, None)._end(COMMITTED)  # type: ignore[arg-type]
     return said
 
 

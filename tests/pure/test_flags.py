@@ -104,7 +104,6 @@ READ_ELSEWHERE = {
     **dict.fromkeys(("rerun_mode", "ckpt_format"), "refusals.VALUES leaves one value"),
     "yaml_cfg": "replaced by what the file says before flags are read",
     "add_position_embedding": "validate: only with rope, which has no other embedding",
-    "spare_max_group_restarts": "at most so many restarts: none is allowed",
     **dict.fromkeys(("rotary_scaling_factor", "mscale", "mscale_all_dim"), "MLATransformerConfig, by its table"),
     **dict.fromkeys(
         (

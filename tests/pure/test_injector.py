@@ -13,9 +13,9 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.trainer.fault_injection import VARIABLE, InjectedError, Injector
 
 
-def injector(tmp_path: Path, *texts: str, group: int = 1, position: int = 0) -> Injector:
+def injector(tmp_path: Path, *texts: str, group: int = 1, position: int = 0, restarts: int = 0) -> Injector:
     """Of one rank."""
-    return Injector([parse_injection(text) for text in texts], group, position, RunDirectory(tmp_path))
+    return Injector([parse_injection(text) for text in texts], group, position, RunDirectory(tmp_path), restarts)
 
 
 def test_it_fires_at_its_moment_and_once_in_a_job(tmp_path: Path) -> None:
@@ -39,6 +39,19 @@ def test_without_a_position_every_rank_of_the_group_has_it(tmp_path: Path) -> No
     for position in range(2):
         with pytest.raises(InjectedError):
             injector(tmp_path, "exception:group=1,step=5,at=vote", position=position).fire("vote", 5, 0)
+
+
+def test_a_group_that_is_back_is_left_alone_unless_the_fault_is_for_it(tmp_path: Path) -> None:
+    """Position 1 was killed with its group before its own part of the fault came."""
+    of_all, of_later = "exception:group=1,step=5,at=vote", "exception:group=1,step=6,at=vote,restart=2"
+    with pytest.raises(InjectedError):
+        injector(tmp_path, of_all, of_later).fire("vote", 5, 0)
+    for restarts in (1, 2):
+        injector(tmp_path, of_all, of_later, position=1, restarts=restarts).fire("vote", 5, 0)
+    for restarts in (0, 1, 3):
+        injector(tmp_path, of_all, of_later, restarts=restarts).fire("vote", 6, 0)
+    with pytest.raises(InjectedError):
+        injector(tmp_path, of_all, of_later, restarts=2).fire("vote", 6, 0)
 
 
 def test_the_same_fault_twice_is_two_faults(tmp_path: Path) -> None:

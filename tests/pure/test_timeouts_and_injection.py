@@ -8,6 +8,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection, check_flips, check_injections, parse_injection
+from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.flags.checkpoint_args import no_checkpoint
 from spare_megatron.flags.launcher_flags import launcher_flags
@@ -50,6 +51,7 @@ def test_progress_flag_alone_is_checked_against_the_heartbeat() -> None:
         ("sigkill:group=2,step=20,at=reduce", Injection("sigkill", 2, 20, "reduce")),
         ("sigstop:group=0,position=1,step=3,at=forward,n=2", Injection("sigstop", 0, 3, "forward", 1, 2)),
         ("slow=2.5:group=1,step=4,at=apply", Injection("slow", 1, 4, "apply", seconds=2.5)),
+        ("sigkill:group=1,step=4,at=vote,restart=2", Injection("sigkill", 1, 4, "vote", restart=2)),
         ("bitflip:group=1,step=4,at=weights", Injection("bitflip", 1, 4, "weights")),
         ("coordinator-sigkill:group=0,step=4,at=vote", Injection("coordinator-sigkill", 0, 4, "vote")),
     ],
@@ -92,6 +94,13 @@ def test_an_injection_must_concern_a_rank_of_the_job() -> None:
         check_injections([parse_injection("sigkill:group=0,position=2,step=2,at=reduce")], 3, 2)
 
 
+def test_a_fault_for_a_restart_needs_restarts() -> None:
+    faults = [parse_injection("sigkill:group=1,step=2,at=reduce,restart=1")]
+    check_injections(faults, 4, 2, max_restarts=1)
+    with pytest.raises(ConfigError, match="no group is started again; add --spare-max-group-restarts 1"):
+        check_injections(faults, 4, 2)
+
+
 def test_an_injection_matches_its_moment_only() -> None:
     one = parse_injection("sigkill:group=2,position=1,step=20,at=forward,n=3")
     assert one.matches(2, 1, "forward", 20, 3)
@@ -130,6 +139,13 @@ def test_a_degree_that_is_no_number_is_refused() -> None:
     for word, message in (("two", "takes a whole number, but got 'two'"), ("0", "is 0, but must be at least 1")):
         with pytest.raises(ConfigError, match=f"--tensor-model-parallel-size:? {message}"):
             launcher_flags(["--tensor-model-parallel-size", word], {}, no_checkpoint)
+
+
+def test_a_launcher_reads_how_often_a_group_is_started_again() -> None:
+    assert launcher_flags([], {}, no_checkpoint).max_group_restarts == SpareConfig.max_group_restarts
+    assert launcher_flags(["--spare-max-group-restarts=4", "--other"], {}, no_checkpoint).max_group_restarts == 4
+    with pytest.raises(ConfigError, match="--spare-max-group-restarts is -1, but must not be negative"):
+        launcher_flags(["--spare-max-group-restarts", "-1"], {}, no_checkpoint)
 
 
 def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Decides when the launcher starts a lost group again, and draws the incarnations of groups.
+
+Pure: the time is an argument. One object of each class serves all lives of a launch.
+
+Promises:
+
+* Of one group, at most ``most`` restarts begin within WITHIN_S; a group that needs one more is given up.
+* The first restart within that time begins at once; each further one waits twice as long as the one before it, from
+  FIRST_PAUSE_S up to MOST_PAUSE_S.
+* A number that :class:`Incarnations` draws for a group is above all that were drawn or known for it before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WITHIN_S = 3600.0
+"""The time within which restarts of a group are counted."""
+FIRST_PAUSE_S = 5.0
+MOST_PAUSE_S = 300.0
+
+
+def pause_s(before: int) -> float:
+    """How long a restart of a group waits that had ``before`` restarts within WITHIN_S."""
+    return 0.0 if before == 0 else min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(before - 1, 16))
+
+
+@dataclass(frozen=True)
+class NextStart:
+    """What follows the loss of a group."""
+
+    pause_s: float | None
+    """How long its restart waits; None: it is given up."""
+    before: int
+    """Its restarts within WITHIN_S before this one."""
+
+
+class GroupRestarts:
+    """The restarts of all groups of a job."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: restarts of one group within WITHIN_S; 0: a lost group stays lost."""
+        self.most = most
+        self._begun: dict[int, list[float]] = {}
+        """Group -> when its restarts within WITHIN_S began, or are going to."""
+
+    def after_loss(self, group: int, now_s: float) -> NextStart:
+        """What follows a loss of ``group``, no process of which is left at ``now_s``. A restart that it grants is
+        counted as one that begins after its pause."""
+        begun = [at_s for at_s in self._begun.get(group, ()) if at_s > now_s - WITHIN_S]
+        if len(begun) >= self.most:
+            return NextStart(None, len(begun))
+        pause = pause_s(len(begun))
+        self._begun[group] = [*begun, now_s + pause]
+        return NextStart(pause, len(begun))
+
+
+class Incarnations:
+    """Draws the incarnations of groups. Nobody else may draw them."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, int] = {}
+
+    def first(self, groups: int, known: int) -> int:
+        """The incarnation of all groups 0 to ``groups`` - 1 in a new life; ``known``: the highest of any group that the
+        coordinator knows, -1 for none."""
+        drawn = 1 + max([known, *self._drawn.values()])
+        self._drawn = dict.fromkeys(range(groups), drawn)
+        return drawn
+
+    def next(self, group: int, known: int) -> int:
+        """The next incarnation of one group; ``known``: the highest of it that the coordinator knows, -1 for none."""
+        drawn = 1 + max(known, self._drawn.get(group, -1))
+        self._drawn[group] = drawn
+        return drawn
+
+
+@dataclass(frozen=True)
+class LaunchMemory:
+    """What outlives the lives of a launch."""
+
+    restarts: GroupRestarts
+    incarnations: Incarnations

@@ -1,0 +1,28 @@
+"""What spare-launch was told to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spare_megatron.control.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job to start on this machine, and how."""
+
+    num_groups: int
+    group_size: int
+    run_dir: RunDirectory
+    command: tuple[str, ...]
+    """The command line of one rank."""
+    injections: tuple[str, ...] = ()
+    checkpoint_dirs: tuple[str, ...] = ()
+    """Directories with checkpoints to start again from, in the order in which they are searched."""
+    max_group_restarts: int = 0
+    """How often one lost group is started again within an hour; 0: it stays lost."""
+    listen: str = "127.0.0.1:0"
+    tls_dir: str = ""
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -1,0 +1,129 @@
+"""Starts lost groups again while the others train, and tells the user of each restart in one line.
+
+It starts a group again when no process of it is left, the coordinator says that the job goes on and that the group was
+not lost for a fault that stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Processes of a fenced group
+leave by themselves, unless they hang: then it kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spare_megatron.config.exits import ExitCode, status_words
+from spare_megatron.config.plural import counted
+from spare_megatron.control.run_directory import glance
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.group_restarts import LaunchMemory
+from spare_megatron.launch.rank_processes import GroupStart, RankProcesses
+
+ASK_AGAIN_S = 0.25
+"""Time after an answer that is neither now nor never until the question is asked again."""
+LOOK_S = 0.5
+"""Time between two looks at who is there."""
+LEAVE_S = 5.0
+"""How long the processes of a group that was fenced have to leave, before they are killed."""
+
+
+class Restarter:
+    """The restarts of one life."""
+
+    def __init__(
+        self,
+        ranks: RankProcesses,
+        client: CoordinatorClient,
+        memory: LaunchMemory,
+        begin: Callable[[GroupStart], None],
+        say: Callable[[str], None],
+        over: Callable[[], bool],
+    ) -> None:
+        """``begin`` starts the ranks of a group; ``say`` shows one line to the user; ``over`` returns True when nothing
+        may be started any more."""
+        self._ranks, self._client, self._memory, self._begin = ranks, client, memory, begin
+        self._say, self._over = say, over
+        self._first_exits: dict[GroupStart, str] = {}
+        """How the first rank of each start of a group ended that has lost one."""
+        self._kept_out: set[int] = set()
+
+    @property
+    def works(self) -> bool:
+        """Whether lost groups are started again at all."""
+        return self._memory.restarts.most > 0
+
+    def note(self, start: GroupStart, position: int, status: int) -> None:
+        """A rank has ended; the first one of a start is the reason that the user is told."""
+        how = "fenced" if status == ExitCode.FENCED else status_words(status)
+        self._first_exits.setdefault(start, f"rank {position}: {how}")
+
+    def keep_out(self, group: int, why: str) -> None:
+        """Never start a group again in this life; says why, once."""
+        if group not in self._kept_out:
+            self._kept_out.add(group)
+            self._say(f"group {group} is not started again: {why}")
+
+    async def bring_back(self, start: GroupStart) -> None:
+        """Start a group again of whose ``start`` no process is left, now or after a pause, or say why not."""
+        group, restarts = start.group, self._memory.restarts
+        known = await self._known(start) if self.works else None
+        if known is None:
+            return
+        then = restarts.after_loss(group, time.monotonic())
+        if then.pause_s is None:
+            self._kept_out.add(group)
+            times = counted(then.before, "time")
+            self._say(f"group {group} was restarted {times} within an hour: the job goes on without it")
+            return
+        if start.restarts:
+            when = f"in {then.pause_s:g} s" if then.pause_s else "now"
+            self._say(
+                f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
+                f"started again {when}"
+            )
+        if then.pause_s:
+            await asyncio.sleep(then.pause_s)
+            known = await self._known(start)
+            if known is None:
+                return
+        incarnation = self._memory.incarnations.next(group, known)
+        self._begin(GroupStart(group, incarnation, start.restarts + 1))
+        self._say(
+            f"group {group} is started again, as incarnation {incarnation}: restart {then.before + 1} of at most "
+            f"{restarts.most} within an hour"
+        )
+
+    async def end_hung(self, status: Path) -> None:
+        """Kill the processes of groups that the coordinator's ``status`` file once named and has not named for LEAVE_S:
+        they were fenced, which is final, so an old file does no harm. Stopped processes are left."""
+        seen: set[tuple[int, int]] = set()
+        gone_s: dict[GroupStart, float] = {}
+        while self.works and not self._over():
+            await asyncio.sleep(LOOK_S)
+            told, now_s = glance(status), time.monotonic()
+            if told is None or told["phase"] != "running":
+                continue
+            there = {(int(group), told[who][group]) for who in ("live", "learners") for group in told[who]}
+            seen |= there
+            for start in sorted({rank.start for rank in self._ranks.living}):
+                if (start.group, start.incarnation) not in seen - there:
+                    gone_s.pop(start, None)
+                elif now_s > gone_s.setdefault(start, now_s) + LEAVE_S:
+                    await self._ranks.end_group(start, 0.0, self._over)
+
+    async def _known(self, start: GroupStart) -> int | None:
+        """The highest incarnation of the group that the coordinator knows; None where the group must not be started
+        again."""
+        group = start.group
+        while group not in self._kept_out and not self._over() and self._ranks.living:
+            answer = await self._client.ask_restart(group, start.incarnation)
+            if answer is None:
+                return None
+            if answer.never:
+                if answer.why:
+                    self.keep_out(group, answer.why)
+                return None
+            if answer.now:
+                return None if self._over() or not self._ranks.living else int(answer.highest_incarnation)
+            await asyncio.sleep(ASK_AGAIN_S)
+        return None

@@ -1,0 +1,187 @@
+"""What a rank does as a learner: it takes the state of living groups, then their results, until its group is a member.
+
+The ranks of a group go through offers, parcels and admission in lockstep: nothing is put into the engine before every
+rank has its part of it, so wherever an offer ends, all ranks rest at one state (docs/protocol.md, rules 16 to 19).
+Ranks hear of the end of an offer at different times, so after every parcel they gather what each has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NoReturn
+
+import torch
+
+from spare_megatron.collectives.handshake import Member
+from spare_megatron.control.session import Session
+from spare_megatron.controller.member import Orders
+from spare_megatron.controller.view import Offer
+from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.group_rounds import Gather
+from spare_megatron.trainer.step import Joined, LeaveError
+from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel, Source, StateTransport
+
+
+class _Seen(IntEnum):
+    """What a rank has seen when a round is made."""
+
+    ENDED = 0
+    HAS = 1
+    """It has its parts of a parcel."""
+    JOINED = 2
+    OVER = 3
+
+
+@dataclass
+class CatchUp:
+    """The learner's side of one rank. Belongs to the training thread."""
+
+    engine: StepEngine
+    session: Session
+    transport: StateTransport
+    gather: Gather
+    device: torch.device
+    """Of the results that are applied."""
+    gone_s: float
+    """How long this rank may hear later than a donor that its offer has ended."""
+    _ended: int = field(default=0, init=False)
+    """The newest offer that this rank followed."""
+
+    def learn(self) -> Joined:
+        """Follow offers until one makes the group a member; the engine then holds t*. Called again when the group was
+        sent back.
+
+        Raises:
+            LeaveError: the job is over for this group.
+        """
+        if not self._ended:
+            self._warm_up()
+            self.session.ready()
+        while True:
+            orders = self._next_offer()
+            assert orders.view.offer is not None, "that is what was waited for"
+            joined = self._follow(orders.view.offer, orders.donors_at)
+            if joined is not None:
+                return joined
+
+    def _warm_up(self) -> None:
+        """Compute a piece of this group's own shard for nothing: what a process does only once (imports, compiling,
+        allocating) would else be done when others wait for it. The state that comes replaces what this leaves."""
+        spec = self.session.spec
+        step = spec.first_step + 1
+        self.engine.begin_step(step)
+        self.engine.run(step, (self.session.orders.view.group * spec.pieces_per_shard,))
+        self.engine.local_sum()
+
+    def _next_offer(self) -> Orders:
+        orders = self.session.orders
+        while not orders.over and (orders.view.offer is None or orders.view.offer.number <= self._ended):
+            orders = self.session.wait(orders.version)
+        if orders.over:
+            self._leave()
+        return orders
+
+    def _follow(self, offer: Offer, donors_at: tuple[str, ...]) -> Joined | None:
+        """Follow one offer; None where it ends before the group is a member that holds t*."""
+        sources = [Source(Member(*donor), at) for donor, at in zip(offer.donors, donors_at, strict=True)]
+        self._ended = offer.number
+        state = self._fetch(offer, offer.step, sources, self.engine.state_tensors())
+        if state is None:
+            self._all(_Seen.ENDED, offer, offer.step)
+            return None
+        if not self._all(_Seen.HAS, offer, offer.step):
+            return None
+        self.engine.adopt_state(offer.step, state.values)
+        step, buffers = offer.step, dict[str, torch.Tensor]()
+        while True:
+            self.session.caught_up(offer.number, step, self.engine.weights_digest())
+            result = None if self._holds(offer, step) else self._fetch(offer, step + 1, sources, buffers)
+            if result is None:
+                seen = _Seen.JOINED if self._holds(offer, step) else _Seen.ENDED
+                return Joined(step, offer.number) if self._all(seen, offer, step) else None
+            if not self._all(_Seen.HAS, offer, step + 1):
+                return None
+            step, buffers = step + 1, dict(result.tensors)
+            self.session.progress("apply", step, 0)
+            self.engine.begin_step(step)
+            self.engine.apply(step, list(buffers.values()), result.values["scalars"])
+
+    def _fetch(
+        self, offer: Offer, step: int, sources: list[Source], buffers: Mapping[str, torch.Tensor]
+    ) -> Parcel | None:
+        """The parcel of ``step``, in ``buffers`` where there are any; None where the offer has ended, or cannot be had,
+        or this group is a member that needs no more."""
+
+        def place(parcel: Parcel) -> Mapping[str, torch.Tensor]:
+            if buffers:
+                return buffers
+            device = self.device
+            return {n: torch.empty(one.shape, dtype=one.dtype, device=device) for n, one in parcel.tensors.items()}
+
+        def over() -> bool:
+            return self._without(offer) or self._holds(offer, step - 1)
+
+        try:
+            return self.transport.fetch(offer.number, step, sources, place, over)
+        except FetchOverError:
+            return None
+        except GoneError as error:
+            # A donor may hear sooner than this rank that the offer has ended, or has made its group a member.
+            if not self._wait_until(over):
+                self.session.void(offer.number, str(error))
+        except FetchError as error:
+            self.session.void(offer.number, str(error))
+        return None
+
+    def _wait_until(self, true: Callable[[], bool]) -> bool:
+        orders = self.session.orders
+        while not true():
+            newer = self.session.wait(orders.version, self.gone_s)
+            if newer.version == orders.version:
+                return False
+            orders = newer
+        return True
+
+    def _without(self, offer: Offer) -> bool:
+        """Whether the job is over for this group, or ``offer`` has ended without making it a member."""
+        orders = self.session.orders
+        now = orders.view.offer
+        if now is None:
+            return orders.over or not orders.view.is_member
+        return orders.over or now.number != offer.number
+
+    def _holds(self, offer: Offer, step: int) -> bool:
+        """Whether this group is a member, by ``offer``, and ``step`` is t*."""
+        orders = self.session.orders
+        counts = Joined(step, offer.number).counts_in(orders)
+        return not orders.over and counts and orders.view.committed[0] == step
+
+    def _all(self, seen: _Seen, offer: Offer, step: int) -> bool:
+        """Whether all ranks have seen the same of the same step of ``offer``, and it goes on. Collective in the
+        group."""
+        mine = (int(seen), offer.number, step)
+        while True:
+            ranks = self.gather(mine)
+            if any(one[0] == _Seen.OVER for one in ranks):
+                self._leave()
+            if any(number > offer.number for _, number, _ in ranks):
+                return False
+            here = [one for one in ranks if one[1] == offer.number]
+            if any(one[0] == _Seen.ENDED for one in here):
+                return False
+            if len(here) == len(ranks):
+                assert set(ranks) == {mine}, f"ranks of one group have seen different things of one offer: {ranks}"
+                return True
+            # the others come to this offer from an older one
+
+    def _leave(self) -> NoReturn:
+        """Leave together with the other ranks, who hear of the end too."""
+        orders = self.session.orders
+        while not orders.over:
+            orders = self.session.wait(orders.version)
+        mine = (int(_Seen.OVER), 0, 0)
+        while any(one != mine for one in self.gather(mine)):
+            pass
+        raise LeaveError(orders)

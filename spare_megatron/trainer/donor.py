@@ -1,0 +1,93 @@
+"""What a rank does as a donor: it copies its part of the state, and of each result since, for the learners it serves.
+
+Everything follows from the offers that the newest view lists (docs/protocol.md, rule 17). The state after step s lies
+unchanged in the engine from the end of that apply to the beginning of the next, so its copy is made beside the
+computing of step s + 1. A result is copied before it is applied. Nobody waits for a learner: a donor that would have to
+keep too much withdraws.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from spare_megatron.collectives.handshake import Member
+from spare_megatron.control.session import Session
+from spare_megatron.controller.view import Offer, View
+from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.step import Committed
+from spare_megatron.transfer.transport import Parcel, StateTransport
+
+log = logging.getLogger(__name__)
+
+
+class Donor:
+    """The donor's side of one rank. Belongs to the training thread. What fails here ends offers, never the training."""
+
+    def __init__(self, engine: StepEngine, session: Session, transport: StateTransport) -> None:
+        self._engine, self._session, self._transport = engine, session, transport
+        self._open: dict[int, Offer] = {}
+        self._copies: dict[int, Future[None]] = {}
+        """Offer -> the copy of its state that is being made."""
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="spare-donor")
+
+    def look(self, view: View, step: int) -> None:
+        """Take in the offers of ``view``, and begin to copy the state after ``step`` where one is new. The engine holds
+        that state until :meth:`before_apply` returns."""
+        listed = {offer.number: offer for offer in view.serves}
+        for number in self._open.keys() - listed.keys():
+            del self._open[number]
+            self._transport.drop(number)
+        me = view.group, view.incarnation
+        for number in sorted(listed.keys() - self._open.keys()):
+            offer = listed[number]
+            if offer.step > step:
+                continue  # made with the commit of the step that is to be applied
+            self._open[number] = offer
+            if offer.step < step:
+                self._withdraw(number, f"it was told of it after step {step} was applied")
+                continue
+            self._transport.open(number, Member(*offer.learner), offer.donors.index(me), len(offer.donors))
+            try:
+                state = Parcel(self._engine.state_tensors(), self._engine.state_values())
+            except Exception as error:
+                self._fail(number, step, error)
+            else:
+                self._copies[number] = self._copier.submit(self._transport.put, number, step, state)
+
+    def before_apply(self, view: View, committed: Committed) -> None:
+        """Keep what the offers need of the result that is about to be applied; returns when the state before it may be
+        changed."""
+        self.look(view, committed.step - 1)
+        copies, self._copies = self._copies, {}
+        for number, copy in copies.items():
+            try:
+                copy.result()
+            except Exception as error:
+                self._fail(number, committed.step - 1, error)
+        tensors = {f"sum {n}": one for n, one in enumerate(committed.tensors)}
+        result = Parcel(tensors, {"scalars": dict(committed.scalars)})
+        for number in sorted(self._open):
+            self._keep(number, committed.step, result)
+
+    def close(self) -> None:
+        """Give everything up."""
+        self._copier.shutdown(cancel_futures=True)
+
+    def _keep(self, number: int, step: int, result: Parcel) -> None:
+        try:
+            self._transport.put(number, step, result)
+        except Exception as error:
+            self._fail(number, step, error)
+            return
+        kept = self._transport.kept(number)
+        if kept > self._session.spec.results_kept:
+            self._withdraw(number, f"the learner has not taken {kept} results; it cannot keep up with the steps")
+
+    def _fail(self, number: int, step: int, error: Exception) -> None:
+        log.warning("offer %d is not served: step %d could not be copied", number, step, exc_info=error)
+        self._withdraw(number, f"step {step} could not be copied: {error!r}")
+
+    def _withdraw(self, number: int, why: str) -> None:
+        self._transport.drop(number)
+        self._session.withdraw(number, why)

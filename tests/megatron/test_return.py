@@ -1,0 +1,53 @@
+"""Lost groups of real Megatron ranks come back while the others train: the weights of every step are those of the run
+without failures, bit for bit, and so is the state from which they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.checkpoint.folder import last_good
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from tests.process.harness import Job, launch
+from tests.process.returning import check_same, leave_whole, voted
+
+FLAGS = (
+    *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+    *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
+    *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
+    *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
+    *("--eval-interval", "5", "--eval-iters", "2", "--num-workers", "0", "--global-batch-size", "12"),
+    *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
+)
+PP2 = ("--pipeline-model-parallel-size", "2")
+MOE = ("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear")
+BALANCED = ("--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid")
+LAYOUTS = {
+    "PP2": PP2,
+    "TP2xPP2": (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    "D2": ("--use-distributed-optimizer", "--spare-inner-data-parallel", "2"),
+    "EP2": (*MOE, *BALANCED),
+    "bf16": (*PP2, "--bf16"),
+}
+MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
+
+
+def train(run_dir: Path, layout: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
+    words = (*FLAGS, *LAYOUTS[layout], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
+    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", MANY)
+def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, layout: str) -> None:
+    flags = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
+    # The delay is the time that a start takes at least: steps that only wait for it would have to be compared.
+    inject = ("sigkill:group=2,step=3,at=reduce", "slow=12:group=0,position=0,step=4,at=forward,n=0")
+    job = train(tmp_path / "run", layout, 3, *flags, inject=inject)
+    found = leave_whole(job, 3, (2, 1))
+    calm = train(tmp_path / "calm", layout, 1, "--exit-interval", str(max(found)))
+    calm.finish(timeout_s=400.0)
+    check_same(found, voted(calm))
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    assert one == other, "weights or optimizer differ"

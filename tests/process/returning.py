@@ -1,0 +1,64 @@
+"""What the tests of groups that come back read from a job's journal."""
+
+from __future__ import annotations
+
+import signal
+
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.messages import SendView, Vote
+from spare_megatron.controller.view import View
+from spare_megatron.coordinator.journal import Record, read
+from tests.process.harness import Job
+
+AFTER = 4
+"""Steps that all groups train together after the last one is back."""
+
+
+def records(job: Job) -> list[Record]:
+    """The journal by now."""
+    return list(read(job.run_dir / "journal.jsonl"))
+
+
+def views(job: Job) -> list[View]:
+    """All views that were sent, in their order."""
+    return [a.view for r in records(job) for a in r.actions if isinstance(a, SendView)]
+
+
+def voted(job: Job) -> dict[int, set[str]]:
+    """Step -> the digests of the weights after it that groups voted."""
+    found: dict[int, set[str]] = {}
+    for record in records(job):
+        if isinstance(record.event, Vote) and record.event.result.ok:
+            found.setdefault(record.event.result.step - 1, set()).add(record.event.result.weights_digest)
+    return found
+
+
+def said(job: Job, kind: type, group: int, incarnation: int) -> bool:
+    """Whether the machine has heard such a word of an incarnation of a group."""
+    of = [r.event for r in records(job) if isinstance(r.event, kind)]
+    return any((event.group, event.incarnation) == (group, incarnation) for event in of)
+
+
+def is_member(job: Job, group: int, incarnation: int) -> bool:
+    """Whether the incarnation has been in a live set."""
+    return any((group, incarnation) in view.live for view in views(job))
+
+
+def leave_whole(job: Job, groups: int, *back: tuple[int, int]) -> dict[int, set[str]]:
+    """Wait until the incarnations ``back`` are members and all ``groups`` have trained some steps, and let the job
+    leave; returns the digests that were voted, of all steps."""
+    for member in back:
+        job.wait_for(f"group {member} as a member", lambda member=member: is_member(job, *member), timeout_s=240.0)
+    job.wait_for("all groups", lambda: job.metrics[-1]["live_groups"] == groups)
+    job.wait_for_step(job.metrics[-1]["step"] + AFTER)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    found = voted(job)
+    assert found.keys() >= set(range(1, max(found)))
+    return found
+
+
+def check_same(found: dict[int, set[str]], calm: dict[int, set[str]]) -> None:
+    """Every group had the weights of the run without failures, in every step."""
+    unlike = [step for step, digests in found.items() if digests != calm[step]]
+    assert not unlike, f"weights differ from those of the calm run after steps {unlike}"

@@ -1,0 +1,156 @@
+"""spare-launch starts lost groups again while the others train: real processes, with the toy model and without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.cli.status import status_of, text_of
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.controller.messages import Event, Hello, Lost
+from spare_megatron.coordinator.journal import read
+from tests.process.harness import TOY, Job, launch, toy_digests
+
+TOY_WORDS = ("--steps", "30", "--pieces", "2", "--redundancy", "2")
+Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Starts a job of two groups, by default of ranks without a model, and ends it when the test fails."""
+    jobs: list[Job] = []
+
+    def make(run_dir: Path, *words: str, restarts: int = 3, toy: bool = False, inject: Sequence[str] = ()) -> Job:
+        flags = ("--spare-max-group-restarts", str(restarts), *words)
+        script, options = (TOY, ()) if toy else ("tests.process.control_client", ("-m",))
+        jobs.append(launch(run_dir, *flags, groups=2, script=script, options=options, inject=inject))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.end()
+
+
+def said(job: Job, about: str) -> list[str]:
+    """The lines of the launcher that have the words ``about``."""
+    lines = (job.run_dir / "launch.out").read_text().splitlines()
+    return [line for line in lines if line.startswith("spare-launch: ") and about in line]
+
+
+def events(job: Job) -> list[Event]:
+    """All events of the journal."""
+    return [record.event for record in read(job.run_dir / "journal.jsonl")]
+
+
+def incarnations(job: Job, group: int) -> list[int]:
+    """Those that said Hello for the first time, in their order."""
+    return list(dict.fromkeys(e.incarnation for e in events(job) if isinstance(e, Hello) and e.group == group))
+
+
+def status(job: Job) -> dict[str, Any]:
+    return glance(job.run_dir / "status.json") or {"learners": {}, "live": {}}
+
+
+def is_back(job: Job, group: int, incarnation: int) -> bool:
+    """Whether the group learns or is a member in this incarnation."""
+    now = status(job)
+    return incarnation in (now["learners"].get(str(group)), now["live"].get(str(group)))
+
+
+def rows(job: Job, group: int) -> list[tuple[int, int]]:
+    """(position, incarnation) of the group's processes."""
+    return sorted((rank["position"], rank["incarnation"]) for rank in job.ranks() if rank["group"] == group)
+
+
+def test_a_killed_group_is_started_again_and_the_weights_are_those_of_the_calm_run(
+    begin: Begin, tmp_path: Path
+) -> None:
+    calm = begin(tmp_path / "calm", *TOY_WORDS, restarts=0, toy=True)
+    calm.finish()
+    expected = {name.rpartition("-")[2]: digest for name, digest in toy_digests(calm.run_dir).items()}
+    words, inject = (*TOY_WORDS, "--piece-s", "0.08"), ["sigkill:group=1,step=3,at=reduce"]
+    job = begin(tmp_path / "run", *words, restarts=1, toy=True, inject=inject)
+    job.wait_for("the learner", lambda: is_back(job, 1, 1))
+    if status(job)["learners"]:
+        assert "being brought up to date: group 1" in text_of(status_of(RunDirectory(job.run_dir)))
+    assert rows(job, 1) == [(0, 1), (1, 1)]
+    assert [line["step"] for line in job.finish()] == list(range(1, 31))
+    assert said(job, "group 1") == [
+        "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 1 within an hour"
+    ]
+    assert incarnations(job, 1) == [0, 1]
+    stayed = [0, *([1] if status(job)["live"].get("1") == 1 else [])]
+    digests = {name: digest for name, digest in toy_digests(job.run_dir).items() if int(name.split("-")[1]) in stayed}
+    assert len(digests) == 2 * len(stayed)
+    assert all(digest == expected[name.rpartition("-")[2]] for name, digest in digests.items())
+    logs = {path.name for path in (job.run_dir / "logs" / "group-1").iterdir()}
+    assert logs == {f"rank-{p}{later}.log" for p in range(2) for later in ("", ".incarnation-1")}
+
+
+def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: Path) -> None:
+    """The coordinator is killed in the pause before the second restart; the incarnations go on."""
+    job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.01", restarts=2)
+    job.wait_for_step(3)
+    job.kill(job.pid(1, 1))
+    job.wait_for("the pause", lambda: bool(said(job, "in 5 s")))
+    job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
+    job.wait_for("the end of it", lambda: bool(said(job, "goes on without it")))
+    before = job.metrics[-1]["step"]
+    job.wait_for_step(before + 5)
+    assert rows(job, 1) == []
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    lines = said(job, "group 1")
+    assert re.sub("rank [01]", "rank 0", "\n".join(lines)).split("\n") == [
+        "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 2 within an hour",
+        "spare-launch: group 1 (incarnation 1) has failed again, rank 0: exit code 1; it is started again in 5 s",
+        "spare-launch: group 1 is started again, as incarnation 2: restart 2 of at most 2 within an hour",
+        "spare-launch: group 1 was restarted 2 times within an hour: the job goes on without it",
+    ]
+    for incarnation in (1, 2):
+        logs = (job.run_dir / "logs" / "group-1").glob(f"rank-*.incarnation-{incarnation}.log")
+        assert max(log.read_text().count("RuntimeError: told to crash") for log in logs) == 1
+
+
+def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:
+    words = ("--error-when-back=--data-path_is_gone", "--steps", "120", "--piece-s", "0.01")
+    job = begin(tmp_path, *words, inject=("sigkill:group=0,position=1,step=3,at=reduce",))
+    assert [line["step"] for line in job.finish()] == list(range(1, 121))
+    assert said(job, "group 0") == [
+        "spare-launch: group 0 is started again, as incarnation 1: restart 1 of at most 3 within an hour",
+        "spare-launch: group 0 is not started again: --data-path_is_gone",
+    ]
+
+
+def test_a_group_that_hangs_and_does_not_hear_that_it_is_fenced_is_killed(begin: Begin, tmp_path: Path) -> None:
+    job = begin(tmp_path, "--hang", "1,3", "--steps", "100000", "--piece-s", "0.01", restarts=1)
+    job.wait_for("the learner", lambda: is_back(job, 1, 1))
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    assert len(said(job, "group 1")) == 1
+    [cause] = {loss.cause for e in events(job) if isinstance(e, Lost) for loss in e.losses}
+    assert cause == "silent"
+
+
+def test_after_a_wipe_out_no_group_is_started_alone_and_no_incarnation_is_there_twice(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """Group 0 learns when group 1, the last member, dies: the job starts again with groups above both incarnations."""
+    save = ("--save", str(tmp_path / "save"), "--save-interval", "5")
+    job = begin(tmp_path / "run", *save, "--steps", "100", "--piece-s", "0.01")
+    job.wait_for("a checkpoint", lambda: (tmp_path / "save" / "iter_0000005").exists())
+    job.kill(*job.pids(0))
+    job.wait_for("the learner", lambda: is_back(job, 0, 1))
+    job.kill(*job.pids(1))
+    lines = job.finish()
+    assert {line["life"] for line in lines} == {1, 2}
+    assert [len(said(job, f"group {group} is started again")) for group in range(2)] == [1, 0]
+    assert (incarnations(job, 0), incarnations(job, 1)) == ([0, 1, 2], [0, 2])
+    assert {loss.incarnation for e in events(job) if isinstance(e, Lost) for loss in e.losses} <= {0, 1}

@@ -154,7 +154,7 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
         ("failures masked", str(summary["failures_masked"])),
         ("steps lost", str(summary["steps_lost"])),
         ("stall", f"{recovery['total_s']:.2f} s, {_parts(recovery)}" if recovery else "none"),
-        ("the killed group", _came_back(lines)),
+        ("the killed group", _back_in_words(lines)),
         ("loss, first to last step", f"{lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f}"),
         ("loss of the run without failure", f"{calm['lines'][-1]['loss']:.3f}"),
         ("largest relative difference of a step's loss", f"{max(gaps):.1e}"),
@@ -184,6 +184,7 @@ def _row(
     failing: dict[str, Any], calm: dict[str, Any], recovery: dict[str, Any], gap: float, digests: list[str]
 ) -> dict[str, object]:
     summary, lines = failing["summary"], failing["lines"]
+    back = _back(lines)
     return {
         "steps": lines[-1]["step"],
         **{name: summary[name] for name in ("steps_committed", "failures_masked", "steps_lost")},
@@ -195,23 +196,28 @@ def _row(
         "digest": digests[0],
         "digest_without_failure": digests[1],
         "live_groups_last": lines[-1]["live_groups"],
-        "step_back": next((line["step"] for line in lines[20:] if line["live_groups"] == GROUPS), None),
+        "step_back": back[0] if back else None,
+        "back_s": round(back[1], 1) if back else None,
         "run_s": round(failing["seconds"], 1),
         "run_without_failure_s": round(calm["seconds"], 1),
     }
 
 
-def _came_back(lines: list[dict[str, Any]]) -> str:
-    """When all groups trained again, in words."""
-    lost = next((n for n, line in enumerate(lines) if line["live_groups"] < GROUPS), None)
-    if lost is None:
-        return "was not lost"
+def _back(lines: list[dict[str, Any]]) -> tuple[int, float] | None:
+    """The first step after the loss that all groups trained, and the time from the step of the loss to it; None where
+    there is none."""
+    lost = next((n for n, line in enumerate(lines) if line["live_groups"] < GROUPS), len(lines))
     whole = next((n for n in range(lost, len(lines)) if lines[n]["live_groups"] == GROUPS), None)
-    if whole is None:
-        return f"was not back before the end: {lines[-1]['live_groups']} of {GROUPS} groups"
-    took_s = sum(line["step_time_s"] for line in lines[lost:whole])
-    last = lines[-1]["live_groups"]
-    return f"was back in step {lines[whole]['step']}, {took_s:.0f} s later: {last} of {GROUPS} groups at the end"
+    return None if whole is None else (lines[whole]["step"], sum(line["step_time_s"] for line in lines[lost:whole]))
+
+
+def _back_in_words(lines: list[dict[str, Any]]) -> str:
+    back, groups = _back(lines), f"{lines[-1]['live_groups']} of {GROUPS} groups at the end"
+    return (
+        f"was not back in time: {groups}"
+        if back is None
+        else f"back in step {back[0]}, {back[1]:.0f} s later; {groups}"
+    )
 
 
 def _parts(recovery: dict[str, Any]) -> str:

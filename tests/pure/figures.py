@@ -132,7 +132,7 @@ def _demo() -> Iterator[Claim]:
         return
     demo = Results("demo.json")
     parts = ("detect", "agree", "rebuild", "patch", "reduce")
-    row = functools.partial(demo, steps=60)
+    row = functools.partial(demo, steps=100)
     yield Claim("README.md", "| steps committed | {} of {} |", (row("steps_committed"), row("steps")))
     yield Claim("README.md", "| failures masked | {} |", (row("failures_masked"),))
     yield Claim("README.md", "| steps lost | {} |", (row("steps_lost"),))
@@ -140,6 +140,11 @@ def _demo() -> Iterator[Claim]:
         "README.md",
         "| stall | {} s, " + ", ".join(f"{part} {{}} ms" for part in parts) + " |",
         (row("total_s"), *(row(f"{part}_s").times(1000) for part in parts)),
+    )
+    yield Claim(
+        "README.md",
+        "| the killed group | back in step {}, {} s later; {} of 4 groups at the end |",
+        (row("step_back"), row("back_s"), row("live_groups_last")),
     )
     yield Claim("README.md", "| loss, first to last step | {} to {} |", (row("loss_first"), row("loss_last")))
     yield Claim("README.md", "| loss of the run without failure | {} |", (row("loss_last_without_failure"),))

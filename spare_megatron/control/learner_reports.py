@@ -28,8 +28,6 @@ class LearnerReports:
     size: int
     _ready: set[int] = field(default_factory=set, init=False)
     """Positions."""
-    _said_ready: bool = field(default=False, init=False)
-    """Since the last view with an offer."""
     _caught_up: Roll[tuple[int, int]] = field(init=False)
     """(number, step) of the state that each rank holds."""
     _digests: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict, init=False)
@@ -43,19 +41,18 @@ class LearnerReports:
         self._caught_up = Roll(self.size, (-1, -1))
 
     def told(self, view: View) -> Ready | None:
-        """Take the newest view; returns the group's word where it is ready now."""
+        """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
+        have been made and have ended without a view that tells of it."""
         self._view = view
         served = {offer.number for offer in view.serves}
         self._withdrawn = {number: word for number, word in self._withdrawn.items() if number in served}
-        if view.offer is not None or view.is_member:
-            self._said_ready = False
-        return self._become_ready()
+        return self._ready_now()
 
     def hear(self, position: int, word: RankWord) -> GroupWord | None:
         """Take one rank's word; returns the group's if this one decides it."""
         if isinstance(word, RankReady):
             self._ready.add(position)
-            return self._become_ready()
+            return self._ready_now()
         if isinstance(word, RankCaughtUp):
             return self._hear_caught_up(position, word)
         detail = f"rank {position}: {word.detail}"
@@ -71,25 +68,19 @@ class LearnerReports:
 
     def again(self) -> Iterable[GroupWord]:
         """What still holds by the newest view."""
-        if self._is_ready:
-            yield Ready(*self.me)
+        ready = self._ready_now()
+        if ready is not None:
+            yield ready
         offer = self._view.offer if self._view else None
         for word in (self._last, self._void):
             if word is not None and offer is not None and word.number == offer.number:
                 yield word
         yield from self._withdrawn.values()
 
-    @property
-    def _is_ready(self) -> bool:
+    def _ready_now(self) -> Ready | None:
         view = self._view
         learns = view is not None and view.epoch > 0 and not view.is_member and view.offer is None
-        return learns and len(self._ready) == self.size
-
-    def _become_ready(self) -> Ready | None:
-        if self._said_ready or not self._is_ready:
-            return None
-        self._said_ready = True
-        return Ready(*self.me)
+        return Ready(*self.me) if learns and len(self._ready) == self.size else None
 
     def _hear_caught_up(self, position: int, word: RankCaughtUp) -> CaughtUp | None:
         at = word.number, word.step
@@ -98,6 +89,8 @@ class LearnerReports:
             return None
         digests = self._digests[self._caught_up.reached]
         self._digests = {key: kept for key, kept in self._digests.items() if key > self._caught_up.reached}
+        if len(digests) < self.size:
+            return None  # a rank's word was lost with its connection: the next step's is the group's next word
         digest = joined_digests(digests[p] for p in sorted(digests))
         self._last = CaughtUp(*self.me, *self._caught_up.reached, digest)
         return self._last

@@ -15,12 +15,15 @@ from spare_megatron.controller.messages import Action, SendFenced
 from spare_megatron.controller.state import State
 from spare_megatron.controller.view import MemberId, Offer
 
+SERVES_MAX = 2
+"""The most learners that one group serves at a time: each costs it a part of the state and of several results."""
 VOIDS_MAX = 3
 """A learner whose offers ended so often by its own fault, or that of a donor that lives, is fenced."""
 
 
 def offered(state: State) -> State:
-    """The state in which each learner that could take an offer and has none has one, of the state after t*."""
+    """The state in which each learner that could take an offer and has none has one, of the state after t*. A learner
+    for which all donors serve enough already waits; a joiner does not."""
     ready = sorted(g for g, known in state.learners.items() if known.ready and known.offer is None)
     if not ready:
         return state
@@ -28,9 +31,12 @@ def offered(state: State) -> State:
     number, size = state.offers_made, state.job.num_groups
     learners, serves = dict(state.learners), {group: len(offers) for group, offers in state.serves.items()}
     for group in ready:
+        free = [donor for donor in able if group in state.live or serves.get(donor, 0) < SERVES_MAX]
+        if not free:
+            continue
         number += 1
-        able.sort(key=lambda donor: (serves.get(donor, 0), (donor - group) % size))
-        donors = tuple((donor, state.live[donor]) for donor in able[: state.job.donors_max])
+        free.sort(key=lambda donor: (serves.get(donor, 0), (donor - group) % size))
+        donors = tuple((donor, state.live[donor]) for donor in free[: state.job.donors_max])
         known = learners[group]
         offer = Offer((group, known.incarnation), number, state.committed[0], donors)
         learners[group] = replace(known, offer=offer)

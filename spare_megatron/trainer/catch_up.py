@@ -7,6 +7,7 @@ Ranks hear of the end of an offer at different times, so after every parcel they
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -78,6 +79,9 @@ class CatchUp:
     def _next_offer(self) -> Orders:
         orders = self.session.orders
         while not orders.over and (orders.view.offer is None or orders.view.offer.number <= self._ended):
+            if orders.view.is_member and orders.view.offer is None:
+                # Called as the last holder of a shard, while a result could not be had: the state is behind.
+                raise RuntimeError(f"this group is a member in epoch {orders.view.epoch} and cannot have the state")
             orders = self.session.wait(orders.version)
         if orders.over:
             self._leave()
@@ -136,12 +140,13 @@ class CatchUp:
         return None
 
     def _wait_until(self, true: Callable[[], bool]) -> bool:
+        deadline_s = time.monotonic() + self.gone_s
         orders = self.session.orders
         while not true():
-            newer = self.session.wait(orders.version, self.gone_s)
-            if newer.version == orders.version:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
                 return False
-            orders = newer
+            orders = self.session.wait(orders.version, left_s)
         return True
 
     def _without(self, offer: Offer) -> bool:

@@ -9,7 +9,7 @@ keep too much withdraws.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control.session import Session
@@ -19,6 +19,8 @@ from spare_megatron.trainer.step import Committed
 from spare_megatron.transfer.transport import Parcel, StateTransport
 
 log = logging.getLogger(__name__)
+SIGN_S = 1.0
+"""Time between two signs of life while a copy is waited for."""
 
 
 class Donor:
@@ -62,7 +64,7 @@ class Donor:
         copies, self._copies = self._copies, {}
         for number, copy in copies.items():
             try:
-                copy.result()
+                self._wait(copy, committed.step)
             except Exception as error:
                 self._fail(number, committed.step - 1, error)
         tensors = {f"sum {n}": one for n, one in enumerate(committed.tensors)}
@@ -73,6 +75,12 @@ class Donor:
     def close(self) -> None:
         """Give everything up."""
         self._copier.shutdown(cancel_futures=True)
+
+    def _wait(self, copy: Future[None], step: int) -> None:
+        """Wait for a copy, with signs of life: others may wait for this rank."""
+        while not wait([copy], SIGN_S).done:
+            self._session.progress("apply", step, 0)
+        copy.result()
 
     def _keep(self, number: int, step: int, result: Parcel) -> None:
         try:

@@ -75,8 +75,10 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
 
 
 def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
-    """The step and the samples after which the present life of the job began, if it trains already without this group;
-    None where it does not, or where that cannot be known."""
+    """The step and the samples after which the present life of the job began, where this group was started again in it;
+    None where it was not, or where that cannot be known. The files alone may be those of a coordinator that is dead."""
+    if not job.place.restarts:
+        return None
     run_dir = RunDirectory(str(job.place.run_dir))
     known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.path / "job.json")
     if not known or not status or not kept or (status["phase"], status["life"]) != ("running", known.life):

@@ -73,7 +73,8 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
     host = own_address(job.interface, partial(_coordinator_host, job, directory))
     replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
-    transport = SocketTransport(me, host, job.job.timeouts.heartbeat_timeout_s)
+    # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
+    transport = SocketTransport(me, host, 2 * job.job.timeouts.heartbeat_timeout_s)
 
     def adopt(orders: Orders) -> None:
         members = tuple(Member(*one) for one in orders.view.live)

@@ -92,9 +92,13 @@ class Door:
             except OSError:  # of the connection, or no descriptor is free
                 time.sleep(_PAUSE_S)
                 return
-            stranger = _Stranger(sock, self._me, time.monotonic())
+            try:
+                stranger = _Stranger(sock, self._me, time.monotonic())
+                self._selector.register(sock, selectors.EVENT_READ, stranger)
+            except OSError:  # it has ended already
+                sock.close()
+                continue
             self._strangers.append(stranger)
-            self._selector.register(stranger.sock, selectors.EVENT_READ, stranger)
             self._hear(stranger)
 
     def _hear(self, stranger: _Stranger) -> None:

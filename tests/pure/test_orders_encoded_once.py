@@ -43,7 +43,7 @@ def speaker(streams: Streams) -> Speaker:
     """Of a coordinator in the epoch of the views."""
     addresses = RingAddresses()
     for group, incarnation in LIVE:
-        addresses.learn(group, incarnation, [f"host:{group}"])
+        addresses.learn(group, incarnation, [f"host:{group}"], [""])
     return Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
 
 

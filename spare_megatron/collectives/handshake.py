@@ -1,12 +1,12 @@
 """The first words on a connection between two ranks: each proves that it knows the job's token, and says who it is.
 
 Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` and :mod:`spare_megatron.transfer` have the
-sockets. The side that accepts speaks
-at once, whoever calls: a *challenge*, 16 random bytes, so that the caller hears it even where its own words are lost.
-The caller sends its *call*: who calls whom, in which life and epoch, for what, with a challenge of its own. Then the
-callee proves itself, and only then the caller. A proof is a keyed hash (HMAC-SHA256) of both challenges, the call and
-the prover's part in it, so none can be used again on another connection, for another call or by the other side. Nothing
-secret is sent, and what comes from a peer that has not proved itself is never read as anything but these words.
+sockets. The side that accepts speaks at once, whoever calls: a *challenge*, 16 random bytes, so that the caller hears
+it even where its own words are lost. The caller sends its *call*: who calls whom, in which life and epoch, for what,
+with a challenge of its own. Then the callee proves itself, and only then the caller. A proof is a keyed hash
+(HMAC-SHA256) of both challenges, the call and the prover's part in it, so none can be used again on another connection,
+for another call or by the other side. Nothing secret is sent, and what comes from a peer that has not proved itself is
+never read as anything but these words.
 
 This keeps out processes that do not know the token, and those of another life, position or incarnation. It does not
 hide what is sent.

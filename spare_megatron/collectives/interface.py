@@ -1,4 +1,4 @@
-"""The address at which the ranks of other groups reach this one."""
+"""The address at which the ranks of other groups reach this one, and its family."""
 
 from __future__ import annotations
 
@@ -79,3 +79,8 @@ def _on_the_way_to(host: str) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(place)
         return str(probe.getsockname()[0])
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """The family of an address without brackets."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

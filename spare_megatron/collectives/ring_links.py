@@ -40,6 +40,7 @@ from spare_megatron.collectives.handshake import (
     StrangerError,
 )
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
+from spare_megatron.collectives.interface import family_of
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import RingLines
@@ -58,7 +59,7 @@ class RingLinks:
     def __init__(self, me: Identity, host: str, timeout_s: float) -> None:
         """Listen at ``host``. Raises OSError where this machine does not have that address."""
         self._me, self._timeout_s = me, timeout_s
-        self._listener = socket.create_server((host, 0), family=_family(host), backlog=1024)
+        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
         self._listener.setblocking(False)
         port = self._listener.getsockname()[1]
         self.address = join_address(host, port)
@@ -216,7 +217,7 @@ class RingLinks:
         host, port = split_address(seat.right_at)
         self.calls += 1
         for kind in KINDS:
-            line = Line(socket.socket(_family(host), socket.SOCK_STREAM), self._me, now_s)
+            line = Line(socket.socket(family_of(host), socket.SOCK_STREAM), self._me, now_s)
             self._lines.add(line)
             try:
                 line.call((host, port), kind, seat.epoch, self.calls, seat.right)
@@ -432,7 +433,3 @@ class RingLinks:
         """Wake the thread, so that it looks at everything again."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -15,6 +15,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.supported import all_specs
+from spare_megatron.flags.validate import check_restarts
 from spare_megatron.flags.yaml_config import with_yaml
 
 DEGREES = (
@@ -63,14 +64,12 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     namespace, _ = parser.parse_known_args(with_yaml(words, environ))
     for name, value in degrees(namespace, saved).items():
         setattr(namespace, name, value)
-    restarts = namespace.spare_max_group_restarts
-    if restarts < 0:
-        raise ConfigError(f"--spare-max-group-restarts is {restarts}, but must not be negative")
+    check_restarts(namespace)
     return LauncherFlags(
         group_size(namespace),
         namespace.spare_run_dir,
         tuple(directory for directory in (namespace.save, namespace.load) if directory),
-        restarts,
+        namespace.spare_max_group_restarts,
     )
 
 

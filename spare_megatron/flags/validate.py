@@ -252,6 +252,14 @@ def check_data(ns: Namespace) -> None:
     )
 
 
+def check_restarts(ns: Namespace) -> None:
+    """Check how often a lost group may be started again; the launcher asks before it starts a rank."""
+    refuse(
+        ns.spare_max_group_restarts < 0,
+        f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
+    )
+
+
 def check_spare(ns: Namespace, shape: JobShape) -> None:
     """Check the flags of this framework."""
     groups, redundancy = shape.num_groups, ns.spare_redundancy
@@ -264,10 +272,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         ns.spare_min_groups is not None and not 1 <= ns.spare_min_groups <= groups,
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
-    refuse(
-        ns.spare_max_group_restarts < 0,
-        f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
-    )
+    check_restarts(ns)
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "

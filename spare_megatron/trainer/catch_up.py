@@ -1,8 +1,9 @@
 """What a rank does as a learner: it takes the state of living groups, then their results, until its group is a member.
 
-The ranks of a group go through offers, parcels and admission in lockstep: nothing is put into the engine before every
-rank has its part of it, so wherever an offer ends, all ranks rest at one state (docs/protocol.md, rules 16 to 19).
-Ranks hear of the end of an offer at different times, so after every parcel they gather what each has seen.
+The ranks of a group go through offers, parcels and admission in lockstep: no rank goes on from a state, or applies a
+result, before every rank has its part of it, so wherever an offer ends, all ranks rest at one state or have none
+(docs/protocol.md, rules 16 to 19). Ranks hear of the end of an offer at different times, so after every parcel they
+gather what each has seen.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ class Donor:
                 self._wait(copy, committed.step)
             except Exception as error:
                 self._fail(number, committed.step - 1, error)
+        if not self._open:
+            return
         tensors = {f"sum {n}": one for n, one in enumerate(committed.tensors)}
         result = Parcel(tensors, {"scalars": dict(committed.scalars)})
         for number in sorted(self._open):

@@ -26,9 +26,9 @@ from spare_megatron.collectives.handshake import (
     proof,
     proves,
 )
+from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import parcel_words as words
-from spare_megatron.transfer.door import family_of
 from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
 from spare_megatron.transfer.parcels import HEADER_BYTES_MAX, Landing
 from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Source

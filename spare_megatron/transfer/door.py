@@ -30,6 +30,7 @@ from spare_megatron.collectives.handshake import (
     proves,
     read_call,
 )
+from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import join_address
 
 _ACCEPTS = 16
@@ -169,8 +170,3 @@ class _Stranger:
     def _send(self, words: bytes) -> None:
         if self.sock.send(words) < len(words):  # the first words on a connection always fit
             raise ConnectionResetError("the caller does not read")
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    """The family of an address without brackets."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

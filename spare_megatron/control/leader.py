@@ -1,10 +1,10 @@
 """The leader of a group talks to the coordinator for all ranks of the group.
 
 It has a process of its own (:mod:`spare_megatron.control.leader_process`). It serves the ranks of its group, passes the
-coordinator's orders on to them unchanged (of a neighbour's addresses to each rank that of its position), and merges
-their reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
-:mod:`spare_megatron.control.rank_ledger`). The group says Hello when all its ranks have connected. So the coordinator
-has as many clients as there are groups, not as many as there are GPUs.
+coordinator's orders on to them unchanged (of a neighbour's and of donors' addresses to each rank those of its
+position), and merges their reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
+:mod:`spare_megatron.control.learner_reports`, :mod:`spare_megatron.control.rank_ledger`). The group says Hello when all
+its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
 
 A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
 training thread directly.

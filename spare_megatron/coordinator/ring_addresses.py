@@ -1,4 +1,5 @@
-"""Where the ranks of each group listen for the replica rings, as the groups said with their Hellos.
+"""Where the ranks of each group listen for the replica rings, and where they serve state to learners, as the groups
+said with their Hellos.
 
 Not in the journal: a coordinator that takes over hears them again, with the first Hello of each group.
 """

@@ -64,9 +64,14 @@ class View:
     """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
 
     @property
+    def receiver(self) -> MemberId:
+        """Whom this view is for."""
+        return self.group, self.incarnation
+
+    @property
     def is_member(self) -> bool:
         """False for a learner."""
-        return (self.group, self.incarnation) in self.live
+        return self.receiver in self.live
 
     @property
     def live_groups(self) -> tuple[int, ...]:
@@ -79,7 +84,7 @@ class View:
         send in the replica rings. None where there is no other, and for a learner."""
         if len(self.live) < 2 or not self.is_member:
             return None
-        return self.live[bisect_right(self.live, (self.group, self.incarnation)) % len(self.live)]
+        return self.live[bisect_right(self.live, self.receiver) % len(self.live)]
 
     def audits_of(self, segment: int) -> tuple[int, ...]:
         """The pieces that are audited in the pipeline of a segment."""

@@ -31,16 +31,16 @@ class Speaker:
         """``state`` returns the present state: a view that waited and is out of date by then is not sent."""
         self._streams, self._fencing, self._state = streams, fencing, state
         self._addresses = addresses
-        self._held: dict[tuple[int, int], SendView] = {}
-        """Views whose group waits for the addresses of its neighbour or its donors."""
+        self._waiting: dict[MemberId, SendView] = {}
+        """The newest view of a group, while its delay lasts or addresses of its neighbour or donors are not known."""
         self._live: tuple[tuple[int, int], ...] = ()
         self._live_encoded = b""
         """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
     def heard(self, group: int, incarnation: int) -> None:
         """Send the views that waited for the addresses of a group, which are known now."""
-        for key in [key for key, send in self._held.items() if (group, incarnation) in _reached(send.view)]:
-            self._view(self._held.pop(key))
+        for send in [send for send in self._waiting.values() if (group, incarnation) in _reached(send.view)]:
+            self._send(send)
 
     def say(self, action: Action) -> None:
         """Send one action of the machine."""
@@ -79,27 +79,36 @@ class Speaker:
 
     def _view(self, send: SendView) -> None:
         """Send a view now, or once its delay is over and the addresses of the neighbour and the donors are known: a
-        coordinator that has just taken office may not have heard of them yet."""
-        view, state = send.view, self._state()
-        me = (view.group, view.incarnation)
-        self._held.pop(me, None)
+        coordinator that has just taken office may not have heard of them yet. A newer view takes its place."""
+        self._waiting[send.view.receiver] = send
         if send.delay_s > 0:
-            loop = asyncio.get_running_loop()
-            loop.call_later(send.delay_s, self._view, replace(send, delay_s=0.0))
-        elif (view.epoch, view.committed) == (state.epoch, state.committed):
-            if any(self._addresses.of(member) is None for member in _reached(view)):
-                self._held[me] = send
-                return
+            asyncio.get_running_loop().call_later(send.delay_s, self._over, send)
+        else:
+            self._send(send)
+
+    def _over(self, send: SendView) -> None:
+        """The delay of a view is over."""
+        if self._waiting.get(send.view.receiver) is send:
+            now = self._waiting[send.view.receiver] = replace(send, delay_s=0.0)
+            self._send(now)
+
+    def _send(self, send: SendView) -> None:
+        view, state = send.view, self._state()
+        is_new = (view.epoch, view.committed) == (state.epoch, state.committed)
+        if is_new and (send.delay_s or any(self._addresses.of(member) is None for member in _reached(view))):
+            return
+        del self._waiting[view.receiver]
+        if is_new:
             self._tell_neighbour(view)
             self._tell_donors(view)
             own = pb.Order()
             protobuf_codec.fill(own.view, replace(view, live=()))
             order = EncodedOrder("view", self._encoded_live(view), own.SerializeToString())
-            self._streams.send(*me, order)
+            self._streams.send(*view.receiver, order)
 
     def _tell_neighbour(self, view: View) -> None:
         neighbour = view.neighbour
-        stream = self._streams.of(view.group, view.incarnation)
+        stream = self._streams.of(*view.receiver)
         if neighbour is None or stream is None or stream.neighbour == neighbour:
             return
         stream.neighbour = neighbour
@@ -107,7 +116,7 @@ class Speaker:
         stream.send(pb.Order(neighbour=told))
 
     def _tell_donors(self, view: View) -> None:
-        offer, stream = view.offer, self._streams.of(view.group, view.incarnation)
+        offer, stream = view.offer, self._streams.of(*view.receiver)
         if offer is None or stream is None or stream.offer == offer.number:
             return
         stream.offer = offer.number

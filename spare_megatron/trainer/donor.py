@@ -40,7 +40,6 @@ class Donor:
         for number in self._open.keys() - listed.keys():
             del self._open[number]
             self._transport.drop(number)
-        me = view.group, view.incarnation
         for number in sorted(listed.keys() - self._open.keys()):
             offer = listed[number]
             if offer.step > step:
@@ -49,7 +48,7 @@ class Donor:
             if offer.step < step:
                 self._withdraw(number, f"it was told of it after step {step} was applied")
                 continue
-            self._transport.open(number, Member(*offer.learner), offer.donors.index(me), len(offer.donors))
+            self._transport.open(number, Member(*offer.learner), offer.donors.index(view.receiver), len(offer.donors))
             try:
                 state = Parcel(self._engine.state_tensors(), self._engine.state_values())
             except Exception as error:

@@ -1,7 +1,9 @@
-"""What all groups are told alike is encoded once; on the wire nothing is different."""
+"""What all groups are told alike is encoded once, on the wire nothing is different, and a view that waited never comes
+after a newer one."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from spare_megatron.control import control_pb2 as pb
@@ -65,3 +67,41 @@ def test_all_groups_without_an_audit_get_the_same_encoded_commit() -> None:
     for group, audits in ((0, []), (1, [5])):
         order = pb.Order.FromString(order_bytes(streams.orders[group]))
         assert (order.commit.step, order.commit.epoch, list(order.commit.audits)) == (7, 4, audits)
+
+
+def told(streams: Recorded) -> list[tuple[int, ...]]:
+    """What the newest view says of each group's standing pieces."""
+    orders = (pb.Order.FromString(order_bytes(order)) for order in streams.orders.values())
+    return [protobuf_codec.read(order.view, View).standing for order in orders]
+
+
+def test_a_delayed_view_does_not_come_after_a_newer_one_of_the_same_epoch() -> None:
+    async def play() -> None:
+        streams = Recorded()
+        one = speaker(streams)
+        one.say(SendView(VIEWS[0], delay_s=0.01))
+        assert told(streams) == []
+        one.say(SendView(replace(VIEWS[0], standing=(77,))))
+        await asyncio.sleep(0.05)
+        assert told(streams) == [(77,)]
+        one.say(SendView(VIEWS[0], delay_s=0.01))
+        await asyncio.sleep(0.05)
+        assert told(streams) == [VIEWS[0].standing]
+
+    asyncio.run(play())
+
+
+def test_a_delayed_view_does_not_replace_a_newer_one_that_waits_for_addresses() -> None:
+    async def play() -> None:
+        streams, addresses = Recorded(), RingAddresses()
+        one = Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
+        one.say(SendView(VIEWS[0], delay_s=0.01))
+        one.say(SendView(replace(VIEWS[0], standing=(77,))))
+        one.heard(1, 1)
+        await asyncio.sleep(0.05)
+        assert told(streams) == []
+        addresses.learn(1, 1, ["host:1"], [""])
+        one.heard(1, 1)
+        assert told(streams) == [(77,)]
+
+    asyncio.run(play())

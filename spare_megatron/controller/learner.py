@@ -22,3 +22,5 @@ class Learner:
     """The weights after a step that it has applied itself are those that votes agreed on."""
     voids: int = 0
     """How many of its offers ended by its own fault or that of a donor that lives."""
+    wrong: int = 0
+    """How many of these because it had computed other weights than those that votes agreed on."""

@@ -95,7 +95,7 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
     checked = offers.compare(known, digest)
     if checked is None:
         why = f"the weights that group {group} computed after step {step} are others than the voted ones"
-        return _void(state, group, True, why)
+        return _void(state, group, why, wrong=True)
     if group in state.live and step == state.committed[0]:
         return ignore(offers.holding(state, group, checked.proved), f"group {group} holds the state of step {step} now")
     after = replace(state, learners={**state.learners, group: checked})
@@ -106,7 +106,7 @@ def void(state: State, event: Void) -> Transition:
     """A learner or joiner cannot have a part of its offer."""
     if _learner(state, event.group, event.incarnation, event.number) is None:
         return ignore(state, f"offer {event.number} to group {event.group} has ended already")
-    return _void(state, event.group, True, f"group {event.group} gave offer {event.number} up: {event.detail}")
+    return _void(state, event.group, f"group {event.group} gave offer {event.number} up: {event.detail}")
 
 
 def withdrawn(state: State, event: Withdrawn) -> Transition:
@@ -116,14 +116,14 @@ def withdrawn(state: State, event: Withdrawn) -> Transition:
         return ignore(state, f"group {event.group} withdraws from offer {event.number}, which has ended already")
     learner = offer.learner[0]
     why = f"group {event.group} does not serve offer {event.number} to group {learner} any more: {event.detail}"
-    return _void(state, learner, True, why)
+    return _void(state, learner, why)
 
 
-def _void(state: State, group: int, counts: bool, why: str) -> Transition:
-    """An offer has ended. A joiner leaves the epoch by it."""
+def _void(state: State, group: int, why: str, wrong: bool = False) -> Transition:
+    """An offer has ended by the fault of its learner or of a donor that lives. A joiner leaves the epoch by it."""
     if group in state.live:
-        return send_back(state, [group], [group] if counts else [], why)
-    learners = {**state.learners, group: offers.voided(state.learners[group], counts)}
+        return send_back(state, [group], [group], why)
+    learners = {**state.learners, group: offers.voided(state.learners[group], True, wrong)}
     after, fences = offers.struck_off(replace(state, learners=learners), [group])
     told = fences or [SendView(after.view_of(group))]
     return decide(after, told, why)

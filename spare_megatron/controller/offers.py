@@ -44,9 +44,10 @@ def offered(state: State) -> State:
     return replace(state, learners=learners, offers_made=number)
 
 
-def voided(known: Learner, counts: bool) -> Learner:
-    """A learner after its offer has ended: it keeps nothing, and says Ready again."""
-    return Learner(known.incarnation, voids=known.voids + counts)
+def voided(known: Learner, counts: bool, wrong: bool = False) -> Learner:
+    """A learner after its offer has ended, where its weights were ``wrong`` because of that: it keeps nothing, and says
+    Ready again."""
+    return Learner(known.incarnation, voids=known.voids + counts, wrong=known.wrong + wrong)
 
 
 def ended(state: State) -> State:
@@ -63,15 +64,21 @@ def without_donors(
 
 
 def struck_off(state: State, groups: Iterable[int]) -> tuple[State, list[Action]]:
-    """The state without those of the ``groups`` whose offers have ended too often, who are fenced."""
+    """The state without those of the ``groups`` whose offers have ended too often, who are fenced: for good where each
+    ended by other weights."""
     out = {g: state.learners[g] for g in sorted(groups) if state.learners[g].voids >= VOIDS_MAX}
-    fences: list[Action] = [
-        SendFenced(g, known.incarnation, f"group {g} could not be brought up to date: {known.voids} offers have ended")
-        for g, known in out.items()
-    ]
     if not out:
         return state, []
+    fences: list[Action] = [_struck_off(g, known) for g, known in out.items()]
     return replace(state, learners={g: known for g, known in state.learners.items() if g not in out}), fences
+
+
+def _struck_off(group: int, known: Learner) -> SendFenced:
+    why = f"group {group} could not be brought up to date: {known.voids} offers have ended"
+    always = known.wrong == known.voids
+    if always:
+        why += ", each because it had computed other weights than the voted ones"
+    return SendFenced(group, known.incarnation, why, lasting=always)
 
 
 def disproved(state: State, digest: str) -> tuple[State, frozenset[int]]:
@@ -86,7 +93,7 @@ def disproved(state: State, digest: str) -> tuple[State, frozenset[int]]:
         checked = compare(known, digest)
         if checked is None:
             wrong.add(group)
-        learners[group] = checked or voided(known, True)
+        learners[group] = checked or voided(known, True, wrong=True)
     return replace(state, learners=learners), frozenset(wrong)
 
 

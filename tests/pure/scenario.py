@@ -217,7 +217,8 @@ def _describe(action: m.Action) -> list[str]:
         leave = " leave" if action.leave else ""
         return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}{_save(action.save)}"]
     if isinstance(action, m.SendFenced):
-        return [f"-> {action.group} (incarnation {action.incarnation}): fenced"]
+        always = " for good" if action.lasting else ""
+        return [f"-> {action.group} (incarnation {action.incarnation}): fenced{always}"]
     if isinstance(action, m.SendStop):
         return [f"-> {list(action.groups)}: stop, {action.outcome}"]
     return [f"-> {action.group}: the checkpoint of step {action.step} counts"]

@@ -2,8 +2,8 @@
 
 Everything follows from the offers that the newest view lists (docs/protocol.md, rule 17). The state after step s lies
 unchanged in the engine from the end of that apply to the beginning of the next, so its copy is made beside the
-computing of step s + 1. A result is copied before it is applied. Nobody waits for a learner: a donor that would have to
-keep too much withdraws.
+computing of step s + 1, at whatever time of it an offer comes. A result is copied before it is applied. Nobody waits
+for a learner: a donor that would have to keep too much withdraws.
 """
 
 from __future__ import annotations

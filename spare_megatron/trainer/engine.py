@@ -106,7 +106,8 @@ class StepEngine(Protocol):
 
     def state_values(self) -> Mapping[str, Any]:
         """The part of this rank's state that is not in tensors: JSON values, in which floats are exact. It follows from
-        committed results, so all groups that have applied the same steps have the same values. No collective."""
+        applied results and changes only in :meth:`apply`, so all groups that have applied the same steps have the same
+        values. No collective."""
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
         """Take over the state after ``step`` from the same rank position of another group, whose tensors have been

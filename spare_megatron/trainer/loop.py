@@ -60,7 +60,6 @@ class TrainingLoop:
             step = joined.step if joined else self.first_step
             while not self._ends(self.session.orders, step + 1):
                 started_s = time.monotonic()
-                self.donor.look(self.session.orders.view, step)
                 try:
                     committed = self.runner.run(step + 1, joined)
                 except SentBackError:

@@ -147,6 +147,9 @@ class StepRunner:
     """Whether to reduce while the last backward passes run; must be the same on every rank of the job."""
     gather: Gather = alone
     """Gathers over the ranks of this group."""
+    look: Callable[[View, int], None] = lambda view, step: None
+    """``look(view, step)`` is called with each newer view that finds the state after ``step`` in the engine: others may
+    need it before the step in flight can be committed."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _audited: list[int] = field(default_factory=list, init=False)
@@ -181,6 +184,7 @@ class StepRunner:
                 return self._committed(step, view, attempt, times)
             if orders.over:
                 raise LeaveError(orders)
+            self.look(view, step - 1)
             if ran < len(view.segments):
                 share = self._run_segment(view, ran, times)
                 ran += 1

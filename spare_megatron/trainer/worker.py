@@ -95,7 +95,14 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     catch_up = CatchUp(engine, session, transport, gather, job.device, job.job.timeouts.heartbeat_timeout_s)
     try:
         runner = StepRunner(
-            engine, session, replicas, injector.fire, method=job.method, overlap=job.overlap, gather=gather
+            engine,
+            session,
+            replicas,
+            injector.fire,
+            method=job.method,
+            overlap=job.overlap,
+            gather=gather,
+            look=donor.look,
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up)

@@ -141,6 +141,8 @@ class Transfer:
                 self.compare(
                     f"state of step {step - 1} in step {step}", engine.state_tensors(), self.seen[step - 1].tensors
                 )
+                values = json.loads(json.dumps(engine.state_values()))
+                self.note(f"values of step {step - 1} in step {step}", values == self.seen[step - 1].values)
                 self.results[step] = Result(sums, scalars, dict(engine.apply(step, sums, scalars)))
                 self.seen[step] = see(engine)
         with self.engine("unasked", SEED) as engine:

@@ -25,12 +25,13 @@ class Injection:
     kind: str
     group: int
     step: int
+    """The step; at join, where nobody knows it beforehand, the first one that comes from this step on."""
     point: str
     position: int | None = None
     """Rank position; None: the whole group."""
     n: int | None = None
-    """Number, from 0, of the piece (forward, backward, patch), of the bucket (reduce) or else of the occurrence; None:
-    the first that comes."""
+    """Number, from 0, of the piece (forward, backward, patch), of the bucket (reduce), of what a group that joins has
+    got (join: the state, then each result, then membership) or else of the occurrence; None: the first that comes."""
     restart: int = 0
     """Which processes of the group it strikes: those that a life of the job began with (0), or those of the group's
     first, second, ... restart in a life. So what ended a group does not end it again when it is back."""
@@ -40,7 +41,8 @@ class Injection:
     def matches(self, group: int, position: int, point: str, step: int, n: int) -> bool:
         """True at the place and moment of this injection."""
         here = self.group == group and (self.position is None or self.position == position)
-        return here and self.point == point and self.step == step and (self.n is None or self.n == n)
+        now = step >= self.step if point == "join" else step == self.step
+        return here and self.point == point and now and (self.n is None or self.n == n)
 
 
 def parse_injection(text: str) -> Injection:
@@ -80,10 +82,10 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
     """Check that every injection names a group, a position, a point and a restart that the job can have; raises
     ConfigError. ``max_restarts`` is the value of --spare-max-group-restarts."""
     for one in injections:
-        if one.point == "join":
+        if one.point == "join" and not one.restart:
             raise ConfigError(
-                f"--inject {one.kind} at join: nothing would happen, as this version lets no group join; use another "
-                "point"
+                f"--inject {one.kind} at join: nothing would happen, as only a group that is started again joins; add "
+                "restart=1"
             )
         if one.group >= num_groups:
             raise ConfigError(f"--inject {one.kind}: group={one.group}, but the job has groups 0 to {num_groups - 1}")

@@ -108,6 +108,15 @@ class Detector:
         """The time of silence after which a rank counts as dead."""
         return self._times.heartbeat_timeout_s
 
+    def at_s(self, now_s: float) -> float:
+        """``now_s`` by the detector's clock, which stands still while this process does."""
+        return self._clock.at(now_s)
+
+    @property
+    def startup_timeout_s(self) -> float:
+        """The time that a group has to get ready."""
+        return self._times.startup_timeout_s
+
     def adopt(self, timeouts: Timeouts) -> None:
         """Use the time-outs of the job, once they are known."""
         self._times = timeouts

@@ -1,4 +1,4 @@
-"""Makes events of what the detector finds: losses, standstills, joiners that are late.
+"""Makes events of what the detector finds: losses, standstills, joiners that are late, learners that hang.
 
 Findings that become known together make one event. Durations in events are measured here, by this process's own clock.
 While the machine decides nothing (the job is not open, or the disk fails) findings are kept, and groups are not judged
@@ -14,8 +14,10 @@ from functools import partial
 from typing import Protocol
 
 from spare_megatron.controller.machine import State
+from spare_megatron.controller.membership import waited_for
 from spare_megatron.controller.messages import Event, JoinersLate, Loss, Lost, Standstill
 from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
+from spare_megatron.coordinator.learner_watch import LearnerWatch
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch, because the ranks of one host die within
@@ -43,6 +45,7 @@ class Suspicion:
         """``then`` calls a function once all events given to ``decide`` before are decided; ``waits`` returns True
         while nothing is decided."""
         self._detector, self._state, self._decide, self._then, self._waits = detector, state, decide, then, waits
+        self._learners = LearnerWatch()
         self._findings: list[Finding] = []
         self._failing: tuple[tuple[int, Mapping[int, int]], float] | None = None
         """The step that fails and its members, and since when; None while none has failed."""
@@ -88,6 +91,10 @@ class Suspicion:
         if stuck:
             self._decide(Standstill(state.epoch, stuck, self.failing_s()))
         self._look_at_joiners(running)
+        learners, timeout_s = state.learners if running else {}, self._detector.startup_timeout_s
+        for loss in self._learners.late(learners, timeout_s, self._detector.at_s(now_s)):
+            self._detector.lost(loss.group, loss.incarnation)
+            self.lose(Finding(loss, now_s))
 
     def _look_at_joiners(self, running: bool) -> None:
         """Make an event when the holders of the last state have waited for joiners for the heartbeat time-out."""
@@ -110,7 +117,8 @@ class Suspicion:
 
 
 def _judged(state: State) -> Mapping[int, int]:
-    """The members for which the progress time-out is: not joiners."""
-    if len(state.holders) == len(state.live):
+    """The members for which the progress time-out is: not joiners without a piece, who have a grace of their own."""
+    if not state.joiners:
         return state.live
-    return {group: incarnation for group, incarnation in state.live.items() if group in state.holders}
+    spared = set(waited_for(state))
+    return {group: incarnation for group, incarnation in state.live.items() if group not in spared}

@@ -48,6 +48,10 @@ class CatchUp:
     """Of the results that are applied."""
     gone_s: float
     """How long this rank may hear later than a donor that its offer has ended."""
+    inject: Callable[[str, int, int], None]
+    """``inject(point, step, n)`` is called with the number of each thing that has come."""
+    _came: int = field(default=0, init=False)
+    """How often something has come."""
     _ended: int = field(default=0, init=False)
     """The newest offer that this rank followed."""
 
@@ -96,6 +100,7 @@ class CatchUp:
         if state is None:
             self._all(_Seen.ENDED, offer, offer.step)
             return None
+        self._has(offer.step)
         if not self._all(_Seen.HAS, offer, offer.step):
             return None
         self.engine.adopt_state(offer.step, state.values)
@@ -105,11 +110,13 @@ class CatchUp:
             result = None if self._holds(offer, step) else self._fetch(offer, step + 1, sources, buffers)
             if result is None:
                 seen = _Seen.JOINED if self._holds(offer, step) else _Seen.ENDED
+                if seen is _Seen.JOINED:
+                    self._has(step)
                 return Joined(step, offer.number) if self._all(seen, offer, step) else None
+            self._has(step + 1)
             if not self._all(_Seen.HAS, offer, step + 1):
                 return None
             step, buffers = step + 1, dict(result.tensors)
-            self.session.progress("apply", step, 0)
             self.engine.begin_step(step)
             self.engine.apply(step, list(buffers.values()), result.values["scalars"])
 
@@ -126,6 +133,8 @@ class CatchUp:
             return {n: torch.empty(one.shape, dtype=one.dtype, device=device) for n, one in parcel.tensors.items()}
 
         def over() -> bool:
+            # Of the ranks of a group one that still fetches is behind; it stands still only where nobody asks this.
+            self.session.progress("start", step, 0)
             return self._without(offer) or self._holds(offer, step - 1)
 
         try:
@@ -139,6 +148,12 @@ class CatchUp:
         except FetchError as error:
             self.session.void(offer.number, str(error))
         return None
+
+    def _has(self, step: int) -> None:
+        """Something has come: the state or a result of ``step``, or membership."""
+        self.inject("join", step, self._came)
+        self._came += 1
+        self.session.progress("apply", step, 0)  # from here on this rank waits for the others of its group
 
     def _wait_until(self, true: Callable[[], bool]) -> bool:
         deadline_s = time.monotonic() + self.gone_s

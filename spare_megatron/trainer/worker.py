@@ -92,7 +92,8 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     )
     gather = gather_in_group(place.group_size, job.device)
     donor = Donor(engine, session, transport)
-    catch_up = CatchUp(engine, session, transport, gather, job.device, job.job.timeouts.heartbeat_timeout_s)
+    gone_s = job.job.timeouts.heartbeat_timeout_s
+    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire)
     try:
         runner = StepRunner(
             engine,

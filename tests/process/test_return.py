@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.controller.messages import CaughtUp, Ready, Vote
+from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, is_member, leave_whole, records, said, voted
 
@@ -31,9 +31,17 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
     return voted(job)
 
 
-def start(run_dir: Path, *inject: str, redundancy: int = 3, piece_s: float = 0.1) -> Job:
+def start(
+    run_dir: Path,
+    *inject: str,
+    redundancy: int = 3,
+    piece_s: float = 0.1,
+    restarts: int = 3,
+    progress_s: float = 40.0,
+) -> Job:
     words = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
-    words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", "3")
+    words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", str(restarts))
+    words += ("--progress-s", str(progress_s))
     return launch(run_dir, *words, groups=GROUPS, inject=inject)
 
 
@@ -75,6 +83,29 @@ def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, calm: dict[i
     check_same(leave_whole(job, GROUPS, (2, 1), (1, 1)), calm)
     called = [record.reason for record in records(job) if "because" in record.reason]
     assert any("group 2 joins before it has caught up" in reason for reason in called), called
+
+
+@pytest.mark.full
+def test_a_learner_that_dies_with_whatever_it_has_got(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+    """The state, a result, another one: each time it is started again, after 0, 5 and 10 s."""
+    deaths = [f"sigkill:group=2,step=0,at=join,n={n},restart={n + 1}" for n in range(3)]
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", *deaths, restarts=4)
+    check_same(leave_whole(job, GROUPS, (2, 4)), calm)
+    assert len(list(tmp_path.glob("injected/*"))) == 4
+
+
+@pytest.mark.full
+def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+    """Called as the last host of a shard, it hangs with the state in hand; another host comes back meanwhile."""
+    hang = "hang:group=2,position=1,step=0,at=join,n=0,restart=1"
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", hang, redundancy=2, piece_s=0.3, progress_s=10.0)
+    job.wait_for("the hang", lambda: len(list(tmp_path.glob("injected/*"))) == 2, timeout_s=120.0)
+    job.kill(*job.pids(1))
+    check_same(leave_whole(job, GROUPS, (1, 1), (2, 2)), calm)
+    stalled = [
+        loss for r in records(job) if isinstance(r.event, Lost) for loss in r.event.losses if loss.cause == "stalled"
+    ]
+    assert {(loss.group, loss.incarnation, loss.position) for loss in stalled} == {(2, 1, 1)}
 
 
 @pytest.mark.full

@@ -284,8 +284,8 @@ class LearnerWorld:
     def _rank(self, position: int, engine: Any, gather: Any) -> None:
         session: Any = self.sessions[position]
         transport: Any = RankTransport(self, position)
-        catch_up = CatchUp(engine, session, transport, gather, torch.device("cpu"), HANGS_S)
-        runner = StepRunner(engine, session, RankReplicas(session), lambda point, step, n: None, gather=gather)  # type: ignore[arg-type]
+        catch_up = CatchUp(engine, session, transport, gather, torch.device("cpu"), HANGS_S, _no_fault)  # type: ignore[arg-type]
+        runner = StepRunner(engine, session, RankReplicas(session), _no_fault, gather=gather)  # type: ignore[arg-type]
         try:
             TrainingLoop(engine, runner, session, None, 0, NoDonor(), catch_up).run()  # type: ignore[arg-type]
         except BaseException as error:
@@ -374,3 +374,7 @@ class LearnerWorld:
                 self.faults["fetch"] = True
             else:
                 self._voids -= 1
+
+
+def _no_fault(point: str, step: int, n: int) -> None:
+    pass

@@ -101,6 +101,15 @@ def test_a_fault_for_a_restart_needs_restarts() -> None:
         check_injections(faults, 4, 2)
 
 
+def test_a_fault_in_a_join_strikes_a_group_that_is_started_again_at_any_later_step() -> None:
+    with pytest.raises(ConfigError, match="only a group that is started again joins; add restart=1"):
+        check_injections([parse_injection("sigkill:group=1,step=2,at=join")], 4, 2, max_restarts=1)
+    one = parse_injection("sigkill:group=1,step=20,at=join,n=2,restart=1")
+    check_injections([one], 4, 2, max_restarts=1)
+    assert [one.matches(1, 0, "join", step, 2) for step in (19, 20, 35)] == [False, True, True]
+    assert not one.matches(1, 0, "join", 35, 1)
+
+
 def test_an_injection_matches_its_moment_only() -> None:
     one = parse_injection("sigkill:group=2,position=1,step=20,at=forward,n=3")
     assert one.matches(2, 1, "forward", 20, 3)

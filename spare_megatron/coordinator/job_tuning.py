@@ -245,8 +245,8 @@ class JobTuning:
 
     def _planned_restart(self, state: State) -> StopRequested | None:
         """The event that begins a planned restart, where enough groups are lost; None else, and when the last step is
-        in flight."""
-        wishes, live = self._wishes, len(state.live)
+        in flight. A learner is not lost: it comes back without a restart."""
+        wishes, live = self._wishes, len(state.present)
         lost, left = state.job.num_groups - live, state.job.last_step - state.step_in_flight
         if not wishes.can_restart or left < 1 or not lost:
             return None

@@ -14,6 +14,7 @@ from spare_megatron.controller.messages import (
     AllHere,
     AllVoted,
     Event,
+    Hello,
     JobSpec,
     Loss,
     Lost,
@@ -174,6 +175,19 @@ def test_a_planned_restart_ends_the_life_with_the_step_in_flight() -> None:
     job.run(1)
     assert job.commits[-1].leave
     assert job.state.phase == "ending"
+
+
+def test_a_group_that_is_being_brought_up_to_date_is_not_lost() -> None:
+    job = Job(Tuning(restart_after=2, can_restart=True))
+    job.run(3)
+    job.lose(1)
+    job.feed(Hello(1, 1, "f", 0))
+    assert job.state.learners.keys() == {1}
+    job.lose(4)
+    assert not job.decided
+    job.feed(Lost((Loss(1, 1, "exited"),)))
+    (asked,) = job.decided
+    assert isinstance(asked, StopRequested)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ if [ "${1:-}" = "--full" ]; then
   shift
   { date -u +%FT%TZ; git rev-parse HEAD; echo "$(nproc --all) cores; pytest $*"; } >benchmarks/results/full_tests.txt
   python -m pytest --no-header -v "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt
-else
+elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@"
+else
+  # Tests of one process each share the cores; those that start jobs need all of them.
+  python -m pytest -m "not full" -n "$(nproc)" --dist worksteal tests/pure tests/explore tests/kernels
+  python -m pytest -m "not full" tests --ignore tests/pure --ignore tests/explore --ignore tests/kernels
 fi

@@ -105,6 +105,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
         max_group_restarts=told.max_group_restarts,
         listen=args.listen,
         tls_dir=args.tls_dir,
+        on_event=told.on_event,
     )
 
 

@@ -124,6 +124,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         tls_dir=args.tls_dir,
+        on_event=told.on_event,
     )
 
 
@@ -156,7 +157,9 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
         with path.open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())
     index = number(os.environ, "SLURM_PROCID") or 0
-    options = Options(listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir)
+    options = Options(
+        listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir, on_event=launch.on_event
+    )
     code = run_coordinator(options, index, args.lease_s)
     end_without_batch_script(launch, index, ExitCode(code), say)
     return code

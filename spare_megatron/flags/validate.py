@@ -252,11 +252,15 @@ def check_data(ns: Namespace) -> None:
     )
 
 
-def check_restarts(ns: Namespace) -> None:
-    """Check how often a lost group may be started again; the launcher asks before it starts a rank."""
+def check_operation(ns: Namespace) -> None:
+    """Check the flags that the launcher carries out; it asks before it starts a rank."""
     refuse(
         ns.spare_max_group_restarts < 0,
         f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
+    )
+    refuse(
+        ns.spare_on_event is not None and not ns.spare_on_event.strip(),
+        "--spare-on-event is empty; give a command, as in --spare-on-event 'cat >> events.jsonl', or leave it out",
     )
 
 
@@ -272,7 +276,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         ns.spare_min_groups is not None and not 1 <= ns.spare_min_groups <= groups,
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
-    check_restarts(ns)
+    check_operation(ns)
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "

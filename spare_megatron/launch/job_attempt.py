@@ -127,6 +127,8 @@ class Life:
         command += ["--listen", launch.listen, "--life", str(self._journal_life)]
         if launch.tls_dir:
             command += ["--tls-dir", launch.tls_dir]
+        if launch.on_event:
+            command += ["--on-event", launch.on_event]
         child = self._coordinator = self._processes.start(
             "coordinator",
             command,

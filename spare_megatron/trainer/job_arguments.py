@@ -215,6 +215,7 @@ def job_of(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,
             *_restart_note(namespace, place),
+            *_event_note(namespace, place),
             *notes,
         ),
         max_position_embeddings=namespace.max_position_embeddings,
@@ -230,6 +231,14 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
     if not after or place.starts_again or place.launcher == "none":
         return ()
     return (f"--spare-restart-after {after}: no restart is planned; only spare-launch and spare-slurm carry them out",)
+
+
+def _event_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
+    """A sentence where a command for events was given and this job's launcher does not tell the coordinator of it."""
+    command = namespace.spare_on_event
+    if command is None or place.starts_again or place.launcher == "none":
+        return ()
+    return (f"--spare-on-event {command!r} is for spare-launch and spare-slurm; give spare-coordinator --on-event CMD",)
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:

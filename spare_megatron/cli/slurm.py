@@ -108,6 +108,11 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
             f"--spare-max-group-restarts {told.max_group_restarts}: only spare-launch starts a lost group again; leave "
             "the flag out"
         )
+    if told.health_check:
+        raise ConfigError(
+            f"--spare-health-check {told.health_check!r}: only spare-launch starts a lost group again; leave the flag "
+            "out, or check nodes in the prolog of Slurm"
+        )
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
     run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"

@@ -33,6 +33,7 @@ OTHERS = (
     "spare_run_dir",
     "spare_max_group_restarts",
     "spare_on_event",
+    "spare_health_check",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -51,6 +52,10 @@ class LauncherFlags:
     """How often one lost group is started again within an hour."""
     on_event: str
     """The operator's command for each event of the job; empty: none."""
+    health_check: str
+    """The user's command before a lost group is started again; empty: none."""
+    save_dir: str
+    """Where checkpoints are written; empty: nowhere."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
@@ -74,6 +79,8 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         tuple(directory for directory in (namespace.save, namespace.load) if directory),
         namespace.spare_max_group_restarts,
         namespace.spare_on_event or "",
+        namespace.spare_health_check or "",
+        namespace.save or "",
     )
 
 

@@ -262,6 +262,16 @@ def check_operation(ns: Namespace) -> None:
         ns.spare_on_event is not None and not ns.spare_on_event.strip(),
         "--spare-on-event is empty; give a command, as in --spare-on-event 'cat >> events.jsonl', or leave it out",
     )
+    check = ns.spare_health_check
+    refuse(
+        check is not None and not check.strip(),
+        "--spare-health-check is empty; give a command, as in --spare-health-check 'nvidia-smi', or leave it out",
+    )
+    refuse(
+        check is not None and ns.spare_max_group_restarts == 0,
+        f"--spare-health-check {check!r} is made before a group is started again, but --spare-max-group-restarts is 0; "
+        "leave one of them out",
+    )
 
 
 def check_spare(ns: Namespace, shape: JobShape) -> None:

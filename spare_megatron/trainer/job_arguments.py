@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,7 +215,7 @@ def job_of(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,
             *_restart_note(namespace, place),
-            *_event_note(namespace, place),
+            *_launcher_notes(namespace, place),
             *notes,
         ),
         max_position_embeddings=namespace.max_position_embeddings,
@@ -233,12 +233,13 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
     return (f"--spare-restart-after {after}: no restart is planned; only spare-launch and spare-slurm carry them out",)
 
 
-def _event_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
-    """A sentence where a command for events was given and this job's launcher does not tell the coordinator of it."""
-    command = namespace.spare_on_event
-    if command is None or place.starts_again or place.launcher == "none":
-        return ()
-    return (f"--spare-on-event {command!r} is for spare-launch and spare-slurm; give spare-coordinator --on-event CMD",)
+def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:
+    """Sentences where commands were given that this job's launcher does not run."""
+    command, check = namespace.spare_on_event, namespace.spare_health_check
+    if command is not None and not place.starts_again and place.launcher != "none":
+        yield f"--spare-on-event {command!r} is for spare-launch and spare-slurm; give spare-coordinator --on-event CMD"
+    if check is not None and place.launcher not in ("spare-launch", "none"):
+        yield f"--spare-health-check {check!r} is for spare-launch; no lost group is started again here"
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:

@@ -52,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hang", default="", help="GROUP,STEP: hang there with the interpreter's lock")
     parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
     parser.add_argument("--spare-on-event", help="is for the launcher")
+    parser.add_argument("--spare-health-check", help="is for the launcher")
     return parser.parse_args()
 
 

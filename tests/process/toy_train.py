@@ -96,6 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
     parser.add_argument("--spare-on-event", help="is for the launcher")
+    parser.add_argument("--spare-health-check", help="is for the launcher")
     return parser.parse_args()
 
 

@@ -88,6 +88,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/reference.md", "after 5, 10, 20 ... 300 s"),
         ("docs/operating.md", "but the end of a life, for 5 s at most"),
         ("docs/operating.md", "A command is killed after 30 s"),
+        ("docs/operating.md", "## The check of a host"),
         ("docs/operating.md", "32 MiB each before compression"),
         ("docs/operating.md", "some 40 MiB that are not compressed yet"),
         ("docs/slurm.md", "`--spare-heartbeat-timeout-s`, 5 s)"),

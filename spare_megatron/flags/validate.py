@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
@@ -315,6 +316,8 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
+    if ns.spare_transfer_rate is not None:
+        rate_of("--spare-transfer-rate", ns.spare_transfer_rate)
 
 
 def _check_audits(ns: Namespace, groups: int) -> None:

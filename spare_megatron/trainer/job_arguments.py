@@ -17,6 +17,7 @@ from typing import Any
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
@@ -113,6 +114,12 @@ class JobArguments:
     def timeouts(self) -> Timeouts:
         """The control plane's time-outs."""
         return timeouts_from(self.spare.heartbeat_timeout_s, self.spare.progress_timeout_s)
+
+    @property
+    def transfer_rate_bytes_s(self) -> float:
+        """The most that a rank gives a second to groups that come back; 0 for no limit."""
+        rate = self.spare.transfer_rate
+        return 0.0 if rate is None else rate_of("--spare-transfer-rate", rate)
 
     def settings(self, padded_vocab_size: int) -> MegatronSettings:
         """What the adapter builds a model from; the size of the vocabulary is known once the tokenizer is built."""

@@ -147,7 +147,18 @@ def run_megatron_job(
     overlap = job.training.overlap_grad_reduce
     backend, coordinator = _backend(job), job.spare.coordinator or ""
     interface = job.spare.interface or ""
-    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator, interface)
+    rank = RankJob(
+        place,
+        spec,
+        description,
+        backend,
+        compute_device(),
+        method,
+        overlap,
+        coordinator,
+        interface,
+        job.transfer_rate_bytes_s,
+    )
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
     finally:

@@ -58,6 +58,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
     )
+    made.add_argument(
+        "--on-event",
+        default="",
+        metavar="CMD",
+        help="shell command that is run for each event of the job, with one line of JSON on its standard input",
+    )
     return made
 
 
@@ -69,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir=RunDirectory(args.run_dir),
         life=args.life,
         tls_dir=args.tls_dir,
+        on_event=args.on_event,
     )
     return run(options, args.candidate, args.lease_s)
 

@@ -105,6 +105,9 @@ def launch_of(args: argparse.Namespace) -> Launch:
         max_group_restarts=told.max_group_restarts,
         listen=args.listen,
         tls_dir=args.tls_dir,
+        save_dir=told.save_dir,
+        health_check=told.health_check,
+        on_event=told.on_event,
     )
 
 

@@ -108,6 +108,11 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
             f"--spare-max-group-restarts {told.max_group_restarts}: only spare-launch starts a lost group again; leave "
             "the flag out"
         )
+    if told.health_check:
+        raise ConfigError(
+            f"--spare-health-check {told.health_check!r}: only spare-launch starts a lost group again; leave the flag "
+            "out, or check nodes in the prolog of Slurm"
+        )
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
     run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"
@@ -124,6 +129,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         tls_dir=args.tls_dir,
+        on_event=told.on_event,
     )
 
 
@@ -156,7 +162,9 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
         with path.open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())
     index = number(os.environ, "SLURM_PROCID") or 0
-    options = Options(listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir)
+    options = Options(
+        listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir, on_event=launch.on_event
+    )
     code = run_coordinator(options, index, args.lease_s)
     end_without_batch_script(launch, index, ExitCode(code), say)
     return code

@@ -42,6 +42,8 @@ class JobDescription:
     exit_duration_s: float = 0.0
     """Time from the start of a life after which the job saves and leaves; 0: no limit."""
     world_size: int = 0
+    device: str = "cpu"
+    """The kind of device on which the ranks compute: 'cpu' or 'cuda'."""
     flops_per_step: float = 0.0
     """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
     loss_names: tuple[str, ...] = ("lm loss",)

@@ -44,7 +44,8 @@ class JobSpec:
     donors_max: int = 2
     """Groups that serve one learner, each its part."""
     results_kept: int = 16
-    """L: reduced results that a donor keeps for a learner that has not taken them; with more it withdraws."""
+    """L: parcels (the state, reduced results) that a donor keeps at most for a learner that has not taken them; it
+    withdraws where it would have to keep more, or too many bytes (trainer.donor_budget)."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job gives up if they went on for long
     enough (controller.membership)."""

@@ -24,7 +24,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Lost, StopRequested, Tuned
+from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.observe.boards import Boards
@@ -58,6 +58,8 @@ class Records:
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
         self.life_began_unix_s = time.time()
+        self._withdrawals: set[tuple[int, int]] = set()
+        """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._stop_signal = ""
         """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
         other life may follow at once."""
@@ -84,7 +86,7 @@ class Records:
             self._stop_signal = ""
         if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
             self._stop_signal = self._stop_signal or record.event.reason
-        told = isinstance(record.event, Tuned | StopRequested)
+        told = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
         changed = after.epoch != before.epoch or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
@@ -99,6 +101,7 @@ class Records:
             "losses": list(self._losses),
             "life_began_unix_s": self.life_began_unix_s,
             "stop_signal": self._stop_signal,
+            "withdrawals": sorted(self._withdrawals),
         }
 
     def recall(self, memo: Mapping[str, Any]) -> None:
@@ -106,6 +109,15 @@ class Records:
         self.book.recall(memo["book"], memo["unwritten"])
         self._losses.extend(memo["losses"])
         self.life_began_unix_s, self._stop_signal = memo["life_began_unix_s"], memo["stop_signal"]
+        self._withdrawals = {(group, incarnation) for group, incarnation in memo.get("withdrawals", ())}
+
+    def _withdrawn(self, event: Event, before: State) -> bool:
+        """Whether ``event`` takes an offer from a learner from which none was taken before."""
+        if not isinstance(event, Withdrawn):
+            return False
+        learners = {offer.learner for offer in before.offers if offer.number == event.number} - self._withdrawals
+        self._withdrawals |= learners
+        return bool(learners)
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:
         """Take a group's report on a step that it applied."""

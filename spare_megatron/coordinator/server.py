@@ -57,6 +57,7 @@ from spare_megatron.coordinator.backlog import Backlog
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.election import Office
 from spare_megatron.coordinator.failure_detector import Detector, Finding
+from spare_megatron.coordinator.job_events import JobEvents
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.records import Records, say
@@ -85,6 +86,8 @@ class Options:
     """Number of the job's life; one that is higher than the journal's begins with the first Hello. 0: go on with the
     journal's life, or begin the next one where that has ended."""
     tls_dir: str = ""
+    on_event: str = ""
+    """The operator's command, run for each event (coordinator.job_events); empty: none."""
     office: Office | None = None
     """The office that this coordinator holds, where several candidates share the run directory; else None."""
 
@@ -98,6 +101,7 @@ class Coordinator:
         self._streams, self._addresses = Streams(), RingAddresses()
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())
+        self._events = JobEvents(options.on_event, self._dir.path, say)
         self._accepted = ""
         self._restarts = RestartAnswers(lambda: self._state, lambda: self._nothing_is_decided)
         found = resume(self._dir.journal, self._replayed, self._recall)
@@ -148,9 +152,12 @@ class Coordinator:
 
     async def run(self) -> ExitCode:
         """Serve until the job is over; the exit code says how it ended."""
+        served = False
         try:
             await self._serve()
+            served = True
         finally:
+            self._events.close(in_order=served)
             self._journal.close()
         return self._exit_code
 
@@ -297,6 +304,7 @@ class Coordinator:
         if isinstance(record.event, Tuned):
             publish_choice(record.event, self._state.life, self._dir, self._records.side)
         self._tuning.observe(record.time_unix_s, before, record.event, self._state)
+        self._events.observe(record, before, self._state)
         self._journal.keep(self._state, self._memo)
         following = self._tuning.next(self._state)
         if following is not None:

@@ -15,7 +15,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.flags.validate import check_restarts
+from spare_megatron.flags.validate import check_operation
 from spare_megatron.flags.yaml_config import with_yaml
 
 DEGREES = (
@@ -32,6 +32,8 @@ OTHERS = (
     "ckpt_step",
     "spare_run_dir",
     "spare_max_group_restarts",
+    "spare_on_event",
+    "spare_health_check",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -48,13 +50,19 @@ class LauncherFlags:
     """Where a checkpoint to start again from may be, best first."""
     max_group_restarts: int
     """How often one lost group is started again within an hour."""
+    on_event: str
+    """The operator's command for each event of the job; empty: none."""
+    health_check: str
+    """The user's command before a lost group is started again; empty: none."""
+    save_dir: str
+    """Where checkpoints are written; empty: nowhere."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, a degree of parallelism below 1, or fewer than no restarts.
+        ConfigError: a value that is none, a degree of parallelism below 1, or fewer than no restarts, an empty command.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -64,12 +72,15 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     namespace, _ = parser.parse_known_args(with_yaml(words, environ))
     for name, value in degrees(namespace, saved).items():
         setattr(namespace, name, value)
-    check_restarts(namespace)
+    check_operation(namespace)
     return LauncherFlags(
         group_size(namespace),
         namespace.spare_run_dir,
         tuple(directory for directory in (namespace.save, namespace.load) if directory),
         namespace.spare_max_group_restarts,
+        namespace.spare_on_event or "",
+        namespace.spare_health_check or "",
+        namespace.save or "",
     )
 
 

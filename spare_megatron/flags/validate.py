@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
@@ -252,11 +253,25 @@ def check_data(ns: Namespace) -> None:
     )
 
 
-def check_restarts(ns: Namespace) -> None:
-    """Check how often a lost group may be started again; the launcher asks before it starts a rank."""
+def check_operation(ns: Namespace) -> None:
+    """Check the flags that the launcher carries out; it asks before it starts a rank."""
     refuse(
         ns.spare_max_group_restarts < 0,
         f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
+    )
+    refuse(
+        ns.spare_on_event is not None and not ns.spare_on_event.strip(),
+        "--spare-on-event is empty; give a command, as in --spare-on-event 'cat >> events.jsonl', or leave it out",
+    )
+    check = ns.spare_health_check
+    refuse(
+        check is not None and not check.strip(),
+        "--spare-health-check is empty; give a command, as in --spare-health-check 'nvidia-smi', or leave it out",
+    )
+    refuse(
+        check is not None and ns.spare_max_group_restarts == 0,
+        f"--spare-health-check {check!r} is made before a group is started again, but --spare-max-group-restarts is 0; "
+        "leave one of them out",
     )
 
 
@@ -272,7 +287,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         ns.spare_min_groups is not None and not 1 <= ns.spare_min_groups <= groups,
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
-    check_restarts(ns)
+    check_operation(ns)
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "
@@ -301,6 +316,8 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
+    if ns.spare_transfer_rate is not None:
+        rate_of("--spare-transfer-rate", ns.spare_transfer_rate)
 
 
 def _check_audits(ns: Namespace, groups: int) -> None:

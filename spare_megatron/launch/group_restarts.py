@@ -54,6 +54,10 @@ class GroupRestarts:
         self._begun[group] = [*begun, now_s + pause]
         return NextStart(pause, len(begun))
 
+    def begins(self, group: int, now_s: float) -> None:
+        """The restart of ``group`` that was granted last begins now: its host was not fit for it earlier."""
+        self._begun[group][-1] = max(now_s, self._begun[group][-1])
+
 
 class Incarnations:
     """Draws the incarnations of groups. Nobody else may draw them."""

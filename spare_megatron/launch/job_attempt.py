@@ -19,6 +19,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import LaunchMemory
 from spare_megatron.launch.life_report import (
     LINES_SHOWN,
@@ -67,7 +68,8 @@ class Life:
         self._restarts = 0
         self._ending = False
         self._ranks = RankProcesses(launch, processes, number, self._rank_ended)
-        self._restarter = Restarter(self._ranks, self._client, memory, self._start_again, say, self._is_over)
+        health = GroupHealth(launch, processes.guard, self._ranks.pids)
+        self._restarter = Restarter(self._ranks, self._client, memory, health, self._start_again, say, self._is_over)
         self._first_incarnation = 0
         before = patiently(self._dir.coordinator_for_sure)
         self._journal_life = 1 + (before.life if before else 0)
@@ -127,6 +129,8 @@ class Life:
         command += ["--listen", launch.listen, "--life", str(self._journal_life)]
         if launch.tls_dir:
             command += ["--tls-dir", launch.tls_dir]
+        if launch.on_event:
+            command += ["--on-event", launch.on_event]
         child = self._coordinator = self._processes.start(
             "coordinator",
             command,

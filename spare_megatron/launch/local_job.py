@@ -25,4 +25,10 @@ class Launch:
     """How often one lost group is started again within an hour; 0: it stays lost."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
+    save_dir: str = ""
+    """Where checkpoints are written; empty: nowhere."""
+    health_check: str = ""
+    """The user's command before a lost group is started again; empty: none."""
+    on_event: str = ""
+    """The operator's command, which the coordinator runs for each event."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -1,8 +1,7 @@
 """Starts a job's processes on this machine, each in a session of its own, learns of their end, and kills by group.
 
 A pidfd becomes readable when its process ends, so an exit is known within a millisecond and without a thread. A guard
-process (:mod:`spare_megatron.launch.orphan_reaper`) has a list of the processes that live and kills them if this
-process dies.
+(:mod:`spare_megatron.control.child_guard`) kills them if this process dies.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from spare_megatron import failpoints
+from spare_megatron.control.child_guard import ChildGuard
 from spare_megatron.control.disk import patiently, words
 from spare_megatron.control.run_directory import write_json
-from spare_megatron.launch import orphan_reaper
 
 LOG_PATIENCE_S = 2.0
 """How long the start of a process waits for the disk on which its log is, if that fails."""
@@ -61,15 +60,9 @@ class Processes:
 
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
-        self._guard: subprocess.Popen[str] | None = None
+        self.guard = ChildGuard()
 
     def __enter__(self) -> Processes:
-        self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", orphan_reaper.__file__],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,10 +72,7 @@ class Processes:
         for child in self._children.values():
             child.process.wait()
             os.close(child.handle)
-        assert self._guard is not None
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait()
+        self.guard.close()
 
     def start(
         self,
@@ -108,7 +98,7 @@ class Processes:
             )
         child = Child(name, process)
         self._children[child.pid] = child
-        self._tell(f"+{child.pid} {orphan_reaper.start_time(child.pid)}")
+        self.guard.add(child.pid)
         asyncio.get_running_loop().add_reader(child.handle, self._ended, child, ended)
         return child
 
@@ -118,15 +108,8 @@ class Processes:
         child.signal(signal.SIGKILL)  # what it has started too; no other group has its id before wait()
         child.status = child.process.wait()
         del self._children[child.pid]
-        self._tell(f"-{child.pid}")
+        self.guard.remove(child.pid)
         ended(child)
-
-    def _tell(self, line: str) -> None:
-        assert self._guard is not None
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard; the job goes on without it
-            self._guard.stdin.write(line + "\n")
-            self._guard.stdin.flush()
 
 
 def _open_log(path: Path) -> IO[bytes]:

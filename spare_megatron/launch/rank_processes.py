@@ -80,6 +80,13 @@ class RankProcesses:
         """Whether a process of the group has not ended."""
         return any(rank.child.alive for rank in self._groups.get(group, ()))
 
+    def pids(self) -> dict[int, list[int]]:
+        """Group -> its living processes, of groups that have any."""
+        found: dict[int, list[int]] = {}
+        for rank in self.living:
+            found.setdefault(rank.start.group, []).append(rank.child.pid)
+        return found
+
     def log_of(self, start: GroupStart, position: int) -> Path:
         """The output of a rank of the newest start of a group."""
         return self._groups[start.group][position].log

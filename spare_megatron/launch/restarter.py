@@ -1,8 +1,11 @@
 """Starts lost groups again while the others train, and tells the user of each restart in one line.
 
 It starts a group again when no process of it is left, the coordinator says that the job goes on and that the group was
-not lost for a fault that stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Processes of a fenced group
-leave by themselves, unless they hang: then it kills them.
+not lost for a fault that stays, :mod:`spare_megatron.launch.group_restarts` grants it, and the host is fit for it
+(:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again, with pauses as between restarts but
+without an end: that costs the others nothing, and somebody may mend it. Such a look is no restart.
+
+Processes of a fenced group leave by themselves, unless they hang: then it kills them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
-from spare_megatron.launch.group_restarts import LaunchMemory
+from spare_megatron.launch.group_health import GroupHealth
+from spare_megatron.launch.group_restarts import LaunchMemory, pause_s
 from spare_megatron.launch.rank_processes import GroupStart, RankProcesses
 
 ASK_AGAIN_S = 0.25
@@ -35,6 +39,7 @@ class Restarter:
         ranks: RankProcesses,
         client: CoordinatorClient,
         memory: LaunchMemory,
+        health: GroupHealth,
         begin: Callable[[GroupStart], None],
         say: Callable[[str], None],
         over: Callable[[], bool],
@@ -42,7 +47,7 @@ class Restarter:
         """``begin`` starts the ranks of a group; ``say`` shows one line to the user; ``over`` returns True when nothing
         may be started any more."""
         self._ranks, self._client, self._memory, self._begin = ranks, client, memory, begin
-        self._say, self._over = say, over
+        self._health, self._say, self._over = health, say, over
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
         self._kept_out: set[int] = set()
@@ -83,15 +88,34 @@ class Restarter:
             )
         if then.pause_s:
             await asyncio.sleep(then.pause_s)
-            known = await self._known(start)
-            if known is None:
-                return
+        known = await self._fit(start)
+        if known is None:
+            return
+        restarts.begins(group, time.monotonic())
         incarnation = self._memory.incarnations.next(group, known)
         self._begin(GroupStart(group, incarnation, start.restarts + 1))
         self._say(
             f"group {group} is started again, as incarnation {incarnation}: restart {then.before + 1} of at most "
             f"{restarts.most} within an hour"
         )
+
+    async def _fit(self, start: GroupStart) -> int | None:
+        """Wait until the host is fit for a group; returns the highest incarnation of it that the coordinator knows,
+        None where it must not be started again. A fault is told when it is new, not each time that it is found."""
+        told, looks = "", 0
+        while True:
+            fault = await self._health.fault(start.group)
+            known = await self._known(start)
+            if fault is None or known is None:
+                return known
+            looks += 1
+            if fault.kind != told:
+                told = fault.kind
+                self._say(
+                    f"group {start.group} is not started again yet, {fault.sentence}; looked at again in "
+                    f"{pause_s(looks):g} s, and then less and less often"
+                )
+            await asyncio.sleep(pause_s(looks))
 
     async def end_hung(self, status: Path) -> None:
         """Kill the processes of groups that the coordinator's ``status`` file once named and has not named for LEAVE_S:

@@ -58,6 +58,8 @@ class SlurmLaunch:
     srun_options: tuple[str, ...] = ()
     requeue: bool = True
     tls_dir: str = ""
+    on_event: str = ""
+    """The operator's command, which the coordinator runs for each event."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 

@@ -3,17 +3,19 @@
 Everything follows from the offers that the newest view lists (docs/protocol.md, rule 17). The state after step s lies
 unchanged in the engine from the end of that apply to the beginning of the next, so its copy is made beside the
 computing of step s + 1, at whatever time of it an offer comes. A result is copied before it is applied. Nobody waits
-for a learner: a donor that would have to keep too much withdraws.
+for a learner: a donor that would have to keep too much (:mod:`spare_megatron.trainer.donor_budget`) withdraws.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control.session import Session
 from spare_megatron.controller.view import Offer, View
+from spare_megatron.trainer.donor_budget import OfferBudget
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.step import Committed
 from spare_megatron.transfer.transport import Parcel, StateTransport
@@ -29,6 +31,8 @@ class Donor:
     def __init__(self, engine: StepEngine, session: Session, transport: StateTransport) -> None:
         self._engine, self._session, self._transport = engine, session, transport
         self._open: dict[int, Offer] = {}
+        self._budgets: dict[int, OfferBudget] = {}
+        """Of the offers whose state this rank serves."""
         self._copies: dict[int, Future[None]] = {}
         """Offer -> the copy of its state that is being made."""
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="spare-donor")
@@ -39,6 +43,7 @@ class Donor:
         listed = {offer.number: offer for offer in view.serves}
         for number in self._open.keys() - listed.keys():
             del self._open[number]
+            self._budgets.pop(number, None)
             self._transport.drop(number)
         for number in sorted(listed.keys() - self._open.keys()):
             offer = listed[number]
@@ -54,6 +59,8 @@ class Donor:
             except Exception as error:
                 self._fail(number, step, error)
             else:
+                part = parcel_bytes(state) // len(offer.donors)
+                self._budgets[number] = OfferBudget(step, len(offer.donors), part, time.monotonic())
                 self._copies[number] = self._copier.submit(self._transport.put, number, step, state)
 
     def before_apply(self, view: View, committed: Committed) -> None:
@@ -84,19 +91,30 @@ class Donor:
         copy.result()
 
     def _keep(self, number: int, step: int, result: Parcel) -> None:
+        budget = self._budgets.get(number)
+        if budget is None:
+            return
+        kept, most = self._transport.kept(number), self._session.spec.results_kept
+        part = parcel_bytes(result) // budget.parts
+        why = budget.too_much(kept.sizes, kept.given_bytes, part, step, time.monotonic(), most)
+        if why:
+            self._withdraw(number, why)
+            return
         try:
             self._transport.put(number, step, result)
         except Exception as error:
             self._fail(number, step, error)
-            return
-        kept = self._transport.kept(number)
-        if kept > self._session.spec.results_kept:
-            self._withdraw(number, f"the learner has not taken {kept} results; it cannot keep up with the steps")
 
     def _fail(self, number: int, step: int, error: Exception) -> None:
         log.warning("offer %d is not served: step %d could not be copied", number, step, exc_info=error)
         self._withdraw(number, f"step {step} could not be copied: {error!r}")
 
     def _withdraw(self, number: int, why: str) -> None:
+        self._budgets.pop(number, None)
         self._transport.drop(number)
         self._session.withdraw(number, why)
+
+
+def parcel_bytes(parcel: Parcel) -> int:
+    """The size of all tensors of a parcel."""
+    return sum(tensor.nbytes for tensor in parcel.tensors.values())

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
@@ -113,6 +114,12 @@ class JobArguments:
     def timeouts(self) -> Timeouts:
         """The control plane's time-outs."""
         return timeouts_from(self.spare.heartbeat_timeout_s, self.spare.progress_timeout_s)
+
+    @property
+    def transfer_rate_bytes_s(self) -> float:
+        """The most that a rank gives a second to groups that come back; 0 for no limit."""
+        rate = self.spare.transfer_rate
+        return 0.0 if rate is None else rate_of("--spare-transfer-rate", rate)
 
     def settings(self, padded_vocab_size: int) -> MegatronSettings:
         """What the adapter builds a model from; the size of the vocabulary is known once the tokenizer is built."""
@@ -215,6 +222,7 @@ def job_of(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,
             *_restart_note(namespace, place),
+            *_launcher_notes(namespace, place),
             *notes,
         ),
         max_position_embeddings=namespace.max_position_embeddings,
@@ -230,6 +238,15 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
     if not after or place.starts_again or place.launcher == "none":
         return ()
     return (f"--spare-restart-after {after}: no restart is planned; only spare-launch and spare-slurm carry them out",)
+
+
+def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:
+    """Sentences where commands were given that this job's launcher does not run."""
+    command, check = namespace.spare_on_event, namespace.spare_health_check
+    if command is not None and not place.starts_again and place.launcher != "none":
+        yield f"--spare-on-event {command!r} is for spare-launch and spare-slurm; give spare-coordinator --on-event CMD"
+    if check is not None and place.launcher not in ("spare-launch", "none"):
+        yield f"--spare-health-check {check!r} is for spare-launch; no lost group is started again here"
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:

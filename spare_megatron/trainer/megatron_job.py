@@ -147,7 +147,18 @@ def run_megatron_job(
     overlap = job.training.overlap_grad_reduce
     backend, coordinator = _backend(job), job.spare.coordinator or ""
     interface = job.spare.interface or ""
-    rank = RankJob(place, spec, description, backend, compute_device(), method, overlap, coordinator, interface)
+    rank = RankJob(
+        place,
+        spec,
+        description,
+        backend,
+        compute_device(),
+        method,
+        overlap,
+        coordinator,
+        interface,
+        job.transfer_rate_bytes_s,
+    )
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
     finally:
@@ -276,6 +287,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         seq_length=job.seq_length,
         consumed_samples=start.consumed_samples,
         world_size=job.shape.world_size,
+        device=compute_device().type,
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
         batch_phases=start.batches(job).phases if job.training.rampup_batch_size is not None else (),

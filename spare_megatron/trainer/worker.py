@@ -58,6 +58,8 @@ class RankJob:
     """host:port; empty where it is read from the run directory."""
     interface: str = ""
     """The name or the network of the interface over which groups sum; empty: see :func:`own_address`."""
+    transfer_rate_bytes_s: float = 0.0
+    """The most that this rank gives a second to groups that come back; 0 for no limit."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -74,7 +76,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     host = own_address(job.interface, partial(_coordinator_host, job, directory))
     replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
     # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
-    transport = SocketTransport(me, host, 2 * job.job.timeouts.heartbeat_timeout_s)
+    transport = SocketTransport(me, host, 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s)
 
     def adopt(orders: Orders) -> None:
         members = tuple(Member(*one) for one in orders.view.live)

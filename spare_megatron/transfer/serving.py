@@ -88,11 +88,11 @@ class Serving:
         elif request.kind == words.HEADER:
             header = found.header
             answer = PartAnswer(words.HEADER, found.part, found.parts, len(header), words.checksum(header))
-            self._send(sock, found, answer, memoryview(header))
+            self._send(sock, call, found, answer, memoryview(header))
         else:
-            self._send_part(sock, found, request.offset)
+            self._send_part(sock, call, found, request.offset)
 
-    def _send_part(self, sock: socket.socket, portion: Portion, offset: int) -> None:
+    def _send_part(self, sock: socket.socket, call: Call, portion: Portion, offset: int) -> None:
         while offset < portion.size:
             if portion.freed:
                 sock.sendall(words.pack_answer(PartAnswer(words.GONE)))
@@ -101,10 +101,10 @@ class Serving:
             checksum, chunk = portion.chunk(number)
             data = chunk[offset - number * CHUNK_BYTES :]
             answer = PartAnswer(words.BYTES, portion.part, portion.parts, len(data), checksum)
-            self._send(sock, portion, answer, data)
+            self._send(sock, call, portion, answer, data)
             offset += len(data)
 
-    def _send(self, sock: socket.socket, portion: Portion, answer: PartAnswer, data: memoryview) -> None:
+    def _send(self, sock: socket.socket, call: Call, portion: Portion, answer: PartAnswer, data: memoryview) -> None:
         """Send an answer and its bytes, no faster than allowed. Raises ConnectionError when the portion is freed or
         this rank leaves meanwhile; the learner hears why when it asks again."""
         sock.sendall(words.pack_answer(answer), socket.MSG_MORE)
@@ -114,6 +114,7 @@ class Serving:
             if (wait_s and self._closing.wait(wait_s)) or portion.freed:
                 raise ConnectionAbortedError("what is being sent is gone")
             sock.sendall(part)
+            self._shelf.gave(call.number, len(part))
 
 
 class _Connection:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.transfer.parcels import Portion
-from spare_megatron.transfer.transport import Parcel
+from spare_megatron.transfer.transport import KeptParcels, Parcel
 
 
 class Missing(enum.Enum):
@@ -30,6 +30,7 @@ class _OpenOffer:
     """By step."""
     newest: int | None = None
     """The last step that was put."""
+    given_bytes: int = 0
     wanted: int = 0
     """The highest step that the learner has asked for; it has all earlier ones."""
 
@@ -66,11 +67,20 @@ class Shelf:
                     offer.portions[step] = portion
                 self._changed.notify_all()
 
-    def kept(self, number: int) -> int:
-        """How many portions an offer keeps."""
+    def kept(self, number: int) -> KeptParcels:
+        """What an offer keeps; nothing where it is not open."""
         with self._changed:
             offer = self._offers.get(number)
-            return len(offer.portions) if offer is not None else 0
+            if offer is None:
+                return KeptParcels({}, 0)
+            return KeptParcels({step: one.size for step, one in offer.portions.items()}, offer.given_bytes)
+
+    def gave(self, number: int, size: int) -> None:
+        """Count ``size`` bytes that the learner of an offer was sent."""
+        with self._changed:
+            offer = self._offers.get(number)
+            if offer is not None:
+                offer.given_bytes += size
 
     def drop(self, number: int) -> None:
         """End an offer, whether or not it was ever open."""

@@ -13,7 +13,7 @@ from spare_megatron.transfer.door import Door
 from spare_megatron.transfer.fetching import LOOK_S, fetch_parcel
 from spare_megatron.transfer.serving import Serving
 from spare_megatron.transfer.shelf import Shelf
-from spare_megatron.transfer.transport import FetchOverError, Parcel, Source, StateTransport
+from spare_megatron.transfer.transport import FetchOverError, KeptParcels, Parcel, Source, StateTransport
 
 
 class SocketTransport(StateTransport):
@@ -47,7 +47,7 @@ class SocketTransport(StateTransport):
     def put(self, number: int, step: int, parcel: Parcel) -> None:
         self._shelf.put(number, step, parcel)
 
-    def kept(self, number: int) -> int:
+    def kept(self, number: int) -> KeptParcels:
         return self._shelf.kept(number)
 
     def drop(self, number: int) -> None:

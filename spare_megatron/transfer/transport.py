@@ -26,6 +26,16 @@ class Parcel:
     """JSON values; floats travel exactly."""
 
 
+@dataclass(frozen=True)
+class KeptParcels:
+    """What a donor's rank keeps of an offer, because the learner's rank has not asked for a later parcel yet."""
+
+    sizes: Mapping[int, int]
+    """Step -> bytes of its part."""
+    given_bytes: int
+    """What it has given to the learner of this offer so far."""
+
+
 class FetchError(Exception):
     """A parcel cannot be had from a donor: it was damaged twice, or nothing comes any more. The sentence names the
     donor."""
@@ -63,8 +73,8 @@ class StateTransport(Protocol):
         """Copy this rank's part of ``parcel`` and serve it. The steps of an offer follow each other without a gap.
         Returns when the copy is made. Does nothing where the offer is not open (any more)."""
 
-    def kept(self, number: int) -> int:
-        """How many parcels of an offer are kept, because the learner's rank has not asked for a later one yet."""
+    def kept(self, number: int) -> KeptParcels:
+        """What is kept of an offer; nothing where it is not open."""
 
     def drop(self, number: int) -> None:
         """Free all of an offer; whoever asks for it hears that it is gone."""

@@ -51,6 +51,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--crash-when-back", action="store_true", help="as --crash, where the group was started again")
     parser.add_argument("--hang", default="", help="GROUP,STEP: hang there with the interpreter's lock")
     parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
+    parser.add_argument("--spare-on-event", help="is for the launcher")
+    parser.add_argument("--spare-health-check", help="is for the launcher")
     return parser.parse_args()
 
 

@@ -119,6 +119,39 @@ def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: P
         assert max(log.read_text().count("RuntimeError: told to crash") for log in logs) == 1
 
 
+def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_path: Path) -> None:
+    """The check fails twice, for one reason, and is said once; looks are no restarts."""
+    mended, looks = tmp_path / "mended", tmp_path / "looks"
+    check = f"echo $SPARE_GROUP $LOCAL_RANK >> {looks}; test -e {mended} || {{ echo the fan is broken; exit 7; }}"
+    job = begin(tmp_path, "--spare-health-check", check, "--steps", "100000", "--piece-s", "0.01", restarts=1)
+    job.wait_for_step(3)
+    job.kill(job.pid(1, 1))
+    job.wait_for("two looks", lambda: looks.exists() and len(looks.read_text().splitlines()) == 2)
+    assert rows(job, 1) == []
+    mended.touch()
+    job.wait_for("the learner", lambda: is_back(job, 1, 1))
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    first, second = said(job, "group 1")
+    assert re.fullmatch(
+        r"spare-launch: group 1 is not started again yet, \S+: --spare-health-check: exit code 7: the fan is broken; "
+        r"looked at again in 5 s, and then less and less often",
+        first,
+    )
+    assert second.endswith("group 1 is started again, as incarnation 1: restart 1 of at most 1 within an hour")
+    assert set(looks.read_text().splitlines()) == {"1 2"}
+
+
+def test_a_check_that_hangs_ends_with_the_job(begin: Begin, tmp_path: Path) -> None:
+    flags = ("--spare-health-check", f"touch {tmp_path}/looks; sleep 97531", "--steps", "100000", "--piece-s", "0.01")
+    job = begin(tmp_path, *flags, restarts=1)
+    job.wait_for_step(3)
+    job.kill(*job.pids(1))
+    job.wait_for("the look", (tmp_path / "looks").exists)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+
+
 def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:
     words = ("--error-when-back=--data-path_is_gone", "--steps", "120", "--piece-s", "0.01")
     job = begin(tmp_path, *words, inject=("sigkill:group=0,position=1,step=3,at=reduce",))

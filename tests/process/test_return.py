@@ -8,11 +8,14 @@ nothing fails.
 from __future__ import annotations
 
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, is_member, leave_whole, records, said, voted
 
@@ -106,6 +109,27 @@ def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm: dict[int
         loss for r in records(job) if isinstance(r.event, Lost) for loss in r.event.losses if loss.cause == "stalled"
     ]
     assert {(loss.group, loss.incarnation, loss.position) for loss in stalled} == {(2, 1, 1)}
+
+
+def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path: Path) -> None:
+    words = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.05")
+    slow = ("--transfer-rate-bytes-s", "100", "--spare-max-group-restarts", "1")
+    job = launch(tmp_path, *words, *slow, groups=GROUPS, inject=("sigkill:group=2,step=3,at=reduce",))
+    job.wait_for(
+        "two withdrawals",
+        lambda: len({one.event.number for one in records(job) if isinstance(one.event, Withdrawn)}) >= 2,
+        timeout_s=120.0,
+    )
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    lines = [line for line in (tmp_path / "launch.out").read_text().splitlines() if "keep up with the steps" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"spare: group [01] does not serve offer 1 to group 2 any more: rank [01]: the learner has not taken \d+ "
+        r"results?, [\d.]+ k?B here; it cannot keep up with the steps: a result of [\d.]+ k?B each [\d.]+ s needs "
+        r"[\d.]+ [kM]?B/s at each position, and about [\d.]+ B/s were had",
+        lines[0],
+    ), lines[0]
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import door, serving
 from spare_megatron.transfer.parcel_words import ANSWER_BYTES, REQUEST_BYTES
 from spare_megatron.transfer.parcels import CHUNK_BYTES, ByteSpace, pack_header
-from spare_megatron.transfer.transport import FetchError, FetchOverError, Parcel, Source
+from spare_megatron.transfer.transport import FetchError, FetchOverError, KeptParcels, Parcel, Source
 from tests.process.middle import Middle
 from tests.process.transfer_rank import (
     LEARNER,
@@ -139,7 +139,7 @@ def test_an_offer_dropped_during_a_fetch_is_gone_at_once(ranks: Ranks) -> None:
         with pytest.raises(FetchError, match=r"group 1, .*, does not serve step 4 of offer 7 any more"):
             fetched.result(PATIENCE_S)
         assert time.monotonic() - dropped_s < 5.0
-        assert slow.kept(OFFER) == 0
+        assert slow.kept(OFFER) == KeptParcels({}, 0)
 
 
 def test_donors_that_tell_of_different_parcels_are_named(ranks: Ranks) -> None:
@@ -172,10 +172,10 @@ def test_connections_stay_open_from_parcel_to_parcel_and_all_is_freed_in_time(ra
         for step in (4, 5, 6):
             assert equal(ranks.begin(learner, [through(middle)], step).result(PATIENCE_S), parcel_of(step, 100))
             donor.put(OFFER, step + 1, parcel_of(step + 1, 100))
-        assert (middle.calls, donor.kept(OFFER)) == (1, 2)
+        assert (middle.calls, len(donor.kept(OFFER).sizes)) == (1, 2)
         middle.cut()
         assert equal(ranks.begin(learner, [through(middle)], 7).result(PATIENCE_S), parcel_of(7, 100))
-        assert (middle.calls, donor.kept(OFFER)) == (2, 1)
+        assert (middle.calls, len(donor.kept(OFFER).sizes)) == (2, 1)
 
 
 # ------------------------------------------------------------------------------------------- the learner's side
@@ -326,7 +326,7 @@ def test_nobody_but_the_offers_learner_has_it(ranks: Ranks, who: dict[str, objec
         with pytest.raises(FetchError, match=said):
             ranks.begin(ranks.learner(1.0, **who), [through(middle)]).result(PATIENCE_S)
         assert middle.down <= middle.calls * (PROVED_BYTES + ANSWER_BYTES)
-    assert donor.kept(OFFER) == 1
+    assert len(donor.kept(OFFER).sizes) == 1
 
 
 def test_a_donor_of_another_incarnation_is_not_heard(ranks: Ranks) -> None:

@@ -62,7 +62,15 @@ def main() -> int:
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
-    rank = RankJob(place, spec, description, "gloo", torch.device("cpu"), overlap=options.overlap)
+    rank = RankJob(
+        place,
+        spec,
+        description,
+        "gloo",
+        torch.device("cpu"),
+        overlap=options.overlap,
+        transfer_rate_bytes_s=options.transfer_rate_bytes_s,
+    )
     code = train_rank(rank, engine, saver, injector)
     if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
         _leave_digest(engine, place)
@@ -95,6 +103,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
+    parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
+    parser.add_argument("--spare-on-event", help="is for the launcher")
+    parser.add_argument("--spare-health-check", help="is for the launcher")
     return parser.parse_args()
 
 

@@ -181,7 +181,7 @@ def _fetch(transport: SocketTransport, number: int, step: int, kib: int, source:
 
 
 def _kept(transport: SocketTransport, number: int) -> int:
-    return transport.kept(number)
+    return len(transport.kept(number).sizes)
 
 
 def _main(group: str, timeout_s: str, rate_bytes_s: str) -> None:

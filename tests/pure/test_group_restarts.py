@@ -53,6 +53,15 @@ def test_what_is_an_hour_ago_does_not_count(
     assert tuple(restarts.after_loss(0, at_s).pause_s for at_s in losses_s) == expected
 
 
+def test_a_restart_counts_from_when_it_begins() -> None:
+    """Its host was not fit for it for most of an hour."""
+    restarts = GroupRestarts(1)
+    assert restarts.after_loss(0, 0.0).pause_s == 0.0
+    restarts.begins(0, 3000.0)
+    assert restarts.after_loss(0, WITHIN_S + 1.0).pause_s is None
+    assert restarts.after_loss(0, WITHIN_S + 3000.0).pause_s == 0.0
+
+
 def test_each_group_has_its_own_count() -> None:
     restarts = GroupRestarts(1)
     assert [restarts.after_loss(group, 0.0).pause_s for group in (0, 1, 0, 2)] == [0.0, 0.0, None, 0.0]

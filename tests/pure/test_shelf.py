@@ -11,7 +11,7 @@ from spare_megatron.collectives.handshake import Member
 from spare_megatron.transfer.parcels import Portion
 from spare_megatron.transfer.rate_limit import SLICE_BYTES_MAX, RateLimit
 from spare_megatron.transfer.shelf import Missing, Shelf
-from spare_megatron.transfer.transport import Parcel
+from spare_megatron.transfer.transport import KeptParcels, Parcel
 
 LEARNER, OTHER = Member(3, 1), Member(3, 0)
 PARCEL = Parcel({"a": torch.arange(100)}, {})
@@ -29,26 +29,44 @@ def ask(shelf: Shelf, step: int, number: int = 7, who: Member = LEARNER) -> Port
     return shelf.ask(number, who, step, 0.0)
 
 
+def kept(shelf: Shelf, number: int = 7) -> int:
+    return len(shelf.kept(number).sizes)
+
+
+def test_what_is_kept_and_given_is_counted_in_bytes(shelf: Shelf) -> None:
+    for step in (4, 5):
+        shelf.put(7, step, PARCEL)
+    shelf.gave(7, 300)
+    shelf.gave(7, 84)
+    shelf.gave(8, 1)
+    assert shelf.kept(7) == KeptParcels({4: 448, 5: 448}, 384), "a part begins at a multiple of 64 bytes"
+    ask(shelf, 5)
+    assert shelf.kept(7) == KeptParcels({5: 448}, 384)
+    shelf.drop(7)
+    shelf.gave(7, 1)
+    assert shelf.kept(7) == shelf.kept(8) == KeptParcels({}, 0)
+
+
 def test_an_offer_that_this_donor_was_not_told_of_comes_later(shelf: Shelf) -> None:
     assert ask(shelf, 4, number=8) is LATER
     shelf.put(8, 4, PARCEL)
-    assert (ask(shelf, 4, number=8), shelf.kept(8)) == (LATER, 0), "it was not open"
+    assert (ask(shelf, 4, number=8), kept(shelf, 8)) == (LATER, 0), "it was not open"
 
 
 def test_what_was_put_is_there_until_a_later_step_is_asked_for(shelf: Shelf) -> None:
     assert ask(shelf, 4) is LATER
     for step in (4, 5, 6):
         shelf.put(7, step, PARCEL)
-    assert shelf.kept(7) == 3
+    assert kept(shelf) == 3
     four = ask(shelf, 4)
     assert isinstance(four, Portion)
     assert (four.part, four.parts, ask(shelf, 4), four.freed) == (0, 2, four, False)
     five = ask(shelf, 5)
     assert isinstance(five, Portion)
-    assert (four.freed, five.freed, shelf.kept(7)) == (True, False, 2)
+    assert (four.freed, five.freed, kept(shelf)) == (True, False, 2)
     assert ask(shelf, 4) is GONE
     assert ask(shelf, 7) is LATER
-    assert (five.freed, shelf.kept(7)) == (True, 0)
+    assert (five.freed, kept(shelf)) == (True, 0)
     assert ask(shelf, 6) is GONE
     assert ask(shelf, 3) is GONE
 
@@ -70,7 +88,7 @@ def test_only_the_offers_learner_has_it(shelf: Shelf) -> None:
     shelf.put(7, 4, PARCEL)
     assert ask(shelf, 4, who=OTHER) is GONE
     assert ask(shelf, 9, who=OTHER) is GONE
-    assert (shelf.kept(7), isinstance(ask(shelf, 4), Portion)) == (1, True)
+    assert (kept(shelf), isinstance(ask(shelf, 4), Portion)) == (1, True)
 
 
 @pytest.mark.parametrize("number", [7, 8], ids=["open", "never open"])
@@ -80,10 +98,10 @@ def test_a_dropped_offer_is_gone_for_good(shelf: Shelf, number: int) -> None:
     shelf.drop(number)
     assert isinstance(portion, Portion)
     assert portion.freed is (number == 7)
-    assert (ask(shelf, 4, number), shelf.kept(number)) == (GONE, 0)
+    assert (ask(shelf, 4, number), kept(shelf, number)) == (GONE, 0)
     shelf.open(number, LEARNER, 0, 2)
     shelf.put(number, 5, PARCEL)
-    assert (ask(shelf, 5, number), shelf.kept(number)) == (GONE, 0)
+    assert (ask(shelf, 5, number), kept(shelf, number)) == (GONE, 0)
 
 
 def test_close_drops_all(shelf: Shelf) -> None:
@@ -119,7 +137,7 @@ def test_an_offer_that_is_dropped_while_it_is_copied_keeps_nothing(
 
     monkeypatch.setattr("spare_megatron.transfer.shelf.Portion", copied)
     shelf.put(7, 4, PARCEL)
-    assert (shelf.kept(7), ask(shelf, 4)) == (0, GONE)
+    assert (kept(shelf), ask(shelf, 4)) == (0, GONE)
 
 
 def test_all_senders_share_the_rate() -> None:

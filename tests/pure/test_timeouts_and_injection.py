@@ -157,6 +157,24 @@ def test_a_launcher_reads_how_often_a_group_is_started_again() -> None:
         launcher_flags(["--spare-max-group-restarts", "-1"], {}, no_checkpoint)
 
 
+def test_a_launcher_reads_the_command_for_events() -> None:
+    assert launcher_flags([], {}, no_checkpoint).on_event == ""
+    assert launcher_flags(["--spare-on-event", "cat >> f"], {}, no_checkpoint).on_event == "cat >> f"
+    with pytest.raises(ConfigError, match="--spare-on-event is empty; give a command"):
+        launcher_flags(["--spare-on-event", " "], {}, no_checkpoint)
+
+
+def test_a_launcher_reads_the_check_of_a_host() -> None:
+    told = launcher_flags(["--spare-health-check", "true", "--save", "s", "--load", "l"], {}, no_checkpoint)
+    assert (told.health_check, told.save_dir) == ("true", "s")
+    told = launcher_flags(["--load", "l"], {}, no_checkpoint)
+    assert (told.health_check, told.save_dir) == ("", "")
+    with pytest.raises(ConfigError, match="--spare-health-check is empty; give a command"):
+        launcher_flags(["--spare-health-check", ""], {}, no_checkpoint)
+    with pytest.raises(ConfigError, match="'true' is made before a group is started again, but --spare-max-group-res"):
+        launcher_flags(["--spare-health-check", "true", "--spare-max-group-restarts", "0"], {}, no_checkpoint)
+
+
 def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model_parallel:\n  tensor_model_parallel_size: 2\nsave: there\n")

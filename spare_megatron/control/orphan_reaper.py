@@ -1,4 +1,4 @@
-"""Kills the processes that a launcher has started, when the launcher itself has ended in any way. Run as a script.
+"""Kills the processes that a process has started, when that one itself has ended in any way. Run as a script.
 
 It reads lines from standard input: ``+PID START`` for each process group that was started (START is field 22 of
 /proc/PID/stat, which tells it from a later process with the same id) and ``-PID`` for each that has ended. When the

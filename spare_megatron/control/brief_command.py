@@ -1,0 +1,144 @@
+"""Runs a command of the user's that must not hold anybody up: for a limited time, in a process group of its own.
+
+Promises: when :func:`run_command` returns, or the process that called it has ended, no process of the command is left,
+except what has made a session of its own; whatever the command writes and however much, little of it is kept; it gets
+no file of this process but its standard streams; it need not read its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spare_megatron.config.exits import status_words
+from spare_megatron.control.child_guard import ChildGuard
+
+LOOK_S = 0.1
+"""Time between two looks whether the command is wanted any more."""
+READ_BYTES = 64 << 10
+KEPT_BYTES = 4096
+"""How much of the output is kept, from its beginning."""
+FLOOD_PAUSE_S = 0.01
+"""Pause after each full read of more than that, so that a command that never stops writing costs little time here."""
+LINE_MOST = 300
+"""The longest line that is shown, in characters."""
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """How a command ended."""
+
+    status: int | None
+    """The exit code, or minus the number of the signal; None: it was killed because its time was over."""
+    line: str
+    """The first line of its output that is not empty."""
+
+    def words(self, limit_s: float) -> str:
+        """How it ended, and the first line of its output: 'exit code 1: no route to host'."""
+        how = f"not done within {limit_s:g} s" if self.status is None else status_words(self.status)
+        return f"{how}: {self.line}" if self.line else how
+
+
+def run_command(
+    command: Sequence[str],
+    limit_s: float,
+    guard: ChildGuard,
+    over: Callable[[], bool],
+    given: bytes = b"",
+    environ: Mapping[str, str] | None = None,
+    hear_all: bool = False,
+) -> CommandEnd:
+    """Run ``command`` to its end, and kill what it leaves. Blocks: it is called in a thread that nobody waits for.
+
+    Args:
+        limit_s: seconds after which it is killed.
+        over: asked several times a second; true when the command is to be killed at once.
+        given: its standard input.
+        environ: None: this process's own.
+        hear_all: keep what it writes to standard output too, not only to standard error.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    stdin = os.memfd_create("given")
+    try:
+        with open(stdin, "wb", closefd=False) as file:
+            file.write(given)
+        os.lseek(stdin, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            list(command),
+            env=None if environ is None else dict(environ),
+            stdin=stdin,
+            stdout=subprocess.PIPE if hear_all else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if hear_all else subprocess.PIPE,
+            start_new_session=True,
+        )
+    finally:
+        os.close(stdin)
+    guard.add(process.pid)
+    stream = process.stdout if hear_all else process.stderr
+    assert stream is not None
+    with stream:
+        heard = _OutputBeginning(stream.fileno())
+        try:
+            in_time = _wait(process.pid, heard, time.monotonic() + limit_s, over)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # no other group has its id before wait()
+            status = process.wait()
+            guard.remove(process.pid)
+        heard.hear()
+    return CommandEnd(status if in_time else None, heard.line)
+
+
+def _wait(pid: int, heard: _OutputBeginning, deadline_s: float, over: Callable[[], bool]) -> bool:
+    """Wait for the end of a process and hear what it writes meanwhile; False where it had to end before."""
+    handle = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.register(heard.descriptor, select.POLLIN)
+        while not over():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * min(LOOK_S, left_s))}
+            if handle in ready:
+                return True
+            if heard.descriptor in ready and not heard.hear():
+                poll.unregister(heard.descriptor)
+        return False
+    finally:
+        os.close(handle)
+
+
+class _OutputBeginning:
+    """Hears what comes through a pipe, and keeps its beginning."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._kept = b""
+        os.set_blocking(descriptor, False)
+
+    def hear(self) -> bool:
+        """Read what is there, or a part of it; False when nothing will come any more."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return True
+        if len(self._kept) >= KEPT_BYTES:
+            time.sleep(FLOOD_PAUSE_S)
+        self._kept += data[: KEPT_BYTES - len(self._kept)]
+        return bool(data)
+
+    @property
+    def line(self) -> str:
+        lines = (line.strip() for line in self._kept.decode(errors="replace").splitlines())
+        first = "".join(one if one.isprintable() else "?" for one in next(filter(None, lines), ""))
+        return first if len(first) <= LINE_MOST else first[:LINE_MOST] + "..."

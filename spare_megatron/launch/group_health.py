@@ -1,0 +1,117 @@
+"""Checks, before a lost group is started again, that the host can run it: with a probe of ours that is always made, and
+with the user's ``--spare-health-check``.
+
+Both are short processes of their own, killed after a time limit: whatever is wrong with a device, spare-launch never
+touches it. A device that hangs in the kernel may keep its probe; nobody waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.control.brief_command import CommandEnd, run_command
+from spare_megatron.control.child_guard import ChildGuard
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import glance
+from spare_megatron.controller.codec import decode
+from spare_megatron.launch.health_probe import HealthNeeds
+from spare_megatron.launch.local_job import Launch
+
+PROBE_LIMIT_S = 120.0
+"""How long the probe may take; with CUDA it imports torch."""
+COMMAND_LIMIT_S = 60.0
+MEMORY_FLOOR_BYTES = 256 << 20
+"""The memory that a rank needs at the least."""
+FLAG = "--spare-health-check"
+
+
+@dataclass(frozen=True)
+class HealthFault:
+    """Why a group must not be started now."""
+
+    kind: str
+    """'memory', 'disk', 'shm', 'device', 'probe' (it could not be made), 'command' (the user's)."""
+    sentence: str
+
+
+class GroupHealth:
+    """The checks of one life."""
+
+    def __init__(self, launch: Launch, guard: ChildGuard, pids: Callable[[], Mapping[int, Sequence[int]]]) -> None:
+        """``pids`` returns the processes of each group that has any."""
+        self._launch, self._guard, self._pids = launch, guard, pids
+
+    async def fault(self, group: int) -> HealthFault | None:
+        """What is wrong for ``group`` on this host, None where nothing is."""
+        over, needs = threading.Event(), self._needs(group)
+        try:
+            return await asyncio.to_thread(self._fault, group, needs, over.is_set)
+        finally:
+            over.set()
+
+    def _fault(self, group: int, needs: HealthNeeds, over: Callable[[], bool]) -> HealthFault | None:
+        host = socket.gethostname()
+        probe = (sys.executable, "-m", "spare_megatron.launch.health_probe", needs.as_json())
+        found = self._run(probe, PROBE_LIMIT_S, group, over)
+        if isinstance(found, OSError):
+            return HealthFault("probe", f"{host}: the check cannot be started: {words(found)}")
+        if found.status != 0:
+            kind, _, rest = found.line.partition(": ")
+            known = found.status == 1 and kind in ("memory", "disk", "shm", "device")
+            how = rest if known else f"the check of this host failed: {found.words(PROBE_LIMIT_S)}"
+            return HealthFault(kind if known else "probe", f"{host}: {how}")
+        if not self._launch.health_check:
+            return None
+        found = self._run(("/bin/sh", "-c", self._launch.health_check), COMMAND_LIMIT_S, group, over)
+        if isinstance(found, OSError):
+            return HealthFault("command", f"{host}: {FLAG} cannot be started: {words(found)}")
+        return None if found.status == 0 else HealthFault("command", f"{host}: {FLAG}: {found.words(COMMAND_LIMIT_S)}")
+
+    def _run(
+        self, command: Sequence[str], limit_s: float, group: int, over: Callable[[], bool]
+    ) -> CommandEnd | OSError:
+        launch = self._launch
+        environ = {
+            **launch.environ,
+            "SPARE_GROUP": str(group),
+            "SPARE_GROUP_SIZE": str(launch.group_size),
+            "SPARE_RUN_DIR": str(launch.run_dir.path),
+            "LOCAL_RANK": str(group * launch.group_size),
+        }
+        try:
+            return run_command(command, limit_s, self._guard, over, environ=environ, hear_all=True)
+        except OSError as error:
+            return error
+
+    def _needs(self, group: int) -> HealthNeeds:
+        """Memory as the largest of the groups that live has, because all do the same."""
+        launch = self._launch
+        others = [sum(map(own_memory_bytes, pids)) for pids in self._pids().values()]
+        first = group * launch.group_size
+        return HealthNeeds(
+            memory_bytes=max([launch.group_size * MEMORY_FLOOR_BYTES, *others]),
+            directories=(str(launch.run_dir.path), *((launch.save_dir,) if launch.save_dir else ())),
+            devices=tuple(range(first, first + launch.group_size)) if self._uses_cuda() else (),
+        )
+
+    def _uses_cuda(self) -> bool:
+        """Whether the ranks have said that they compute on CUDA devices."""
+        told = glance(self._launch.run_dir.path / "job.json")
+        job = None if told is None else decode(told)
+        return isinstance(job, JobDescription) and job.device == "cuda"
+
+
+def own_memory_bytes(pid: int) -> int:
+    """The memory that a process shares with no file; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

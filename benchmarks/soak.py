@@ -32,7 +32,7 @@ from benchmarks._soaked_job import Soak
 from benchmarks._strikes import DONE
 from tests.process.harness import RESTARTS
 
-RESTARTS_AN_HOUR = 1000
+RESTARTS_AN_HOUR, PAUSE = 1000, "--spare-group-restart-pause-s"
 
 
 def main() -> int:
@@ -41,7 +41,8 @@ def main() -> int:
     model = MODELS[options.model]()
     run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
     gap_s = options.mean_gap_s or model.mean_gap_s
-    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, {RESTARTS: RESTARTS_AN_HOUR})
+    restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
+    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, restarts)
     wrong: list[str] = []
     try:
         soak.run()
@@ -50,6 +51,7 @@ def main() -> int:
         wrong.append(str(error))
     soak.samples.write(run_dir / "samples.jsonl")
     config = {"model": options.model, "minutes": options.minutes, "seed": options.seed, "mean_gap_s": gap_s}
+    config |= {"restart_pause_s": options.pause_s, "flags": " ".join(model.flags)}
     path = options.json or RESULTS / f"soak_{options.model}.json"
     report(f"soak_{options.model}", config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
     for sentence in wrong:
@@ -81,6 +83,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the schedule (default: 1)")
     parser.add_argument("--model", choices=sorted(MODELS), default="toy")
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
+    parser.add_argument(
+        "--pause-s",
+        type=float,
+        default=0.25,
+        help=f"{PAUSE} of the job (default: 0.25, where a job has 5): with faults every few seconds groups would else "
+        "mostly wait for their next start",
+    )
     parser.add_argument("--json", type=Path, help="file for the result; one that is wrong stays in the run directory")
     return parser.parse_args()
 

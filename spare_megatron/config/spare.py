@@ -59,6 +59,9 @@ class SpareConfig:
     max_group_restarts: int = 3
     """How often spare-launch starts one lost group again within an hour, while the others train; 0: it stays lost. A
     group whose results were wrong stays lost in any case."""
+    group_restart_pause_s: float = 5.0
+    """Time in seconds that the second restart of a group within an hour waits; each further one waits twice as long,
+    up to 60 times as long as the second. The first begins at once; 0: all do."""
     standby_groups: int = 0
     """Number of started groups that wait to take the place of lost ones."""
     standby_ranks: int = 0

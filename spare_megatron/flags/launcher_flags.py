@@ -32,6 +32,7 @@ OTHERS = (
     "ckpt_step",
     "spare_run_dir",
     "spare_max_group_restarts",
+    "spare_group_restart_pause_s",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -48,13 +49,15 @@ class LauncherFlags:
     """Where a checkpoint to start again from may be, best first."""
     max_group_restarts: int
     """How often one lost group is started again within an hour."""
+    group_restart_pause_s: float
+    """How long the second restart of a group within an hour waits."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, a degree of parallelism below 1, or fewer than no restarts.
+        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts, or a pause below 0.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -70,6 +73,7 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.spare_run_dir,
         tuple(directory for directory in (namespace.save, namespace.load) if directory),
         namespace.spare_max_group_restarts,
+        namespace.spare_group_restart_pause_s,
     )
 
 

@@ -253,10 +253,14 @@ def check_data(ns: Namespace) -> None:
 
 
 def check_restarts(ns: Namespace) -> None:
-    """Check how often a lost group may be started again; the launcher asks before it starts a rank."""
+    """Check how often and when a lost group may be started again; the launcher asks before it starts a rank."""
     refuse(
         ns.spare_max_group_restarts < 0,
         f"--spare-max-group-restarts is {ns.spare_max_group_restarts}, but must not be negative",
+    )
+    refuse(
+        ns.spare_group_restart_pause_s < 0,
+        f"--spare-group-restart-pause-s is {ns.spare_group_restart_pause_s:g}, but must not be negative",
     )
 
 

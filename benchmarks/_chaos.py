@@ -14,7 +14,7 @@ from itertools import accumulate
 
 APART_S = 1.0
 """The most time between the kills of two groups that are killed in quick succession."""
-SHORT, LONG = (0.02, 0.6), (1.5, 3.0)
+SHORT, LONG = (0.02, 0.6), (1.3, 2.2)
 """Pauses in heartbeat time-outs: one of which nobody may die, and one that counts as a death where its process has
 heartbeats."""
 

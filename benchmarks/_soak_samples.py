@@ -28,6 +28,8 @@ class Sample:
     age_s: float
     returns: int
     """How many groups had come back by then."""
+    ranks: int
+    """How many ranks the job had at that moment: most processes have connections to all."""
     descriptors: int
     threads: int
     rss_mib: float
@@ -50,9 +52,11 @@ class Samples:
         except psutil.NoSuchProcess:
             return
         self.seen |= set(processes)
-        for process in processes:
+        kinds = {process: kind_of(process, process.pid == launcher) for process in processes}
+        ranks = sum(kind == "rank" for kind in kinds.values())
+        for process, kind in kinds.items():
             try:
-                self._sample(process, process.pid == launcher, at_s, returns)
+                self._sample(process, kind, at_s, returns, ranks)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
 
@@ -73,14 +77,13 @@ class Samples:
         """One JSON line for each sample."""
         path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in self.found))
 
-    def _sample(self, process: psutil.Process, is_launcher: bool, at_s: float, returns: int) -> None:
+    def _sample(self, process: psutil.Process, kind: str, at_s: float, returns: int, ranks: int) -> None:
         with process.oneshot():
             age_s = time.time() - process.create_time()
-            kind = kind_of(process, is_launcher)
             memory = process.memory_info().rss / 2**20
             held = process.num_fds(), process.num_threads(), round(memory, 3)
         if age_s >= WARM_UP_S:
-            self.found.append(Sample(kind, process.pid, round(at_s, 3), round(age_s, 3), returns, *held))
+            self.found.append(Sample(kind, process.pid, round(at_s, 3), round(age_s, 3), returns, ranks, *held))
 
 
 def kind_of(process: psutil.Process, is_launcher: bool) -> str:
@@ -120,13 +123,16 @@ class Growth:
     kind: str
     held: str
     processes: int
+    returns: int
+    """The most returns during which one of them was seen."""
     per_minute: float | None
     per_return: float | None
     most: float
 
 
 def growth(samples: Sequence[Sample]) -> list[Growth]:
-    """Of each kind and thing, over the processes that were seen for LEAST_S."""
+    """Of each kind and thing, over the processes that were seen for LEAST_S. Only looks at one process while the job
+    had the same number of ranks are compared: what goes up and down with them is no growth."""
     by_process: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     for sample in samples:
         by_process[sample.kind, sample.pid].append(sample)
@@ -134,15 +140,22 @@ def growth(samples: Sequence[Sample]) -> list[Growth]:
     for (kind, _), found in by_process.items():
         if found[-1].at_s - found[0].at_s >= LEAST_S:
             by_kind[kind].append(found)
-    return [
-        Growth(
-            kind,
-            held,
-            len(of_kind),
-            slope([[(s.at_s / 60, getattr(s, held)) for s in found] for found in of_kind]),
-            slope([[(s.returns, getattr(s, held)) for s in found] for found in of_kind]),
-            max(getattr(s, held) for found in of_kind for s in found),
-        )
-        for kind, of_kind in sorted(by_kind.items())
-        for held in HELD
-    ]
+    found = []
+    for kind, of_kind in sorted(by_kind.items()):
+        alike: dict[tuple[int, int], list[Sample]] = defaultdict(list)
+        for sample in (sample for of_process in of_kind for sample in of_process):
+            alike[sample.pid, sample.ranks].append(sample)
+        found += [_growth_of(kind, held, of_kind, list(alike.values())) for held in HELD]
+    return found
+
+
+def _growth_of(kind: str, held: str, of_kind: list[list[Sample]], alike: list[list[Sample]]) -> Growth:
+    return Growth(
+        kind,
+        held,
+        len(of_kind),
+        max(of_process[-1].returns - of_process[0].returns for of_process in of_kind),
+        slope([[(s.at_s / 60, getattr(s, held)) for s in samples] for samples in alike]),
+        slope([[(s.returns, getattr(s, held)) for s in samples] for samples in alike]),
+        max(getattr(s, held) for samples in alike for s in samples),
+    )

@@ -91,12 +91,17 @@ def test_growth_is_measured_within_each_process() -> None:
     assert slope([[(0.0, 1.0), (1.0, 3.0)], [(5.0, 100.0), (6.0, 102.0)]]) == pytest.approx(2.0)
     assert slope([[(1.0, 1.0)], [(1.0, 9.0)]]) is None
     samples = [
-        Sample("rank", pid, at_s, at_s, int(at_s // 30), held + int(at_s // 30), 1, 9.0)
+        Sample("rank", pid, at_s, at_s, int(at_s // 30), 4, held + int(at_s // 30), 1, 9.0)
         for pid, held in ((1, 10), (2, 50))
         for at_s in range(0, 130, 10)
     ]
-    descriptors, threads, memory = growth([*samples, Sample("leader", 3, 0.0, 0.0, 0, 1, 1, 1.0)])
-    assert (descriptors.kind, descriptors.processes, descriptors.most) == ("rank", 2, 54)
+    descriptors, threads, memory = growth([*samples, Sample("leader", 3, 0.0, 0.0, 0, 4, 1, 1, 1.0)])
+    assert (descriptors.kind, descriptors.processes, descriptors.returns, descriptors.most) == ("rank", 2, 4, 54)
     assert descriptors.per_return == pytest.approx(1.0)
     assert descriptors.per_minute == pytest.approx(2.0, rel=0.05)
     assert (threads.per_return, memory.per_minute) == (0.0, 0.0)
+
+
+def test_connections_to_groups_that_are_there_are_no_growth() -> None:
+    samples = [Sample("coordinator", 1, 10.0 * n, 10.0 * n, n, 4 + n // 6 * 2, 10 + n // 6, 1, 9.0) for n in range(12)]
+    assert growth(samples)[0].per_return == 0.0

@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks._chaos import OF_THE_COORDINATOR, PAUSES, Fault, Kind, covers
 from spare_megatron.control.run_directory import glance
-from spare_megatron.launch.job_attempt import COORDINATOR_RESTARTS
+from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 
 DONE, NOBODY, WIPE_OUT, NO_MORE = "done", "nobody was there", "would be a wipe-out", "the coordinator's restarts"
 STEPS_TO_BE_WELL = 3
@@ -50,6 +50,7 @@ class Strikes:
     _first_seen: dict[Member, int] = field(default_factory=dict)
     """Member -> the last committed step when it was first seen as one."""
     _mends_s: dict[Member, float] = field(default_factory=dict)
+    _restarts: CoordinatorRestarts = field(default_factory=CoordinatorRestarts)
     _next: int = 0
     _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _stopped: dict[psutil.Process, int] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Strikes:
         if fault.kind is Kind.PAUSE_COORDINATOR:
             self._pause(process, fault.pause_s)
             return DONE
-        if self.outcomes[Kind.KILL_COORDINATOR, DONE] >= COORDINATOR_RESTARTS:
+        if not self._restarts.another(self.clock()):
             return NO_MORE
         process.kill()
         return DONE

@@ -14,6 +14,9 @@ from itertools import accumulate
 
 APART_S = 1.0
 """The most time between the kills of two groups that are killed in quick succession."""
+HUNT_S = 8.0
+"""The most time from the moment at which a group is seen to learn until a fault that waited for it strikes: within such
+a time it builds its model, takes the state, joins and trains."""
 SHORT, LONG = (0.02, 0.6), (1.3, 2.2)
 """Pauses in heartbeat time-outs: one of which nobody may die, and one that counts as a death where its process has
 heartbeats."""
@@ -25,8 +28,10 @@ class Kind(Enum):
     KILL_RANK = "kill a rank"
     KILL_GROUP = "kill a group"
     KILL_TWO_GROUPS = "kill two groups"
+    KILL_LEARNER = "kill a rank of a group that learns"
     KILL_COORDINATOR = "kill the coordinator"
     PAUSE_RANK = "pause a rank"
+    PAUSE_LEARNER = "pause a rank of a group that learns"
     PAUSE_LEADER = "pause a leader"
     PAUSE_COORDINATOR = "pause the coordinator"
 
@@ -35,13 +40,18 @@ WEIGHTS: Mapping[Kind, int] = {
     Kind.KILL_RANK: 4,
     Kind.KILL_GROUP: 3,
     Kind.KILL_TWO_GROUPS: 2,
+    Kind.KILL_LEARNER: 2,
     Kind.KILL_COORDINATOR: 1,
     Kind.PAUSE_RANK: 4,
+    Kind.PAUSE_LEARNER: 2,
     Kind.PAUSE_LEADER: 2,
     Kind.PAUSE_COORDINATOR: 2,
 }
 OF_THE_COORDINATOR = (Kind.KILL_COORDINATOR, Kind.PAUSE_COORDINATOR)
-PAUSES = (Kind.PAUSE_RANK, Kind.PAUSE_LEADER, Kind.PAUSE_COORDINATOR)
+PAUSES = (Kind.PAUSE_RANK, Kind.PAUSE_LEARNER, Kind.PAUSE_LEADER, Kind.PAUSE_COORDINATOR)
+OF_ONE_RANK = (Kind.KILL_RANK, Kind.KILL_LEARNER, Kind.PAUSE_RANK, Kind.PAUSE_LEARNER)
+HUNTS = (Kind.KILL_LEARNER, Kind.PAUSE_LEARNER)
+"""They wait for a group that learns, and strike it some time later."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,12 @@ class Fault:
     """Since the schedule began."""
     kind: Kind
     groups: tuple[int, ...]
-    """The groups that it strikes; none where it strikes the coordinator."""
+    """The groups that it strikes; none where it strikes the coordinator, or whichever group learns."""
     position: int
     """Of the rank that it strikes, where it strikes one; else -1."""
     apart_s: float
-    """Time from the kill of the first group to that of the second; else 0."""
+    """Time from the kill of the first group to that of the second, or from the moment at which a group is seen to learn
+    to the fault; else 0."""
     pause_s: float
     """For how long the process is stopped; 0 for a kill."""
     fatal: bool
@@ -80,15 +91,15 @@ def schedule(
         other = (group + 1 + int(second * (groups - 1))) % groups
         low, high = SHORT if short < 0.5 else LONG
         two = kind is Kind.KILL_TWO_GROUPS and groups > 1
-        struck = () if kind in OF_THE_COORDINATOR else (group, other) if two else (group,)
+        struck = () if kind in (*OF_THE_COORDINATOR, *HUNTS) else (group, other) if two else (group,)
         fault = Fault(
             at_s=at_s,
             kind=kind,
             groups=struck,
-            position=int(position * group_size) if kind in (Kind.KILL_RANK, Kind.PAUSE_RANK) else -1,
-            apart_s=apart * APART_S if two else 0.0,
+            position=int(position * group_size) if kind in OF_ONE_RANK else -1,
+            apart_s=apart * (HUNT_S if kind in HUNTS else APART_S if two else 0.0),
             pause_s=(low + length * (high - low)) * heartbeat_s if kind in PAUSES else 0.0,
-            fatal=bool(struck) and (kind not in PAUSES or (low, high) == LONG),
+            fatal=kind not in OF_THE_COORDINATOR and (kind not in PAUSES or (low, high) == LONG),
         )
         faults.append(fault)
 

@@ -29,6 +29,8 @@ class Model(ABC):
     mean_gap_s: float
     heartbeat_s: float
     """The heartbeat time-out."""
+    overlap: bool
+    """Whether the soaked job reduces while its last backward passes run."""
 
     def hosts(self) -> list[list[int]]:
         """The groups that host each shard."""
@@ -76,6 +78,7 @@ class Toy(Model):
     redundancy: int = 3
     mean_gap_s: float = 5.0
     heartbeat_s: float = 5.0
+    overlap: bool = False
     pieces: int = 2
     """Of a shard."""
     piece_s: float = 0.05
@@ -83,7 +86,7 @@ class Toy(Model):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--width", "64", "--layers", "2")
+        return ("--width", "256", "--layers", "2")
 
     def differences(self, one: Path, other: Path) -> list[str]:
         found = []
@@ -97,6 +100,7 @@ class Toy(Model):
     def _soaked(self) -> tuple[str, ...]:
         words = ("--steps", str(FOREVER), "--pieces", str(self.pieces), "--piece-s", str(self.piece_s))
         words += ("--redundancy", str(self.redundancy), "--heartbeat-s", str(self.heartbeat_s), "--progress-s", "60")
+        words += ("--overlap",) if self.overlap else ()
         return (*words, "--save-interval", str(self.save_every), "--keep", "3")
 
     def _calm(self, steps: int) -> tuple[str, ...]:
@@ -116,6 +120,7 @@ class Megatron(Model):
     redundancy: int = 3
     mean_gap_s: float = 60.0
     heartbeat_s: float = 5.0
+    overlap: bool = False
     save_every: int = 50
 
     @property
@@ -136,6 +141,7 @@ class Megatron(Model):
 
     def _soaked(self) -> tuple[str, ...]:
         words = ("--spare-redundancy", str(self.redundancy), "--spare-heartbeat-timeout-s", str(self.heartbeat_s))
+        words += ("--overlap-grad-reduce",) if self.overlap else ()
         return (*words, "--save-interval", str(self.save_every), "--spare-keep-checkpoints", "3")
 
     def _calm(self, steps: int) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks._chaos import OF_THE_COORDINATOR, PAUSES, Fault, Kind, covers
+from benchmarks._chaos import HUNTS, OF_THE_COORDINATOR, PAUSES, Fault, Kind, covers
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 
@@ -28,6 +28,8 @@ STEPS_TO_BE_WELL = 3
 """A group counts as unhurt when so many steps have been committed since it was first seen as a member."""
 RECOVER_S = 1.0
 """How long after a short pause a group counts as hurt."""
+HUNTED_S = 30.0
+"""How long a fault waits for a group that learns."""
 
 Member = tuple[int, int]
 """(group, incarnation)."""
@@ -53,6 +55,8 @@ class Strikes:
     _restarts: CoordinatorRestarts = field(default_factory=CoordinatorRestarts)
     _next: int = 0
     _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _hunts: list[Fault] = field(default_factory=list)
+    """Those that wait for a group that learns."""
     _stopped: dict[psutil.Process, int] = field(default_factory=dict)
     """Process -> by how many faults it is stopped."""
     _order: itertools.count[int] = field(default_factory=itertools.count)
@@ -91,18 +95,29 @@ class Strikes:
         while self._next < len(self.faults) and self.faults[self._next].at_s <= now_s:
             fault = self.faults[self._next]
             self._next += 1
-            status = self.look()
-            outcome = self._coordinator(fault) if fault.kind in OF_THE_COORDINATOR else self._groups(fault, status)
-            self.outcomes[fault.kind, outcome] += 1
-            self._note(fault, outcome, status)
+            if fault.kind in HUNTS:
+                self._hunts.append(fault)
+            else:
+                self._strike(fault)
+        learners = sorted(map(int, self.look().get("learners", ()))) if self._hunts else []
+        for fault in [fault for fault in self._hunts if learners or fault.at_s + HUNTED_S <= now_s]:
+            self._hunts.remove(fault)
+            found = replace(fault, groups=tuple(learners[:1]))
+            self._later(fault.apart_s, lambda found=found: self._strike(found))  # type: ignore[misc]
 
     def end(self) -> None:
         """Let everything go on that is stopped, and forget what is still to come."""
-        self._next, self._due = len(self.faults), []
+        self._next, self._due, self._hunts = len(self.faults), [], []
         for process in self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self._stopped.clear()
+
+    def _strike(self, fault: Fault) -> None:
+        status = self.look()
+        outcome = self._coordinator(fault) if fault.kind in OF_THE_COORDINATOR else self._groups(fault, status)
+        self.outcomes[fault.kind, outcome] += 1
+        self._note(fault, outcome, status)
 
     def _coordinator(self, fault: Fault) -> str:
         listed = glance(self.run_dir / "processes.json") or {}
@@ -120,7 +135,7 @@ class Strikes:
     def _groups(self, fault: Fault, status: dict[str, Any]) -> str:
         listed = (glance(self.run_dir / "processes.json") or {}).get("ranks", [])
         there = {group: [one for one in listed if one["group"] == group] for group in fault.groups}
-        if not all(there.values()):
+        if not there or not all(there.values()):
             return NOBODY
         if not covers(self.unhurt(status) - set(fault.groups), self.hosts):
             return WIPE_OUT
@@ -131,7 +146,7 @@ class Strikes:
             member = group, there[group][0]["incarnation"]
             if fault.fatal:
                 self.hurt.add(member)
-            self._mends_s[member] = fault.at_s + fault.pause_s + RECOVER_S
+            self._mends_s[member] = self.clock() + fault.pause_s + RECOVER_S
         if fault.kind in PAUSES:
             self._pause(struck[0][0], fault.pause_s)
         else:

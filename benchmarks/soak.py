@@ -38,7 +38,7 @@ RESTARTS_AN_HOUR, PAUSE = 1000, "--spare-group-restart-pause-s"
 def main() -> int:
     """Run the soak, print the table, write the JSON; 1 where anything is not as it should be."""
     options = _options()
-    model = MODELS[options.model]()
+    model = MODELS[options.model](overlap=options.overlap)
     run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
     gap_s = options.mean_gap_s or model.mean_gap_s
     restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
@@ -51,7 +51,7 @@ def main() -> int:
         wrong.append(str(error))
     soak.samples.write(run_dir / "samples.jsonl")
     config = {"model": options.model, "minutes": options.minutes, "seed": options.seed, "mean_gap_s": gap_s}
-    config |= {"restart_pause_s": options.pause_s, "flags": " ".join(model.flags)}
+    config |= {"restart_pause_s": options.pause_s, "overlap": options.overlap, "flags": " ".join(model.flags)}
     path = options.json or RESULTS / f"soak_{options.model}.json"
     report(f"soak_{options.model}", config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
     for sentence in wrong:
@@ -83,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the schedule (default: 1)")
     parser.add_argument("--model", choices=sorted(MODELS), default="toy")
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
+    parser.add_argument("--overlap", action="store_true", help="the job overlaps its reductions with computing")
     parser.add_argument(
         "--pause-s",
         type=float,

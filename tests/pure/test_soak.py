@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._chaos import APART_S, LONG, OF_THE_COORDINATOR, PAUSES, SHORT, WEIGHTS, Kind, covers, schedule
+from benchmarks._chaos import (
+    APART_S,
+    HUNT_S,
+    HUNTS,
+    LONG,
+    OF_ONE_RANK,
+    OF_THE_COORDINATOR,
+    PAUSES,
+    SHORT,
+    WEIGHTS,
+    Kind,
+    covers,
+    schedule,
+)
 from benchmarks._soak_samples import Sample, growth, slope
 from benchmarks._strikes import Strikes
 
@@ -27,15 +40,14 @@ def test_the_seed_gives_the_schedule(seed: int, groups: int, size: int) -> None:
     assert list(faults) == sorted(faults, key=lambda fault: fault.at_s)
     for fault in faults:
         assert set(fault.groups) <= set(range(groups))
-        assert len(set(fault.groups)) == {Kind.KILL_TWO_GROUPS: 2}.get(
-            fault.kind, 0 if fault.kind in OF_THE_COORDINATOR else 1
-        )
-        assert (0 <= fault.position < size) == (fault.kind in (Kind.KILL_RANK, Kind.PAUSE_RANK))
-        assert 0.0 <= fault.apart_s <= APART_S
+        nobody = fault.kind in (*OF_THE_COORDINATOR, *HUNTS)
+        assert len(set(fault.groups)) == {Kind.KILL_TWO_GROUPS: 2}.get(fault.kind, 0 if nobody else 1)
+        assert (0 <= fault.position < size) == (fault.kind in OF_ONE_RANK)
+        assert 0.0 <= fault.apart_s <= (HUNT_S if fault.kind in HUNTS else APART_S)
         in_heartbeats = fault.pause_s / HEARTBEAT_S
         short, long = (low <= in_heartbeats <= high for low, high in (SHORT, LONG))
         assert (short or long) == (fault.kind in PAUSES)
-        assert fault.fatal == (bool(fault.groups) and not short)
+        assert fault.fatal == (fault.kind not in OF_THE_COORDINATOR and not short)
 
 
 def test_the_draws_are_as_the_weights_and_the_gap_say() -> None:
@@ -79,7 +91,12 @@ def test_a_group_that_came_back_is_unhurt_once_it_has_trained(tmp_path: Path) ->
 
 def test_a_fault_where_nobody_is_is_left_out(tmp_path: Path) -> None:
     faults = schedule(1, 60.0, 3, 2, 5.0, HEARTBEAT_S)
-    strikes = Strikes(tmp_path, faults, [[0, 1, 2]], lambda: 60.0)
+    now_s = [60.0]
+    strikes = Strikes(tmp_path, faults, [[0, 1, 2]], lambda: now_s[0])
+    strikes.act()
+    now_s[0] = 200.0
+    strikes.act()
+    now_s[0] = 300.0
     strikes.act()
     assert strikes.carried_out == 0
     assert strikes.skipped == {"nobody was there": len(faults)}

@@ -14,7 +14,7 @@ from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.placement.placement import build_placement
 from tests.process.harness import RESTARTS, TOY, Job, launch
 
-FOREVER = 1_000_000
+FOREVER = 100_000
 """More steps than a soak trains."""
 ENVIRON = {"TORCHDYNAMO_DISABLE": "1"}
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 HELD = ("descriptors", "threads", "rss_mib")
-WARM_UP_S = 20.0
-"""The beginning of a process, in which it fills what it keeps; not sampled."""
+WARM_UP_S, WARM_UP_RETURNS = 20.0, 2
+"""The beginning of a process, in which it makes what it keeps: some of it when the first groups come back. What it holds
+then is no growth."""
 LEAST_S = 60.0
 """Processes that were seen for less than this say nothing about growth."""
 
@@ -138,8 +139,9 @@ def growth(samples: Sequence[Sample]) -> list[Growth]:
         by_process[sample.kind, sample.pid].append(sample)
     by_kind: dict[str, list[list[Sample]]] = defaultdict(list)
     for (kind, _), found in by_process.items():
-        if found[-1].at_s - found[0].at_s >= LEAST_S:
-            by_kind[kind].append(found)
+        warm = [one for one in found if one.returns >= found[0].returns + WARM_UP_RETURNS]
+        if warm and warm[-1].at_s - warm[0].at_s >= LEAST_S:
+            by_kind[kind].append(warm)
     found = []
     for kind, of_kind in sorted(by_kind.items()):
         alike: dict[tuple[int, int], list[Sample]] = defaultdict(list)

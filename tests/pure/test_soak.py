@@ -110,15 +110,15 @@ def test_growth_is_measured_within_each_process() -> None:
     samples = [
         Sample("rank", pid, at_s, at_s, int(at_s // 30), 4, held + int(at_s // 30), 1, 9.0)
         for pid, held in ((1, 10), (2, 50))
-        for at_s in range(0, 130, 10)
+        for at_s in range(0, 190, 10)
     ]
     descriptors, threads, memory = growth([*samples, Sample("leader", 3, 0.0, 0.0, 0, 4, 1, 1, 1.0)])
-    assert (descriptors.kind, descriptors.processes, descriptors.returns, descriptors.most) == ("rank", 2, 4, 54)
+    assert (descriptors.kind, descriptors.processes, descriptors.returns, descriptors.most) == ("rank", 2, 4, 56)
     assert descriptors.per_return == pytest.approx(1.0)
     assert descriptors.per_minute == pytest.approx(2.0, rel=0.05)
     assert (threads.per_return, memory.per_minute) == (0.0, 0.0)
 
 
 def test_connections_to_groups_that_are_there_are_no_growth() -> None:
-    samples = [Sample("coordinator", 1, 10.0 * n, 10.0 * n, n, 4 + n // 6 * 2, 10 + n // 6, 1, 9.0) for n in range(12)]
+    samples = [Sample("coordinator", 1, 10.0 * n, 10.0 * n, n, 4 + n // 6 * 2, 10 + n // 6, 1, 9.0) for n in range(15)]
     assert growth(samples)[0].per_return == 0.0

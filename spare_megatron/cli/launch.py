@@ -103,6 +103,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
         injections=tuple(args.inject),
         checkpoint_dirs=told.checkpoint_dirs,
         max_group_restarts=told.max_group_restarts,
+        group_restart_pause_s=told.group_restart_pause_s,
         listen=args.listen,
         tls_dir=args.tls_dir,
         save_dir=told.save_dir,

@@ -103,11 +103,12 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
-    if told.max_group_restarts not in (0, SpareConfig.max_group_restarts):
-        raise ConfigError(
-            f"--spare-max-group-restarts {told.max_group_restarts}: only spare-launch starts a lost group again; leave "
-            "the flag out"
-        )
+    for flag, given, left_out in (
+        ("--spare-max-group-restarts", told.max_group_restarts, (0, SpareConfig.max_group_restarts)),
+        ("--spare-group-restart-pause-s", told.group_restart_pause_s, (SpareConfig.group_restart_pause_s,)),
+    ):
+        if given not in left_out:
+            raise ConfigError(f"{flag} {given:g}: only spare-launch starts a lost group again; leave the flag out")
     if told.health_check:
         raise ConfigError(
             f"--spare-health-check {told.health_check!r}: only spare-launch starts a lost group again; leave the flag "

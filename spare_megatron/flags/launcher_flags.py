@@ -34,6 +34,7 @@ OTHERS = (
     "spare_max_group_restarts",
     "spare_on_event",
     "spare_health_check",
+    "spare_group_restart_pause_s",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -56,13 +57,16 @@ class LauncherFlags:
     """The user's command before a lost group is started again; empty: none."""
     save_dir: str
     """Where checkpoints are written; empty: nowhere."""
+    group_restart_pause_s: float
+    """How long the second restart of a group within an hour waits."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, a degree of parallelism below 1, or fewer than no restarts, an empty command.
+        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts, a pause below 0, or
+            an empty command.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -81,6 +85,7 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.spare_on_event or "",
         namespace.spare_health_check or "",
         namespace.save or "",
+        namespace.spare_group_restart_pause_s,
     )
 
 

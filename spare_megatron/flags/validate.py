@@ -273,6 +273,10 @@ def check_operation(ns: Namespace) -> None:
         f"--spare-health-check {check!r} is made before a group is started again, but --spare-max-group-restarts is 0; "
         "leave one of them out",
     )
+    refuse(
+        ns.spare_group_restart_pause_s < 0,
+        f"--spare-group-restart-pause-s is {ns.spare_group_restart_pause_s:g}, but must not be negative",
+    )
 
 
 def check_spare(ns: Namespace, shape: JobShape) -> None:

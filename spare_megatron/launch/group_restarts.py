@@ -6,7 +6,7 @@ Promises:
 
 * Of one group, at most ``most`` restarts begin within WITHIN_S; a group that needs one more is given up.
 * The first restart within that time begins at once; each further one waits twice as long as the one before it, from
-  FIRST_PAUSE_S up to MOST_PAUSE_S.
+  a first pause up to PAUSES_MOST of them.
 * A number that :class:`Incarnations` draws for a group is above all that were drawn or known for it before.
 """
 
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 WITHIN_S = 3600.0
 """The time within which restarts of a group are counted."""
 FIRST_PAUSE_S = 5.0
-MOST_PAUSE_S = 300.0
+"""The first pause, unless the user says another one."""
+PAUSES_MOST = 60.0
+"""The longest pause, in first pauses."""
 
 
-def pause_s(before: int) -> float:
+def pause_s(before: int, first_s: float = FIRST_PAUSE_S) -> float:
     """How long a restart of a group waits that had ``before`` restarts within WITHIN_S."""
-    return 0.0 if before == 0 else min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(before - 1, 16))
+    return 0.0 if before == 0 else first_s * min(PAUSES_MOST, 2.0 ** min(before - 1, 16))
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class NextStart:
 class GroupRestarts:
     """The restarts of all groups of a job."""
 
-    def __init__(self, most: int) -> None:
-        """``most``: restarts of one group within WITHIN_S; 0: a lost group stays lost."""
-        self.most = most
+    def __init__(self, most: int, first_s: float = FIRST_PAUSE_S) -> None:
+        """``most``: restarts of one group within WITHIN_S; 0: a lost group stays lost. ``first_s``: the first pause."""
+        self.most, self._first_s = most, first_s
         self._begun: dict[int, list[float]] = {}
         """Group -> when its restarts within WITHIN_S began, or are going to."""
 
@@ -50,7 +52,7 @@ class GroupRestarts:
         begun = [at_s for at_s in self._begun.get(group, ()) if at_s > now_s - WITHIN_S]
         if len(begun) >= self.most:
             return NextStart(None, len(begun))
-        pause = pause_s(len(begun))
+        pause = pause_s(len(begun), self._first_s)
         self._begun[group] = [*begun, now_s + pause]
         return NextStart(pause, len(begun))
 

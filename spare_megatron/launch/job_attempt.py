@@ -19,6 +19,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import LaunchMemory
 from spare_megatron.launch.life_report import (
@@ -42,8 +43,6 @@ NO_RANKS_S = 60.0
 """How long a coordinator that was told of the exit of the last rank has to end the job."""
 END_GRACE_S = 15.0
 """How long ranks have to leave when the job is over, before they are killed."""
-COORDINATOR_RESTARTS = 8
-"""How often the coordinator is restarted in one life, at most."""
 
 
 class Life:
@@ -65,7 +64,7 @@ class Life:
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
         self._side = SideFiles(say)
         self._coordinator: Child | None = None
-        self._restarts = 0
+        self._restarts = CoordinatorRestarts()
         self._ending = False
         self._ranks = RankProcesses(launch, processes, number, self._rank_ended)
         health = GroupHealth(launch, processes.guard, self._ranks.pids)
@@ -157,8 +156,8 @@ class Life:
         self._publish()
         if self._exit.done() or self._ending:
             return
-        if (status < 0 or status == ExitCode.DISK_FAILED) and self._restarts < COORDINATOR_RESTARTS:
-            self._restarts += 1
+        killed = status < 0 or status == ExitCode.DISK_FAILED
+        if killed and self._restarts.another(time.monotonic()):
             why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
             self._say(f"the coordinator {why}; it is started again")
             self._client.beside(self._start_coordinator())

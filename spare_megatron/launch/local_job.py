@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.launch.group_restarts import FIRST_PAUSE_S
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Launch:
     """Directories with checkpoints to start again from, in the order in which they are searched."""
     max_group_restarts: int = 0
     """How often one lost group is started again within an hour; 0: it stays lost."""
+    group_restart_pause_s: float = FIRST_PAUSE_S
+    """How long the second restart of a group within an hour waits."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
     save_dir: str = ""

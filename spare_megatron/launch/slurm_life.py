@@ -23,7 +23,8 @@ from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.terms import Term, Terms
 from spare_megatron.launch.coordinator_client import CoordinatorClient
-from spare_megatron.launch.job_attempt import COORDINATOR_RESTARTS, END_GRACE_S
+from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
+from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
@@ -78,7 +79,7 @@ class SlurmLife:
         self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
         self._coordinators: Child | None = None
         self._ranks: Child | None = None
-        self._starts = 0
+        self._restarts = CoordinatorRestarts()
         self._last_start_s = 0.0
         self._status: int | None = None
 
@@ -129,7 +130,6 @@ class SlurmLife:
 
     def _start_coordinators(self) -> None:
         launch, count = self._launch, min(self._launch.candidates, self._launch.allocation.num_nodes)
-        self._starts += 1
         self._last_start_s = time.monotonic()
         self._coordinators = self._processes.start(
             "coordinators",
@@ -215,7 +215,7 @@ class SlurmLife:
         stale_s = STALE_LEASES * self._launch.lease_s
         if not ended and (silent_s < stale_s or since_s < stale_s):
             return True
-        if self._starts > COORDINATOR_RESTARTS:
+        if not self._restarts.another(time.monotonic()):
             return False
         self._say("no coordinator is left; others are started")
         self._start_coordinators()

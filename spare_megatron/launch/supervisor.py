@@ -35,7 +35,9 @@ class Supervisor:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._stop_reason = ""
         self._stopped_hard = asyncio.Event()
-        self._memory = LaunchMemory(GroupRestarts(launch.max_group_restarts), Incarnations())
+        self._memory = LaunchMemory(
+            GroupRestarts(launch.max_group_restarts, launch.group_restart_pause_s), Incarnations()
+        )
         self._life: Life | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ def launch(
     inject: Sequence[str] = (),
     script: str = TOY,
     options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Job:
     """Start ``spare-launch`` with its output in RUN_DIR/launch.out. Lost groups stay lost, unless ``words`` say
     otherwise."""
@@ -166,6 +167,7 @@ def launch(
     if RESTARTS not in words:
         command += [RESTARTS, "0"]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    environment |= environ or {}
     with (run_dir / "launch.out").open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
     return Job(run_dir, process)

@@ -102,10 +102,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
-    parser.add_argument("--spare-max-group-restarts", type=int, default=0, help="is for the launcher")
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
-    parser.add_argument("--spare-on-event", help="is for the launcher")
-    parser.add_argument("--spare-health-check", help="is for the launcher")
+    for flag in ("max-group-restarts", "group-restart-pause-s", "on-event", "health-check"):
+        parser.add_argument(f"--spare-{flag}", help="is for the launcher")
     return parser.parse_args()
 
 

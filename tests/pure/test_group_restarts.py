@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.launch.group_restarts import (
     FIRST_PAUSE_S,
-    MOST_PAUSE_S,
+    PAUSES_MOST,
     WITHIN_S,
     GroupRestarts,
     Incarnations,
@@ -25,6 +25,8 @@ from spare_megatron.launch.group_restarts import (
 )
 def test_the_pauses(before: int, expected_s: float) -> None:
     assert pause_s(before) == expected_s
+    assert pause_s(before, 0.5) == expected_s / 10
+    assert pause_s(before, 0.0) == 0.0
 
 
 def test_a_group_that_fails_at_once_each_time_is_given_up() -> None:
@@ -81,7 +83,7 @@ def test_no_hour_has_more_restarts_than_allowed(most: int, losses: list[tuple[in
             assert start.before == most
             ready_s[group] = now_s
             continue
-        assert start.pause_s in {0.0, *(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**k) for k in range(7))}
+        assert start.pause_s in {0.0, *(FIRST_PAUSE_S * min(PAUSES_MOST, 2**k) for k in range(7))}
         assert (start.pause_s == 0.0) == (start.before == 0)
         ready_s[group] = now_s + start.pause_s
         begun_s[group].append(now_s + start.pause_s)

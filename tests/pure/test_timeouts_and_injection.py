@@ -155,6 +155,9 @@ def test_a_launcher_reads_how_often_a_group_is_started_again() -> None:
     assert launcher_flags(["--spare-max-group-restarts=4", "--other"], {}, no_checkpoint).max_group_restarts == 4
     with pytest.raises(ConfigError, match="--spare-max-group-restarts is -1, but must not be negative"):
         launcher_flags(["--spare-max-group-restarts", "-1"], {}, no_checkpoint)
+    assert launcher_flags(["--spare-group-restart-pause-s", "0.5"], {}, no_checkpoint).group_restart_pause_s == 0.5
+    with pytest.raises(ConfigError, match="--spare-group-restart-pause-s is -1, but must not be negative"):
+        launcher_flags(["--spare-group-restart-pause-s", "-1"], {}, no_checkpoint)
 
 
 def test_a_launcher_reads_the_command_for_events() -> None:

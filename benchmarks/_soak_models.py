@@ -1,0 +1,155 @@
+"""The jobs that a soak can run, and the calm run of each: one group that computes every piece, whose sums are the same
+bits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from spare_megatron.placement.placement import build_placement
+from tests.process.harness import RESTARTS, TOY, Job, launch
+
+FOREVER = 100_000
+"""More steps than a soak trains."""
+ENVIRON = {"TORCHDYNAMO_DISABLE": "1"}
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """A job, and how often a fault strikes it unless something else is asked for."""
+
+    groups: int
+    group_size: int
+    redundancy: int
+    mean_gap_s: float
+    heartbeat_s: float
+    """The heartbeat time-out."""
+    overlap: bool
+    """Whether the soaked job reduces while its last backward passes run."""
+
+    def hosts(self) -> list[list[int]]:
+        """The groups that host each shard."""
+        found: list[list[int]] = build_placement(self.groups, self.redundancy).hosts().tolist()
+        return found
+
+    def start(self, run_dir: Path, restarts: Mapping[str, object], scratch: Path) -> Job:
+        """The job to soak, with the launcher's flags ``restarts`` and its temporary files in ``scratch``."""
+        told = (word for flag, value in restarts.items() for word in (flag, str(value)))
+        environ = {**ENVIRON, "TMPDIR": str(scratch)}
+        return self._launch(run_dir, (*self._soaked(), *told), self.groups, environ)
+
+    def calm(self, run_dir: Path, steps: int) -> Job:
+        """The run without failures, of ``steps`` steps."""
+        return self._launch(run_dir, (*self._calm(steps), RESTARTS, "0"), 1, ENVIRON)
+
+    @property
+    @abstractmethod
+    def flags(self) -> tuple[str, ...]:
+        """Those that stand in a report."""
+
+    @abstractmethod
+    def differences(self, one: Path, other: Path) -> list[str]:
+        """What differs between two checkpoints of one step, bit for bit."""
+
+    @abstractmethod
+    def _soaked(self) -> tuple[str, ...]:
+        """The flags of the soaked job."""
+
+    @abstractmethod
+    def _calm(self, steps: int) -> tuple[str, ...]:
+        """The flags of the calm one."""
+
+    @abstractmethod
+    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
+        """Start a job that saves in ``run_dir``/save."""
+
+
+@dataclass(frozen=True)
+class Toy(Model):
+    """The toy model of the protocol tests (tests/process/toy_engine.py)."""
+
+    groups: int = 6
+    group_size: int = 2
+    redundancy: int = 3
+    mean_gap_s: float = 5.0
+    heartbeat_s: float = 5.0
+    overlap: bool = False
+    pieces: int = 2
+    """Of a shard."""
+    piece_s: float = 0.05
+    save_every: int = 25
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return ("--width", "256", "--layers", "2")
+
+    def differences(self, one: Path, other: Path) -> list[str]:
+        found = []
+        for position in range(self.group_size):
+            states = [torch.load(directory / f"rank{position}.pt") for directory in (one, other)]
+            for kind, tensors in states[0].items():
+                pairs = enumerate(zip(tensors, states[1][kind], strict=True))
+                found += [f"rank {position}: {kind} {n}" for n, (a, b) in pairs if not torch.equal(a, b)]
+        return found
+
+    def _soaked(self) -> tuple[str, ...]:
+        words = ("--steps", str(FOREVER), "--pieces", str(self.pieces), "--piece-s", str(self.piece_s))
+        words += ("--redundancy", str(self.redundancy), "--heartbeat-s", str(self.heartbeat_s), "--progress-s", "60")
+        words += ("--overlap",) if self.overlap else ()
+        return (*words, "--save-interval", str(self.save_every), "--keep", "3")
+
+    def _calm(self, steps: int) -> tuple[str, ...]:
+        return ("--steps", str(steps), "--pieces", str(self.pieces * self.groups))
+
+    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
+        words = (*self.flags, *words, "--save", str(run_dir / "save"))
+        return launch(run_dir, *words, groups=groups, group_size=self.group_size, script=TOY, environ=environ)
+
+
+@dataclass(frozen=True)
+class Megatron(Model):
+    """A small GPT of megatron-core, with exact sums."""
+
+    groups: int = 3
+    group_size: int = 2
+    redundancy: int = 3
+    mean_gap_s: float = 60.0
+    heartbeat_s: float = 5.0
+    overlap: bool = False
+    save_every: int = 50
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (
+            *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+            *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "12"),
+            *("--lr", "1e-3", "--clip-grad", "1.0", "--train-iters", str(FOREVER), "--mock-data"),
+            *("--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--attention-dropout", "0.1"),
+            *("--hidden-dropout", "0.1", "--split", "100,0,0", "--eval-iters", "0", "--num-workers", "0"),
+            *("--log-interval", "1000", "--pipeline-model-parallel-size", str(self.group_size)),
+            *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
+        )
+
+    def differences(self, one: Path, other: Path) -> list[str]:
+        digests = [digest(directory, optimizer=True) for directory in (one, other)]
+        return [] if digests[0] == digests[1] else ["weights or optimizer"]
+
+    def _soaked(self) -> tuple[str, ...]:
+        words = ("--spare-redundancy", str(self.redundancy), "--spare-heartbeat-timeout-s", str(self.heartbeat_s))
+        words += ("--overlap-grad-reduce",) if self.overlap else ()
+        return (*words, "--save-interval", str(self.save_every), "--spare-keep-checkpoints", "3")
+
+    def _calm(self, steps: int) -> tuple[str, ...]:
+        return ("--exit-interval", str(steps), "--save-interval", str(FOREVER))
+
+    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
+        words = (*self.flags, *words, "--save", str(run_dir / "save"))
+        return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", environ=environ)
+
+
+MODELS: Mapping[str, type[Model]] = {"toy": Toy, "megatron": Megatron}

@@ -1,0 +1,124 @@
+"""Judges a soaked job by what it left: its journal, the weights of every step, its checkpoint, its processes and files.
+
+Each check returns sentences that say what is not as it should be; none where all is well.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks._soak_samples import Growth
+from benchmarks._soaked_job import Soak
+from spare_megatron.checkpoint.folder import PARTIAL, last_good, step_of
+from spare_megatron.controller.invariants import check
+from spare_megatron.controller.machine import State
+from spare_megatron.controller.messages import Decision, Lost, SendFenced
+from spare_megatron.coordinator import journal
+from tests.process.harness import Job
+from tests.process.returning import voted
+
+SHOWN = 5
+"""So many of many equal faults are named."""
+CALM_S = 3600.0
+MOST_GROWTH = {"descriptors": 0.2, "threads": 0.1, "rss_mib": 1.0}
+"""For each return of a group, of one process."""
+RETURNS = 10
+"""Fewer say nothing about growth: what a process holds goes up and down by a few with the groups that learn."""
+
+
+def judge(soak: Soak, growths: list[Growth], say: Callable[[str], None]) -> list[str]:
+    """Everything that is wrong with a soaked job that has ended; runs the calm job."""
+    path = soak.run_dir / "journal.jsonl"
+    found = [*_left_behind(soak), *_grown(growths), *_lives(soak)]
+    try:
+        journal.verify(path)
+        found += _replayed(path, soak.strikes.hurt)
+    except (AssertionError, journal.JournalError) as error:
+        return [*found, f"the journal is wrong: {error}"]
+    ours = voted(soak.job)
+    steps = max(ours)
+    say(f"the calm run of {steps} steps")
+    calm = soak.model.calm(soak.run_dir / "calm", steps)
+    calm.finish(timeout_s=CALM_S)
+    return [*found, *_weights(ours, voted(calm)), *_checkpoints(soak, calm, steps)]
+
+
+def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
+    """Replays all parts: invariants, the order of commits, and that nobody is lost whom no fault had struck."""
+    twice: list[str] = []
+    innocent: list[str] = []
+
+    def observe(record: journal.Record, before: State, decision: Decision, after: State) -> None:
+        check(before, record.event, after, decision)
+        gone = [(one.group, one.incarnation, one.cause) for one in getattr(record.event, "losses", ())]
+        gone += [(a.group, a.incarnation, a.reason) for a in decision.actions if isinstance(a, SendFenced)]
+        for group, incarnation, why in gone:
+            if (group, incarnation) not in hurt and (isinstance(record.event, Lost) or incarnation >= 0):
+                innocent.append(f"record {record.n}: group {group}, incarnation {incarnation}: {why}")
+        if after.life == before.life and after.committed[0] not in (before.committed[0], before.committed[0] + 1):
+            twice.append(f"record {record.n}: step {after.committed[0]} follows {before.committed[0]}")
+
+    journal.replay(path, observe)
+    yield from _some("steps were not committed one after the other", twice)
+    yield from _some("groups were lost that no fault had struck", innocent)
+
+
+def _lives(soak: Soak) -> Iterator[str]:
+    summary: dict[str, Any] = json.loads((soak.run_dir / "summary.json").read_text())
+    if summary["lives"] != 1:
+        yield f"the job had {summary['lives']} lives: a wipe-out, although unhurt groups hosted all shards"
+    if summary["outcome"] != "left":
+        yield f"the job ended as {summary['outcome']}: {summary['reason']}"
+
+
+def _weights(ours: dict[int, set[str]], calm: dict[int, set[str]]) -> Iterator[str]:
+    """Every group had the weights of the calm run, after every step."""
+    missing = [str(step) for step in range(1, max(ours) + 1) if step not in ours]
+    yield from _some("the weights of steps were never voted", missing)
+    unlike = [str(step) for step, digests in sorted(ours.items()) if digests != calm.get(step)]
+    yield from _some("weights differ from those of the calm run after steps", unlike)
+
+
+def _checkpoints(soak: Soak, calm: Job, steps: int) -> Iterator[str]:
+    """The last checkpoint is that of the last step, and the calm run's: weights and optimizer state."""
+    ours, passed = last_good(soak.run_dir / "save")
+    other, _ = last_good(calm.run_dir / "save")
+    for damage in passed:
+        yield f"checkpoint {damage.directory} is damaged: {damage.reason}"
+    if ours is None or other is None or {step_of(ours), step_of(other)} != {steps}:
+        yield f"the last checkpoints are {ours} and {other}, not those of step {steps}"
+        return
+    yield from _some("the last checkpoint differs from the calm run's", soak.model.differences(ours, other))
+
+
+def _left_behind(soak: Soak) -> Iterator[str]:
+    """No process, no listening port, no temporary file is left."""
+    yield from _some("processes are left", soak.samples.left())
+    yield from _some("ports are left", [str(port) for port in soak.samples.ports if _answers(port)])
+    yield from _some("temporary files are left", [str(path) for path in soak.scratch.iterdir()])
+    scratch = [str(path) for path in soak.run_dir.rglob(".*") if soak.scratch not in path.parents]
+    yield from _some("unfinished files are left", scratch)
+    yield from _some("unpublished checkpoints are left", [str(p) for p in (soak.run_dir / "save" / PARTIAL).glob("*")])
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as mine:
+        mine.settimeout(1.0)
+        return mine.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _grown(growths: list[Growth]) -> Iterator[str]:
+    for one in growths:
+        limit = MOST_GROWTH.get(one.held)
+        if limit is not None and one.returns >= RETURNS and one.per_return is not None and one.per_return > limit:
+            yield f"{one.kind}: {one.per_return:.2f} {one.held} more with each return of a group"
+
+
+def _some(what: str, found: list[str]) -> Iterator[str]:
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        yield f"{what}: {'; '.join(found[:SHOWN])}{more}"

@@ -1,0 +1,103 @@
+"""Runs a job for minutes while processes of it are killed and stopped at random, lost groups come back, and nothing
+else may happen: a chaos soak.
+
+    python benchmarks/soak.py --minutes 10 --seed 1
+    python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 30
+    python benchmarks/soak.py --minutes 2 --seed 7 --json /tmp/soak.json
+
+The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one rank, a group, two groups in quick
+succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the coordinator, for less and for more than
+the heartbeat time-out. Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
+back and the job is told to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:
+each step is committed once, the journal replays to the same actions, nobody is lost whom no fault struck, the weights
+of every step and the last checkpoint are those of a calm run bit for bit, and no process, port or file is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._chaos import Kind
+from benchmarks._report import RESULTS, report
+from benchmarks._soak_models import MODELS
+from benchmarks._soak_samples import growth
+from benchmarks._soak_verdict import judge
+from benchmarks._soaked_job import Soak
+from benchmarks._strikes import DONE
+from tests.process.harness import RESTARTS
+
+RESTARTS_AN_HOUR, PAUSE = 1000, "--spare-group-restart-pause-s"
+
+
+def main() -> int:
+    """Run the soak, print the table, write the JSON; 1 where anything is not as it should be."""
+    options = _options()
+    model = MODELS[options.model](overlap=options.overlap)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
+    gap_s = options.mean_gap_s or model.mean_gap_s
+    restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
+    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, restarts)
+    wrong: list[str] = []
+    try:
+        soak.run()
+        wrong = judge(soak, growth(soak.samples.found), _say)
+    except AssertionError as error:
+        wrong.append(str(error))
+    soak.samples.write(run_dir / "samples.jsonl")
+    config = {"model": options.model, "minutes": options.minutes, "seed": options.seed, "mean_gap_s": gap_s}
+    config |= {"restart_pause_s": options.pause_s, "overlap": options.overlap, "flags": " ".join(model.flags)}
+    path = options.json or RESULTS / f"soak_{options.model}.json"
+    report(f"soak_{options.model}", config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
+    for sentence in wrong:
+        print(f"WRONG: {sentence}")
+    if wrong:
+        print(f"the run directory is kept: {run_dir}")
+        return 1
+    shutil.rmtree(run_dir)
+    return 0
+
+
+def rows(soak: Soak, wrong: list[str]) -> list[dict[str, object]]:
+    """The table of the result."""
+    strikes, step = soak.strikes, soak.job.metrics[-1]["step"] if soak.job.metrics else 0
+    found: dict[str, object] = {"verdict": "wrong" if wrong else "as it should be", "steps": step}
+    found |= {f"fault: {kind.value}": strikes.outcomes[kind, DONE] for kind in Kind}
+    found |= {f"left out: {why}": n for why, n in sorted(strikes.skipped.items())}
+    found |= {"returns": strikes.returns, "all_back_after_s": round(soak.whole_after_s, 1)}
+    for one in growth(soak.samples.found):
+        for over, value in (("minute", one.per_minute), ("return", one.per_return)):
+            found[f"{one.kind} {one.held} per {over}"] = None if value is None else round(value, 4)
+        found[f"{one.kind} {one.held} most"] = one.most
+    return [{"what": what, "value": value} for what, value in found.items()]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults strike (default: 10)")
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule (default: 1)")
+    parser.add_argument("--model", choices=sorted(MODELS), default="toy")
+    parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
+    parser.add_argument("--overlap", action="store_true", help="the job overlaps its reductions with computing")
+    parser.add_argument(
+        "--pause-s",
+        type=float,
+        default=0.25,
+        help=f"{PAUSE} of the job (default: 0.25, where a job has 5): with faults every few seconds groups would else "
+        "mostly wait for their next start",
+    )
+    parser.add_argument("--json", type=Path, help="file for the result; one that is wrong stays in the run directory")
+    return parser.parse_args()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,7 +24,6 @@ from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
-from spare_megatron.config.spare import SpareConfig
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
@@ -103,17 +102,6 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
-    for flag, given, left_out in (
-        ("--spare-max-group-restarts", told.max_group_restarts, (0, SpareConfig.max_group_restarts)),
-        ("--spare-group-restart-pause-s", told.group_restart_pause_s, (SpareConfig.group_restart_pause_s,)),
-    ):
-        if given not in left_out:
-            raise ConfigError(f"{flag} {given:g}: only spare-launch starts a lost group again; leave the flag out")
-    if told.health_check:
-        raise ConfigError(
-            f"--spare-health-check {told.health_check!r}: only spare-launch starts a lost group again; leave the flag "
-            "out, or check nodes in the prolog of Slurm"
-        )
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
     run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"
@@ -127,6 +115,9 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),
         words=tuple(words),
         checkpoint_dirs=told.checkpoint_dirs,
+        max_group_restarts=told.max_group_restarts,
+        group_restart_pause_s=told.group_restart_pause_s,
+        health_check=told.health_check,
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         tls_dir=args.tls_dir,

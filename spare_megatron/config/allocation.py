@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,10 @@ class Allocation:
     last_of_array: bool = False
     restarts: int = 0
     """How often Slurm has restarted this job."""
+    node_list: str = ""
+    """Its nodes at the start, as Slurm writes them ('n[1-4]')."""
+    tasks_of_nodes: tuple[int, ...] = ()
+    """Ranks of each node, in the order of ``node_list``."""
 
     @property
     def next_element(self) -> bool:
@@ -32,6 +37,11 @@ class Allocation:
     def ranks_per_node(self) -> int:
         """Ranks of the node that has most of them."""
         return -(-self.ranks // self.num_nodes)
+
+    def places_of(self, group: int, size: int) -> tuple[tuple[int, int], ...]:
+        """(index of the node, number on that node) of each rank of a group of ``size``: ranks fill node after node."""
+        places = [(node, local) for node, count in enumerate(self.tasks_of_nodes) for local in range(count)]
+        return tuple(places[group * size : (group + 1) * size])
 
     def groups_of(self, size: int) -> int:
         """N, the number of groups of ``size`` ranks; ConfigError where the ranks are not a multiple of it."""
@@ -69,4 +79,22 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation:
         ranks = nodes * per_node
     array = environ.get("SLURM_ARRAY_JOB_ID") or None
     last = array is not None and environ.get("SLURM_ARRAY_TASK_ID") == environ.get("SLURM_ARRAY_TASK_MAX")
-    return Allocation(job, nodes, ranks, array, last, number(environ, "SLURM_RESTART_COUNT") or 0)
+    return Allocation(
+        job,
+        nodes,
+        ranks,
+        array,
+        last,
+        restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
+        node_list=environ.get("SLURM_JOB_NODELIST", ""),
+        tasks_of_nodes=_tasks_of_nodes(environ.get("SLURM_TASKS_PER_NODE", ""), nodes, ranks),
+    )
+
+
+def _tasks_of_nodes(text: str, nodes: int, ranks: int) -> tuple[int, ...]:
+    """The numbers of '2(x3),1', where they are those of all ranks; else as many for each node, fewer for the last."""
+    found = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    if len(found) == nodes and sum(found) == ranks:
+        return tuple(found)
+    most = -(-ranks // nodes)
+    return tuple(max(0, min(most, ranks - node * most)) for node in range(nodes))

@@ -1,8 +1,8 @@
 """Reads a rank's place in the job from the environment that a launcher gave it.
 
 Three launchers are understood: spare-launch (``SPARE_*``), torchrun started once per group (its own variables plus
-``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one job step over all ranks). Nothing here reads the
-environment of the process: a mapping is passed in.
+``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one job step over all ranks, or one with the ranks of
+``SPARE_GROUP``). Nothing here reads the environment of the process: a mapping is passed in.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ def world_hint(environ: Mapping[str, str]) -> WorldHint:
             f"torchrun started {environ.get('WORLD_SIZE')} ranks but SPARE_GROUP is not set; start one torchrun per "
             "group with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
         )
+    if number(environ, "SLURM_PROCID") is not None and number(environ, "SPARE_GROUP") is not None:
+        size = required(environ, "SLURM_NTASKS", "SLURM_PROCID")
+        return WorldHint("slurm", required(environ, "SPARE_NUM_GROUPS", "SPARE_GROUP"), size, None)
     if number(environ, "SLURM_PROCID") is not None and (number(environ, "SLURM_NTASKS") or 1) > 1:
         return WorldHint("slurm", num_groups, None, required(environ, "SLURM_NTASKS", "SLURM_PROCID"))
     return WorldHint("none", num_groups, None, None)
@@ -115,8 +118,8 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
     elif hint.launcher == "torchrun":
         group, position = required(environ, "SPARE_GROUP", "RANK"), required(environ, "RANK", "SPARE_GROUP")
     elif hint.launcher == "slurm":
-        rank = required(environ, "SLURM_PROCID", "SLURM_NTASKS")
-        group, position = divmod(rank, group_size)
+        rank, alone = required(environ, "SLURM_PROCID", "SLURM_NTASKS"), number(environ, "SPARE_GROUP")
+        group, position = divmod(rank, group_size) if alone is None else (alone, rank)
         if number(environ, "SPARE_INCARNATION") is None:
             incarnation = number(environ, "SLURM_RESTART_COUNT") or 0
     else:
@@ -142,7 +145,15 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         life=number(environ, "SPARE_LIFE") or 1,
         restarts=number(environ, "SPARE_RESTARTS") or 0,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
-        local_rank=number(environ, "SLURM_LOCALID" if hint.launcher == "slurm" else "LOCAL_RANK") or 0,
+        local_rank=_local_rank(environ, hint.launcher),
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
         starts_again=bool(number(environ, "SPARE_STARTS_AGAIN")),
     )
+
+
+def _local_rank(environ: Mapping[str, str], launcher: str) -> int:
+    """Number of a rank on its host. A step of Slurm with one group may begin on a node behind ranks of other groups."""
+    if launcher != "slurm":
+        return number(environ, "LOCAL_RANK") or 0
+    before = (number(environ, "SPARE_LOCAL_RANK_FROM") or 0) if not number(environ, "SLURM_NODEID") else 0
+    return before + (number(environ, "SLURM_LOCALID") or 0)

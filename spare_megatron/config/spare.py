@@ -57,14 +57,14 @@ class SpareConfig:
     min_groups: int | None = None
     """Number of groups with which the job may begin once the start-up time is over; default: one."""
     max_group_restarts: int = 3
-    """How often spare-launch starts one lost group again within an hour, while the others train; 0: it stays lost. A
-    group whose results were wrong stays lost in any case."""
+    """How often spare-launch or spare-slurm starts one lost group again within an hour, while the others train; 0: it
+    stays lost. A group whose results were wrong stays lost in any case."""
     transfer_rate: str | None = None
     """The most that one rank gives a second to groups that come back: bytes or bits with a unit, as in 500MB or 4Gb;
     default: no limit."""
     health_check: str | None = None
-    """Shell command that spare-launch runs before it starts a lost group again, on the host where it would run; while
-    the command leaves with another code than 0, the group is not started, and it is tried again later."""
+    """Shell command that is run before a lost group is started again, on each host where it would run; while it leaves
+    with another code than 0, the group is not started, and it is tried again later."""
     on_event: str | None = None
     """Shell command that the coordinator runs for each event of the job (a loss, a patch, a return, a save that counts,
     a restart, a wipe-out, the end), with one line of JSON on its standard input; nothing waits for it."""

@@ -12,7 +12,9 @@ Promises:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 WITHIN_S = 3600.0
 """The time within which restarts of a group are counted."""
@@ -25,6 +27,26 @@ PAUSES_MOST = 60.0
 def pause_s(before: int, first_s: float = FIRST_PAUSE_S) -> float:
     """How long a restart of a group waits that had ``before`` restarts within WITHIN_S."""
     return 0.0 if before == 0 else first_s * min(PAUSES_MOST, 2.0 ** min(before - 1, 16))
+
+
+@dataclass(frozen=True, order=True)
+class GroupStart:
+    """One start of a group."""
+
+    group: int
+    incarnation: int
+    restarts: int = 0
+    """How often the group was started before in this life."""
+
+    @property
+    def member(self) -> tuple[int, int]:
+        """(group, incarnation)."""
+        return self.group, self.incarnation
+
+
+def named(status: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """(group, incarnation) of the members and learners that the coordinator's status.json names."""
+    return {(int(group), status[who][group]) for who in ("live", "learners") for group in status[who]}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
-from spare_megatron.launch.group_restarts import LaunchMemory
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
 from spare_megatron.launch.life_report import (
     LINES_SHOWN,
     code_of,
@@ -32,7 +32,7 @@ from spare_megatron.launch.life_report import (
 )
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Processes, publish_processes
-from spare_megatron.launch.rank_processes import GroupStart, RankProcesses
+from spare_megatron.launch.rank_processes import RankProcesses
 from spare_megatron.launch.restarter import Restarter
 
 GROUP_GRACE_S = 0.3
@@ -68,7 +68,15 @@ class Life:
         self._ending = False
         self._ranks = RankProcesses(launch, processes, number, self._rank_ended)
         health = GroupHealth(launch, processes.guard, self._ranks.pids)
-        self._restarter = Restarter(self._ranks, self._client, memory, health, self._start_again, say, self._is_over)
+        self._restarter = Restarter(
+            lambda: bool(self._ranks.living),
+            self._client,
+            memory,
+            lambda start: health.fault(start.group),
+            self._start_again,
+            say,
+            self._is_over,
+        )
         self._first_incarnation = 0
         before = patiently(self._dir.coordinator_for_sure)
         self._journal_life = 1 + (before.life if before else 0)
@@ -176,7 +184,8 @@ class Life:
     def _start_ranks(self) -> None:
         for group in range(self._launch.num_groups):
             self._ranks.start(GroupStart(group, self._first_incarnation))
-        self._client.beside(self._restarter.end_hung(self._dir.status))
+        if self._restarter.works:
+            self._client.beside(self._ranks.end_hung(self._dir.status, self._is_over))
         self._publish()
 
     def _start_again(self, start: GroupStart) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
+from spare_megatron.control.run_directory import glance
+from spare_megatron.launch.group_restarts import GroupStart, named
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, ListedRank, Processes
 
-
-@dataclass(frozen=True, order=True)
-class GroupStart:
-    """One start of a group."""
-
-    group: int
-    incarnation: int
-    restarts: int = 0
-    """How often the group was started before in this life."""
+LOOK_S = 0.5
+"""Time between two looks at who is there."""
+LEAVE_S = 5.0
+"""How long the processes of a group that was fenced have to leave, before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +48,28 @@ class RankProcesses:
         """The newest start of each group."""
 
     def start(self, start: GroupStart) -> None:
-        """Start all ranks of a group."""
+        """Start all ranks of a group. Where one cannot be started, those before it are killed, and end as any other;
+        OSError where that is the first."""
         assert not self.is_left(start.group), "the last processes of a group are gone before it is started again"
         run_dir, ranks = self._launch.run_dir, list[RankProcess]()
         self._groups[start.group] = ranks
         for position in range(self._launch.group_size):
             later = start.incarnation if start.restarts else None
             log = run_dir.log_of(start.group, position, later)
-            child = self._processes.start(
-                f"group {start.group} rank {position}",
-                self._launch.command,
-                self._environment(start, position),
-                log,
-                lambda child, position=position: self._ended(start, position, child),  # type: ignore[misc]
-            )
+            try:
+                child = self._processes.start(
+                    f"group {start.group} rank {position}",
+                    self._launch.command,
+                    self._environment(start, position),
+                    log,
+                    lambda child, position=position: self._ended(start, position, child),  # type: ignore[misc]
+                )
+            except OSError:
+                if not ranks:
+                    raise
+                for rank in ranks:
+                    rank.child.signal(signal.SIGKILL)
+                return
             ranks.append(RankProcess(start, position, log, child))
 
     @property
@@ -106,6 +112,25 @@ class RankProcesses:
             if rank not in stopped:
                 rank.child.signal(signal.SIGKILL)
         return stopped
+
+    async def end_hung(self, status: Path, over: Callable[[], bool]) -> None:
+        """Until the job is ``over``, kill the processes of groups that the coordinator's ``status`` file once named and
+        has not named for LEAVE_S: they were fenced, which is final, so an old file does no harm. Stopped processes are
+        left."""
+        seen: set[tuple[int, int]] = set()
+        gone_s: dict[GroupStart, float] = {}
+        while not over():
+            await asyncio.sleep(LOOK_S)
+            told, now_s = glance(status), time.monotonic()
+            if told is None or told["phase"] != "running":
+                continue
+            there = named(told)
+            seen |= there
+            for start in sorted({rank.start for rank in self.living}):
+                if start.member not in seen - there:
+                    gone_s.pop(start, None)
+                elif now_s > gone_s.setdefault(start, now_s) + LEAVE_S:
+                    await self.end_group(start, 0.0, over)
 
     def _environment(self, start: GroupStart, position: int) -> dict[str, str]:
         launch = self._launch

@@ -4,31 +4,23 @@ It starts a group again when no process of it is left, the coordinator says that
 not lost for a fault that stays, :mod:`spare_megatron.launch.group_restarts` grants it, and the host is fit for it
 (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again, with pauses as between restarts but
 without an end: that costs the others nothing, and somebody may mend it. Such a look is no restart.
-
-Processes of a fenced group leave by themselves, unless they hang: then it kills them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.plural import counted
-from spare_megatron.control.run_directory import glance
+from spare_megatron.control.disk import words
 from spare_megatron.launch.coordinator_client import CoordinatorClient
-from spare_megatron.launch.group_health import GroupHealth
-from spare_megatron.launch.group_restarts import LaunchMemory, pause_s
-from spare_megatron.launch.rank_processes import GroupStart, RankProcesses
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory, pause_s
 
 ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""
-LOOK_S = 0.5
-"""Time between two looks at who is there."""
-LEAVE_S = 5.0
-"""How long the processes of a group that was fenced have to leave, before they are killed."""
 
 
 class Restarter:
@@ -36,18 +28,19 @@ class Restarter:
 
     def __init__(
         self,
-        ranks: RankProcesses,
+        lives: Callable[[], bool],
         client: CoordinatorClient,
         memory: LaunchMemory,
-        health: GroupHealth,
+        fault: Callable[[GroupStart], Awaitable[HealthFault | None]],
         begin: Callable[[GroupStart], None],
         say: Callable[[str], None],
         over: Callable[[], bool],
     ) -> None:
-        """``begin`` starts the ranks of a group; ``say`` shows one line to the user; ``over`` returns True when nothing
-        may be started any more."""
-        self._ranks, self._client, self._memory, self._begin = ranks, client, memory, begin
-        self._health, self._say, self._over = health, say, over
+        """``lives`` says whether any rank of the job lives, ``fault`` why a group must not be started again now;
+        ``begin`` starts its ranks, and raises OSError where none could be started; ``say`` shows one line to the user;
+        ``over`` returns True when nothing may be started any more."""
+        self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
+        self._fault, self._say, self._over = fault, say, over
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
         self._kept_out: set[int] = set()
@@ -92,10 +85,15 @@ class Restarter:
         if known is None:
             return
         restarts.begins(group, time.monotonic())
-        incarnation = self._memory.incarnations.next(group, known)
-        self._begin(GroupStart(group, incarnation, start.restarts + 1))
+        again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
+        try:
+            self._begin(again)
+        except OSError as error:
+            self._first_exits[again] = f"it could not be started: {words(error)}"
+            await self.bring_back(again)
+            return
         self._say(
-            f"group {group} is started again, as incarnation {incarnation}: restart {then.before + 1} of at most "
+            f"group {group} is started again, as incarnation {again.incarnation}: restart {then.before + 1} of at most "
             f"{restarts.most} within an hour"
         )
 
@@ -104,7 +102,7 @@ class Restarter:
         None where it must not be started again. A fault is told when it is new, not each time that it is found."""
         told, looks = "", 0
         while True:
-            fault = await self._health.fault(start.group)
+            fault = await self._fault(start)
             known = await self._known(start)
             if fault is None or known is None:
                 return known
@@ -117,29 +115,11 @@ class Restarter:
                 )
             await asyncio.sleep(pause_s(looks))
 
-    async def end_hung(self, status: Path) -> None:
-        """Kill the processes of groups that the coordinator's ``status`` file once named and has not named for LEAVE_S:
-        they were fenced, which is final, so an old file does no harm. Stopped processes are left."""
-        seen: set[tuple[int, int]] = set()
-        gone_s: dict[GroupStart, float] = {}
-        while self.works and not self._over():
-            await asyncio.sleep(LOOK_S)
-            told, now_s = glance(status), time.monotonic()
-            if told is None or told["phase"] != "running":
-                continue
-            there = {(int(group), told[who][group]) for who in ("live", "learners") for group in told[who]}
-            seen |= there
-            for start in sorted({rank.start for rank in self._ranks.living}):
-                if (start.group, start.incarnation) not in seen - there:
-                    gone_s.pop(start, None)
-                elif now_s > gone_s.setdefault(start, now_s) + LEAVE_S:
-                    await self._ranks.end_group(start, 0.0, self._over)
-
     async def _known(self, start: GroupStart) -> int | None:
         """The highest incarnation of the group that the coordinator knows; None where the group must not be started
         again."""
         group = start.group
-        while group not in self._kept_out and not self._over() and self._ranks.living:
+        while group not in self._kept_out and not self._over() and self._lives():
             answer = await self._client.ask_restart(group, start.incarnation)
             if answer is None:
                 return None
@@ -148,6 +128,6 @@ class Restarter:
                     self.keep_out(group, answer.why)
                 return None
             if answer.now:
-                return None if self._over() or not self._ranks.living else int(answer.highest_incarnation)
+                return None if self._over() or not self._lives() else int(answer.highest_incarnation)
             await asyncio.sleep(ASK_AGAIN_S)
         return None

@@ -67,18 +67,24 @@ def nodes_answer(allocation: Allocation) -> bool:
     return done.returncode == 0 and len(set(done.stdout.split())) == count
 
 
+def node_names(node_list: str) -> list[str]:
+    """The names of the nodes that Slurm writes as 'n[1-4]'; empty where it does not answer."""
+    return ask("scontrol", "show", "hostnames", node_list).stdout.split()
+
+
 def batch_script_is_lost(job: str) -> bool:
     """Whether the job runs, but Slurm has taken the node of its batch script out of it."""
     told = told_of(job)
-    nodes = ask("scontrol", "show", "hostnames", told.get("NodeList", "")).stdout.split()
+    nodes = node_names(told.get("NodeList", ""))
     return told.get("JobState") == "RUNNING" and bool(nodes) and told.get("BatchHost") not in nodes
 
 
 def kill_steps(job: str, name: str) -> bool:
-    """SIGKILL every process of the job's steps of this name, stopped ones too, but of no others: a batch script may
-    have steps of its own. True when Slurm lists no step of this name any more."""
+    """SIGKILL every process of the job's steps of this name, or one that goes on behind it with '-', stopped ones too,
+    but of no others: a batch script may have steps of its own. True when Slurm lists no such step any more."""
     listed = ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
-    steps = [line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:] == [name]]
+    lines = (line.split() for line in listed.stdout.splitlines())
+    steps = [line[0] for line in lines if len(line) == 2 and f"{line[1]}-".startswith(f"{name}-")]
     if steps:
         ask("scancel", "--signal=KILL", *steps)
     return listed.returncode == 0 and not steps

@@ -18,6 +18,7 @@ from dataclasses import replace
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import read_json, write_json
+from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.life_report import ended_life, forget_last_life
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.restart_policy import (
@@ -59,10 +60,13 @@ class SlurmJob:
         """Run the job; returns the exit code of the batch script. Raises ConfigError where any process found a user's
         error."""
         on_stop_signals(self._signal)
+        launch = self._launch
+        restarts = GroupRestarts(launch.max_group_restarts, launch.group_restart_pause_s)
+        memory = LaunchMemory(restarts, Incarnations())
         with Processes() as processes:
             while True:
                 forget_last_life(self._dir)
-                life = self._life = SlurmLife(self._launch, processes, self._say)
+                life = self._life = SlurmLife(launch, processes, memory, self._say)
                 decision = await self._decide(life, await life.run(self._stop_reason))
                 if decision.sentence:
                     self._say(decision.sentence)

@@ -2,7 +2,8 @@
 
 One step has a few coordinator processes on different nodes, of which one holds office
 (:mod:`spare_megatron.coordinator.election`); when its node dies, another one takes over, and no rank restarts. The
-other step has the ranks; when a node is lost, only the groups on it are lost (``--no-kill``).
+other step has the ranks; when a node is lost, only the groups on it are lost (``--no-kill``). Lost groups are started
+again as further steps (:mod:`spare_megatron.launch.slurm_groups`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from spare_megatron.control.run_directory import CoordinatorAddress, RunDirector
 from spare_megatron.coordinator.terms import Term, Terms
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
+from spare_megatron.launch.group_restarts import FIRST_PAUSE_S, LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
+from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
 
 POLL_S = 0.1
 RESTART_PAUSE_S = 1.0
@@ -56,6 +59,12 @@ class SlurmLaunch:
     words: tuple[str, ...]
     """The batch script's own command line."""
     checkpoint_dirs: tuple[str, ...] = ()
+    max_group_restarts: int = 0
+    """How often one lost group is started again within an hour; 0: it stays lost."""
+    group_restart_pause_s: float = FIRST_PAUSE_S
+    """How long the second restart of a group within an hour waits."""
+    health_check: str = ""
+    """The user's command before a lost group is started again; empty: none."""
     srun_options: tuple[str, ...] = ()
     requeue: bool = True
     tls_dir: str = ""
@@ -67,9 +76,12 @@ class SlurmLaunch:
 class SlurmLife:
     """One life, from the start of its coordinators and ranks until a coordinator has said how it ended."""
 
-    def __init__(self, launch: SlurmLaunch, processes: Processes, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, launch: SlurmLaunch, processes: Processes, memory: LaunchMemory, say: Callable[[str], None]
+    ) -> None:
         """``say`` shows one line to the user, behind the launcher's name."""
         self._launch, self._dir, self._processes, self._say = launch, launch.run_dir, processes, say
+        self._memory = memory
         self._terms = Terms(self._dir)
         newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
         self._before = published.fencing if published else 0
@@ -79,6 +91,7 @@ class SlurmLife:
         self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
         self._coordinators: Child | None = None
         self._ranks: Child | None = None
+        self._groups: SlurmGroups | None = None
         self._restarts = CoordinatorRestarts()
         self._last_start_s = 0.0
         self._status: int | None = None
@@ -107,6 +120,7 @@ class SlurmLife:
         """End whatever is left of the life, so that the allocation is free for another one; False where that takes too
         long. A coordinator that was left would run for office in the next life."""
         steps = [child for child in (self._coordinators, self._ranks) if child is not None]
+        steps += self._groups.children if self._groups is not None else []
         deadline_s = time.monotonic() + STEPS_END_S
         while not await asyncio.to_thread(kill_steps, self._launch.allocation.job, self._step_name):
             if time.monotonic() > deadline_s:
@@ -146,6 +160,8 @@ class SlurmLife:
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
         self._link_logs()
+        groups = launch.allocation.ranks // launch.group_size
+        incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)
         environ = {
             **launch.environ,
             "PYTHONUNBUFFERED": "1",
@@ -153,7 +169,7 @@ class SlurmLife:
             "SPARE_GROUP_SIZE": str(launch.group_size),
             "SPARE_STARTS_AGAIN": "1",
             "SPARE_LIFE": str(self._number),
-            "SPARE_INCARNATION": str(published.highest_incarnation + 1),
+            "SPARE_INCARNATION": str(incarnation),
             "SPARE_TLS_DIR": launch.tls_dir,
         }
         self._ranks = self._processes.start(
@@ -167,6 +183,34 @@ class SlurmLife:
             self._dir.logs / "srun-ranks.log",
             lambda _: None,
         )
+        ranks = SlurmRanks(
+            allocation=launch.allocation,
+            run_dir=self._dir,
+            group_size=launch.group_size,
+            command=launch.command,
+            srun_options=launch.srun_options,
+            health_check=launch.health_check,
+            life=self._number,
+            step_name=self._step_name,
+            environ=environ,
+        )
+        self._groups = SlurmGroups(
+            ranks,
+            incarnation,
+            self._processes,
+            self._client,
+            self._memory,
+            self._say,
+            lambda: self._status is not None,
+            self._first_alive,
+        )
+        self._client.beside(self._groups.watch())
+
+    def _first_alive(self) -> bool:
+        return self._ranks is not None and self._ranks.alive
+
+    def _ranks_alive(self) -> bool:
+        return self._first_alive() or (self._groups is not None and self._groups.alive)
 
     def _link_logs(self) -> None:
         """Make links with spare-launch's names of the ranks' logs, which Slurm names after its tasks."""
@@ -192,16 +236,15 @@ class SlurmLife:
                 seen, moved_s = newest, now_s
             if newest is not None and newest.life == self._number and newest.over is not None:
                 return self._checked(newest.over)
-            sentences = self._dir.told_errors()
+            sentences = self._dir.told_errors() if self._groups is None else self._groups.errors
             if sentences:
                 raise ConfigError(tail(sentences[0], LINES_SHOWN))
             published = self._dir.coordinator()
             if self._ranks is None and published is not None and published.fencing > self._before:
                 self._start_ranks(published)
-            if self._ranks is not None and not self._ranks.alive:
-                ranks_gone_s = ranks_gone_s or now_s
-                if now_s - ranks_gone_s > WITHOUT_RANKS_S:
-                    return int(ExitCode.FAILED)
+            ranks_gone_s = None if self._ranks is None or self._ranks_alive() else ranks_gone_s or now_s
+            if ranks_gone_s is not None and now_s - ranks_gone_s > WITHOUT_RANKS_S:
+                return int(ExitCode.FAILED)
             if not self._keep_coordinators(now_s - moved_s):
                 return int(ExitCode.FAILED)
             await asyncio.sleep(POLL_S)
@@ -237,5 +280,5 @@ class SlurmLife:
         """Wait until the ranks have left, for :data:`END_GRACE_S` at most: srun may wait long for those of a lost
         node."""
         deadline_s = time.monotonic() + END_GRACE_S
-        while self._ranks is not None and self._ranks.alive and time.monotonic() < deadline_s:
+        while self._ranks_alive() and time.monotonic() < deadline_s:
             await asyncio.sleep(POLL_S)

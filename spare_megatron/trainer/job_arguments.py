@@ -96,7 +96,7 @@ class JobArguments:
             mtbf_gpu_hours=spare.mtbf_gpu_hours,
             group_size=self.shape.group_size,
             shared_data=spare.data == "shared",
-            groups_return=spare.max_group_restarts > 0 and self.place.launcher == "spare-launch",
+            groups_return=spare.max_group_restarts > 0 and self.place.starts_again,
             standby_groups=spare.standby_groups,
             can_restart=saves and self.place.starts_again,
         )

@@ -69,6 +69,16 @@ def test_the_end_of_the_job_is_the_end_of_the_watch() -> None:
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "8"}
 
 
+def test_the_nodes_of_a_group() -> None:
+    uneven = allocation_of({**SLURM, "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "2(x3),1"})
+    assert uneven.tasks_of_nodes == (2, 2, 2, 1)
+    assert uneven.places_of(1, 3) == ((1, 1), (2, 0), (2, 1))
+    assert allocation_of(SLURM).places_of(3, 4) == ((1, 4), (1, 5), (1, 6), (1, 7))
+    # what Slurm says of nodes that are not those of all ranks is not used
+    unlike = allocation_of({**SLURM, "SLURM_NTASKS": "30", "SLURM_TASKS_PER_NODE": "8(x4)"})
+    assert unlike.tasks_of_nodes == (8, 8, 8, 6)
+
+
 def test_the_world_size_of_an_allocation() -> None:
     assert allocation_of(SLURM).ranks == 32
     assert allocation_of({**SLURM, "SLURM_NTASKS": "30"}).ranks == 30

@@ -63,14 +63,15 @@ class SlurmJob:
         return self.cluster.show(self.id)["JobState"]
 
     def ranks(self) -> dict[int, int]:
-        """Task -> pid of the ranks that live."""
+        """Task -> pid of the ranks that live; a group that was started again has its tasks of before."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 environ = process.environ()
                 ours = environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ
                 if ours and process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
-                    found[int(environ["SLURM_PROCID"])] = process.pid
+                    first = int(environ.get("SPARE_GROUP", 0)) * int(environ["SPARE_GROUP_SIZE"])
+                    found[first + int(environ["SLURM_PROCID"])] = process.pid
         return found
 
     def fencing(self) -> int:

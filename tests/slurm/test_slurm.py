@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.control.run_directory import glance
+from spare_megatron.controller.messages import Vote
+from spare_megatron.coordinator import journal
 from tests.process.harness import launch, toy_digests
+from tests.process.toy_engine import ToyEngine
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
 
@@ -122,6 +126,57 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     assert (told["JobState"], told["ExitCode"], told["Restarts"]) in [(*good, "0") for good in GOOD], job.report()
     check_restarted(job, calm)
     assert "the job starts again from" in job.output.read_text()
+
+
+def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    words = (
+        *OWN,
+        "--no-requeue",
+        "--group-size",
+        "1",
+        *TOY,
+        "--steps",
+        "2000",
+        "--piece-s",
+        "0.1",
+        "--redundancy",
+        "2",
+    )
+    job = submit(cluster, tmp_path, words, nodes=2, ranks=1)
+    job.until_step(4)
+    before = job.ranks()
+    os.kill(before[1], signal.SIGKILL)
+    job.until("group 1 is back", lambda: (glance(job.run_dir.status) or {"live": {}})["live"] == {"0": 0, "1": 1})
+    job.until_step(job.metrics[-1]["step"] + 4)
+    assert job.ranks()[0] == before[0]
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    assert "group 1 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
+    assert job.metrics[-1]["live_groups"] == 2
+    found = voted(job)
+    assert found == {step: {digest} for step, digest in enumerate(calm_weights(max(found))) if step in found}
+    assert found.keys() >= set(range(1, max(found)))
+
+
+def voted(job: SlurmJob) -> dict[int, set[str]]:
+    """Step -> the digests of the weights after it that groups voted."""
+    found: dict[int, set[str]] = {}
+    for record in journal.read(job.run_dir.journal):
+        if isinstance(record.event, Vote) and record.event.result.ok:
+            found.setdefault(record.event.result.step - 1, set()).add(record.event.result.weights_digest)
+    return found
+
+
+def calm_weights(steps: int) -> list[str]:
+    """The digests of the weights after each step from 0 on, where one engine computes all four pieces."""
+    engine = ToyEngine(0, 1, 2, 2, 0.0)
+    digests = [engine.weights_digest()]
+    for step in range(1, steps + 1):
+        engine.begin_step(step)
+        engine.run(step, range(4))
+        engine.apply(step, engine.local_sum(), engine.scalars())
+        digests.append(engine.weights_digest())
+    return digests
 
 
 @pytest.mark.full

@@ -80,6 +80,7 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
     times = f", for each of at most {needed.learners} such groups at a time" if needed.learners > 1 else ""
     donors = counted(needed.donors, "group")
     yield (
-        f"  {in_bytes(needed.state_part)} of host memory on each rank of {donors} for a copy of the state, and up to {in_bytes(needed.results_part)} for results{times}"
+        f"  {in_bytes(needed.state_part)} of host memory on each rank of {donors} for a copy of the state, and up to "
+        f"{in_bytes(needed.results_part)} for results{times}"
     )
     yield f"  {in_bytes(needed.result)} of device memory more on each of its own ranks, for a result"

@@ -48,13 +48,13 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     here = _share_of_largest_stage(ns, stages)
     dense = here * (layers / tensor + sparse * hidden * (ns.num_experts or 0))
     dense += max(first, last) if stages > 1 else first + last
-    split = bool(ns.use_distributed_optimizer)
-    of_dense = RankParameters(dense, shape.inner_data * shape.context if split else 1)
+    split = bool(ns.use_distributed_optimizer) and shape.inner_data * shape.context > 1
+    of_dense = RankParameters(dense, shape.inner_data * shape.context if split else 1, split)
     ways = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size
     inner = hidden if ns.moe_latent_size is None else ns.moe_latent_size
     experts = here * sparse * (ns.num_experts or 0) * inner * (ns.moe_ffn_hidden_size or 0) * products / ways
     same = max(1, tensor * shape.context * shape.inner_data // ways)
-    return of_dense, RankParameters(experts, same if split else 1)
+    return of_dense, RankParameters(experts, same if split else 1, split)
 
 
 def _share_of_largest_stage(ns: Namespace, stages: int) -> float:

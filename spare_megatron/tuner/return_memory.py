@@ -33,17 +33,17 @@ class RankParameters:
     """Parameters of one rank whose optimizer state is divided over the same number of ranks."""
 
     parameters: float
-    sharing: int
-    """How many ranks of the group divide optimizer state and results of these parameters; 1: none."""
+    sharing: int = 1
+    """How many ranks of the group divide optimizer state and results of these parameters."""
+    split: bool = False
+    """The optimizer is a distributed one, also where it divides these parameters over one rank only."""
 
     def state_bytes(self, half: bool, moments: int) -> float:
         """The state that travels. Where the model's weights are ``half`` as long and their fp32 copy is whole on this
         rank, they are rounded from it and do not travel. ``moments``: fp32 values of the optimizer per parameter."""
-        if self.sharing == 1:
-            return (MAIN_BYTES + MAIN_BYTES * moments) * self.parameters
-        if half:
-            return (HALF_BYTES + (MAIN_BYTES + MAIN_BYTES * moments) / self.sharing) * self.parameters
-        return (MAIN_BYTES + MAIN_BYTES * moments / self.sharing) * self.parameters
+        if half and self.split:
+            return (HALF_BYTES + MAIN_BYTES * (1 + moments) / self.sharing) * self.parameters
+        return MAIN_BYTES * (1 + moments / self.sharing) * self.parameters
 
     def result_bytes(self, mode: str) -> float:
         """The sum over groups of one step, in reduction mode ``mode``."""

@@ -117,11 +117,14 @@ def test_parallel_ranks_share_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "half", "moments", "state"),
-    [(1, True, 2, 12), (1, False, 2, 12), (1, True, 1, 8), (1, False, 0, 4), (4, True, 2, 5), (4, False, 2, 6)],
+    ("sharing", "split", "half", "moments", "state"),
+    [
+        *((1, False, True, 2, 12), (1, False, False, 2, 12), (1, False, True, 1, 8), (1, False, False, 0, 4)),
+        *((4, True, True, 2, 5), (4, True, False, 2, 6), (1, True, True, 2, 14), (1, True, False, 2, 12)),
+    ],
 )
-def test_the_bytes_of_a_parameter(sharing: int, half: bool, moments: int, state: float) -> None:
-    part = RankParameters(1e6, sharing)
+def test_the_bytes_of_a_parameter(sharing: int, split: bool, half: bool, moments: int, state: float) -> None:
+    part = RankParameters(1e6, sharing, split)
     assert part.state_bytes(half, moments) == state * 1e6
     results = {"exact": 8e6, "exact32": 4e6, "fp32": 4e6, "bf16": 2e6}
     assert {mode: part.result_bytes(mode) * sharing for mode in results} == results

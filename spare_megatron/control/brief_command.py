@@ -1,7 +1,8 @@
 """Runs a command of the user's that must not hold anybody up: for a limited time, in a process group of its own.
 
 Promises: when :func:`run_command` returns, or the process that called it has ended, no process of the command is left,
-except what has made a session of its own; whatever the command writes and however much, little of it is kept; it gets
+except what has made a session of its own, and what the kernel does not let go (a device or a file system that hangs),
+for which nobody waits longer than KILL_S; whatever the command writes and however much, little of it is kept; it gets
 no file of this process but its standard streams; it need not read its input.
 """
 
@@ -24,6 +25,7 @@ LOOK_S = 0.1
 READ_BYTES = 64 << 10
 KEPT_BYTES = 4096
 """How much of the output is kept, from its beginning."""
+KILL_S = 2.0
 FLOOD_PAUSE_S = 0.01
 """Pause after each full read of more than that, so that a command that never stops writing costs little time here."""
 LINE_MOST = 300
@@ -86,13 +88,17 @@ def run_command(
     assert stream is not None
     with stream:
         heard = _OutputBeginning(stream.fileno())
+        in_time = False
         try:
             in_time = _wait(process.pid, heard, time.monotonic() + limit_s, over)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # no other group has its id before wait()
-            status = process.wait()
-            guard.remove(process.pid)
+            try:
+                status = process.wait(KILL_S)
+                guard.remove(process.pid)
+            except subprocess.TimeoutExpired:
+                in_time = False
         heard.hear()
     return CommandEnd(status if in_time else None, heard.line)
 

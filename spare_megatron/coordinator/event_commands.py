@@ -28,8 +28,8 @@ QUEUE_MOST = 256
 LIMIT_S = 30.0
 END_PATIENCE_S = 5.0
 """How long the end of the job waits for the commands of its last events."""
-KILL_S = 2.0
-"""How long it waits for one that was killed, and that the kernel may not let go (a file system that hangs)."""
+THREAD_END_S = 5.0
+"""How long it waits for the threads of commands that were killed."""
 FLAG = "--spare-on-event"
 
 
@@ -41,12 +41,14 @@ class EventCommands:
     ) -> None:
         """``command`` is given to the shell. ``say`` shows one line, from any thread."""
         self._command, self._say, self._limit_s, self._queue_most = command, say, limit_s, queue_most
+        self._starting = threading.Lock()
+        """Guards the next one, whose start takes longer than the event loop may wait."""
+        self._guard: ChildGuard | None = None
         self._changed = threading.Condition()
         """Guards everything below."""
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._busy = 0
         self._threads: list[threading.Thread] = []
-        self._guard: ChildGuard | None = None
         self._closed = self._over = False
         self._run = self._failed = self._dropped = 0
 
@@ -77,7 +79,7 @@ class EventCommands:
             self._over = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(KILL_S)
+            thread.join(THREAD_END_S)
         if self._guard is not None:
             self._guard.close()
         if self._failed or self._dropped:
@@ -118,12 +120,12 @@ class EventCommands:
         shell, line = ("/bin/sh", "-c", self._command), json.dumps(event).encode() + b"\n"
         try:
             end = run_command(shell, self._limit_s, self._guarded(), lambda: self._over, given=line)
-        except OSError as error:
-            return words(error)
+        except Exception as error:  # a thread that ends would take its turn from the events to come
+            return words(error) if isinstance(error, OSError) else repr(error)
         return "" if end.status == 0 else end.words(self._limit_s)
 
     def _guarded(self) -> ChildGuard:
-        with self._changed:
+        with self._starting:
             if self._guard is None:
                 self._guard = ChildGuard()
             return self._guard

@@ -131,9 +131,9 @@ def files_named(ns: Namespace) -> list[Path]:
     return paths
 
 
-def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "") -> str:
-    """The text of ``--spare-check``: the job's shape, why it was ``chosen`` so where it was, what the job needs, and
-    every flag's resolved value."""
+def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", forecast: Iterable[str] = ()) -> str:
+    """The text of ``--spare-check``: the job's shape, why it was ``chosen`` so where it was, what the job needs, the
+    lines of a ``forecast``, and every flag's resolved value."""
     lines = [
         "the flags are good",
         f"  {counted(shape.num_groups, 'group')} of {counted(shape.group_size, 'rank')} (TP {shape.tensor} x PP "
@@ -151,6 +151,7 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "") ->
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
     if not any(getattr(ns, name) for name in DATA_FLAGS):
         lines.append("  data from the script's own provider, as no flag names data")
+    lines += forecast
     taken = ns.spare_taken
     if taken is not None:
         lines.append(f"from the checkpoint {taken.where}:" if taken.found else taken.sentences()[0])

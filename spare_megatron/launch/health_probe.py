@@ -19,6 +19,7 @@ from pathlib import Path
 GIB = float(2**30)
 DISK_FLOOR_BYTES = 256 << 20
 """Free space that a directory must have in which the job writes."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 SHARED_MEMORY = "/dev/shm"
 WRITTEN_BYTES = 1 << 16
 SUMMED = 1 << 20
@@ -66,12 +67,22 @@ def available_bytes() -> int:
     host = int(known["MemAvailable"]) << 10
     try:
         name = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        group = Path("/sys/fs/cgroup") / name.strip("/")
+    except (OSError, StopIteration):  # no control groups of version 2
+        return host
+    inner = CONTROL_GROUPS / name.strip("/")
+    above = [one for one in inner.parents if one.is_relative_to(CONTROL_GROUPS)]
+    return min([host, *(left for one in (inner, *above) if (left := _left_in(one)) is not None)])
+
+
+def _left_in(group: Path) -> int | None:
+    """What a control group has left of its memory, caches of files not counted; None where it has no limit."""
+    try:
+        most = int((group / "memory.max").read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.current").read_text()) - int(stat["active_file"]) - int(stat["inactive_file"])
-        return min(host, int((group / "memory.max").read_text()) - used)
-    except (OSError, ValueError, KeyError, StopIteration):  # no control groups of version 2, or no limit ("max")
-        return host
+    except (OSError, ValueError, KeyError):
+        return None
+    return most - used
 
 
 def _disk_fault(directory: str) -> Iterator[str]:

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.plural import counted
-
-RESULTS_PER_STATE = 2
-"""The results that are kept may be this many times the size of the state."""
-RESULTS_AT_LEAST = 4
-"""So many results may be kept in any case."""
+from spare_megatron.tuner.return_memory import most_result_bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class OfferBudget:
 
     def most_bytes(self, result_bytes: int) -> int:
         """The bytes of results that may be kept, of parts of ``result_bytes`` each."""
-        return max(RESULTS_PER_STATE * self.state_bytes, RESULTS_AT_LEAST * result_bytes)
+        return int(most_result_bytes(self.state_bytes, result_bytes))
 
     def too_much(
         self,

@@ -26,7 +26,7 @@ from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, checkpoint_args, parser, resolve, supported, validate
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
-from spare_megatron.trainer.piece_choice import with_pieces
+from spare_megatron.trainer.piece_choice import likely_vocabulary, with_pieces
 from spare_megatron.trainer.saved_choice import redundancy_of
 
 __all__ = ["JobArguments", "parse_job"]
@@ -188,7 +188,10 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         # the report lists what this machine lacks: check the settings as on a machine that has it
         likely = job.model.transformer_impl or "transformer_engine"
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
-        sys.stdout.write(check.report(namespace, shape, job.redundancy, why))
+        from spare_megatron.trainer.return_forecast import return_lines  # needs numpy
+
+        forecast = return_lines(namespace, shape, likely_vocabulary(namespace))
+        sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
         raise SystemExit(0)
     check.check_machine(namespace)
     check_settings(settings, shape)

@@ -53,9 +53,13 @@ def with_pieces(ns: Namespace, shape: JobShape, batches: BatchSchedule) -> tuple
 
 
 def _shard_s(ns: Namespace, shape: JobShape, device: str) -> float | None:
-    vocabulary = ns.padded_vocab_size or ns.vocab_size or USUAL_VOCABULARY
-    flops = flops_per_step(Namespace(**{**vars(ns), "padded_vocab_size": vocabulary}))
+    flops = flops_per_step(Namespace(**{**vars(ns), "padded_vocab_size": likely_vocabulary(ns)}))
     return shard_s(device, flops, shape.num_groups, shape.group_size)
+
+
+def likely_vocabulary(ns: Namespace) -> int:
+    """The size of the vocabulary, or a usual one where only the tokenizer knows it."""
+    return int(ns.padded_vocab_size or ns.vocab_size or USUAL_VOCABULARY)
 
 
 def gpu_name() -> str | None:

@@ -49,6 +49,23 @@ def test_this_host_is_fit() -> None:
     assert HealthNeeds.from_json(NEEDS.as_json()) == NEEDS
 
 
+def test_the_limits_of_control_groups_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, found, name = Path("/proc/self/cgroup").read_text().rpartition("0::")
+    if not found:
+        pytest.skip("this host has no control groups of version 2")
+    name = name.strip().strip("/")
+    monkeypatch.setattr(health_probe, "CONTROL_GROUPS", tmp_path)
+    host = available_bytes()
+    for place, most in ((tmp_path / name, "max"), (tmp_path, "9000")):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.max").write_text(f"{most}\n")
+        (place / "memory.current").write_text("5000\n")
+        (place / "memory.stat").write_text("anon 1\nactive_file 1000\ninactive_file 500\n")
+    assert available_bytes() == 5500
+    (tmp_path / "memory.max").unlink()
+    assert available_bytes() > host // 2
+
+
 def test_a_host_without_memory_space_or_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(health_probe, "DISK_FLOOR_BYTES", 1 << 60)
     monkeypatch.setattr(health_probe, "SHARED_MEMORY", str(tmp_path / "none"))

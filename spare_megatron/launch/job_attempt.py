@@ -203,7 +203,7 @@ class Life:
             if not start.restarts:
                 self._refuse(sentence)
                 return
-            self._restarter.keep_out(start.group, sentence)
+            self._restarter.note_error(start, sentence)
         elif status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
             self._first_failure = self._first_failure or self._ranks.log_of(start, position)
         self._restarter.note(start, position, status)

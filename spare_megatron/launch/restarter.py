@@ -55,11 +55,10 @@ class Restarter:
         how = "fenced" if status == ExitCode.FENCED else status_words(status)
         self._first_exits.setdefault(start, f"rank {position}: {how}")
 
-    def keep_out(self, group: int, why: str) -> None:
-        """Never start a group again in this life; says why, once."""
-        if group not in self._kept_out:
-            self._kept_out.add(group)
-            self._say(f"group {group} is not started again: {why}")
+    def note_error(self, start: GroupStart, sentence: str) -> None:
+        """A rank of a group that was started again has found a user's error. Most of these stay, but not all: a disk or
+        a coordinator that was not there for a while is one too."""
+        self._first_exits.setdefault(start, sentence)
 
     async def bring_back(self, start: GroupStart) -> None:
         """Start a group again of whose ``start`` no process is left, now or after a pause, or say why not."""
@@ -70,8 +69,10 @@ class Restarter:
         then = restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
-            times = counted(then.before, "time")
-            self._say(f"group {group} was restarted {times} within an hour: the job goes on without it")
+            self._say(
+                f"group {group} was restarted {counted(then.before, 'time')} within an hour, and has failed again, "
+                f"{self._first_exits[start]}: the job goes on without it"
+            )
             return
         if start.restarts:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
@@ -125,7 +126,8 @@ class Restarter:
                 return None
             if answer.never:
                 if answer.why:
-                    self.keep_out(group, answer.why)
+                    self._kept_out.add(group)
+                    self._say(f"group {group} is not started again: {answer.why}")
                 return None
             if answer.now:
                 return None if self._over() or not self._lives() else int(answer.highest_incarnation)

@@ -131,7 +131,8 @@ class SlurmGroups:
         status = child.status if child.status is not None else 1
         if status == ExitCode.BAD_INPUT:
             sentences = self._ranks.run_dir.told_errors(start.group)
-            self._restarter.keep_out(start.group, tail(sentences[0], LINES_SHOWN) if sentences else "bad input")
+            if sentences:
+                self._restarter.note_error(start, tail(sentences[0], LINES_SHOWN))
         self._restarter.note(start, 0, status)
         self._lost(start)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.brief_command import CommandEnd, run_command
 from spare_megatron.control.child_guard import ChildGuard
-from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import glance
 from spare_megatron.controller.codec import decode
 from spare_megatron.launch.health_probe import HealthNeeds
@@ -49,7 +48,8 @@ class GroupHealth:
         self._launch, self._guard, self._pids = launch, guard, pids
 
     async def fault(self, group: int) -> HealthFault | None:
-        """What is wrong for ``group`` on this host, None where nothing is."""
+        """What is wrong for ``group`` on this host, None where nothing is. Raises OSError where no check can be
+        started."""
         over, needs = threading.Event(), self._needs(group)
         try:
             return await asyncio.to_thread(self._fault, group, needs, over.is_set)
@@ -60,8 +60,6 @@ class GroupHealth:
         host = socket.gethostname()
         probe = (sys.executable, "-m", "spare_megatron.launch.health_probe", needs.as_json())
         found = self._run(probe, PROBE_LIMIT_S, group, over)
-        if isinstance(found, OSError):
-            return HealthFault("probe", f"{host}: the check cannot be started: {words(found)}")
         if found.status != 0:
             kind, _, rest = found.line.partition(": ")
             known = found.status == 1 and kind in ("memory", "disk", "shm", "device")
@@ -70,13 +68,9 @@ class GroupHealth:
         if not self._launch.health_check:
             return None
         found = self._run(("/bin/sh", "-c", self._launch.health_check), COMMAND_LIMIT_S, group, over)
-        if isinstance(found, OSError):
-            return HealthFault("command", f"{host}: {FLAG} cannot be started: {words(found)}")
         return None if found.status == 0 else HealthFault("command", f"{host}: {FLAG}: {found.words(COMMAND_LIMIT_S)}")
 
-    def _run(
-        self, command: Sequence[str], limit_s: float, group: int, over: Callable[[], bool]
-    ) -> CommandEnd | OSError:
+    def _run(self, command: Sequence[str], limit_s: float, group: int, over: Callable[[], bool]) -> CommandEnd:
         launch = self._launch
         environ = {
             **launch.environ,
@@ -85,10 +79,7 @@ class GroupHealth:
             "SPARE_RUN_DIR": str(launch.run_dir.path),
             "LOCAL_RANK": str(group * launch.group_size),
         }
-        try:
-            return run_command(command, limit_s, self._guard, over, environ=environ, hear_all=True)
-        except OSError as error:
-            return error
+        return run_command(command, limit_s, self._guard, over, environ=environ, hear_all=True)
 
     def _needs(self, group: int) -> HealthNeeds:
         """Memory as the largest of the groups that live has, because all do the same."""

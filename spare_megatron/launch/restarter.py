@@ -36,9 +36,9 @@ class Restarter:
         say: Callable[[str], None],
         over: Callable[[], bool],
     ) -> None:
-        """``lives`` says whether any rank of the job lives, ``fault`` why a group must not be started again now;
-        ``begin`` starts its ranks, and raises OSError where none could be started; ``say`` shows one line to the user;
-        ``over`` returns True when nothing may be started any more."""
+        """``lives`` says whether any rank of the job lives; ``fault`` why a group must not be started again now, and
+        raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
+        started; ``say`` shows one line to the user; ``over`` returns True when nothing may be started any more."""
         self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
         self._fault, self._say, self._over = fault, say, over
         self._first_exits: dict[GroupStart, str] = {}
@@ -103,7 +103,10 @@ class Restarter:
         None where it must not be started again. A fault is told when it is new, not each time that it is found."""
         told, looks = "", 0
         while True:
-            fault = await self._fault(start)
+            try:
+                fault = await self._fault(start)
+            except OSError as error:
+                fault = HealthFault("probe", f"the check cannot be started: {words(error)}")
             known = await self._known(start)
             if fault is None or known is None:
                 return known

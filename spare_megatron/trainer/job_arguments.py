@@ -246,10 +246,12 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
 def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:
     """Sentences where commands were given that this job's launcher does not run."""
     command, check = namespace.spare_on_event, namespace.spare_health_check
-    if command is not None and not place.starts_again and place.launcher != "none":
+    if place.starts_again or place.launcher == "none":
+        return
+    if command is not None:
         yield f"--spare-on-event {command!r} is for spare-launch and spare-slurm; give spare-coordinator --on-event CMD"
-    if check is not None and place.launcher not in ("spare-launch", "none"):
-        yield f"--spare-health-check {check!r} is for spare-launch; no lost group is started again here"
+    if check is not None:
+        yield f"--spare-health-check {check!r} is for spare-launch and spare-slurm; no lost group is started again here"
 
 
 def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:

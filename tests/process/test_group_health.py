@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.child_guard import ChildGuard
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.codec import encode
-from spare_megatron.launch import group_health, health_probe
+from spare_megatron.launch import group_health, health_probe, restarter
 from spare_megatron.launch.group_health import GroupHealth, HealthFault, own_memory_bytes
+from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
 from spare_megatron.launch.health_probe import HealthNeeds, available_bytes, faults
 from spare_megatron.launch.local_job import Launch
 
@@ -158,9 +160,30 @@ def test_the_probe_looks_at_devices_where_the_ranks_use_cuda(
     assert fault(health(tmp_path, guard)) == ("probe", "the check of this host failed: killed by SIGABRT")
 
 
-def test_a_probe_that_cannot_be_made(tmp_path: Path, guard: ChildGuard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, guard: ChildGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter is missing twice, then it is there again."""
+    monkeypatch.setattr(restarter, "pause_s", lambda looks: 0.01 * looks)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    found = asyncio.run(health(tmp_path, guard).fault(1))
-    assert isinstance(found, HealthFault)
-    assert found.kind == "probe"
-    assert found.sentence.endswith(": the check cannot be started: ENOENT (No such file or directory)")
+    told, begun, looks = list[str](), list[GroupStart](), list[GroupStart]()
+
+    class Client:
+        async def ask_restart(self, group: int, incarnation: int) -> pb.RestartAnswer:
+            return pb.RestartAnswer(now=True, highest_incarnation=3)
+
+    async def fault(start: GroupStart) -> HealthFault | None:
+        looks.append(start)
+        if len(looks) < 3:
+            return await health(tmp_path, guard).fault(start.group)
+        return None
+
+    memory = LaunchMemory(GroupRestarts(1), Incarnations())
+    made = restarter.Restarter(lambda: True, Client(), memory, fault, begun.append, told.append, lambda: False)  # type: ignore[arg-type]
+    asyncio.run(made.bring_back(GroupStart(1, 3)))
+    assert (len(looks), begun) == (3, [GroupStart(1, 4, 1)])
+    assert told == [
+        "group 1 is not started again yet, the check cannot be started: ENOENT (No such file or directory); looked at "
+        "again in 0.01 s, and then less and less often",
+        "group 1 is started again, as incarnation 4: restart 1 of at most 1 within an hour",
+    ]

@@ -86,14 +86,14 @@ def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
     ("environ", "not_run"),
     [
         ({**launched(16), "SPARE_STARTS_AGAIN": "1"}, set()),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SPARE_STARTS_AGAIN": "1"}, {"--spare-health-check"}),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SPARE_STARTS_AGAIN": "1"}, set()),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, {"--spare-health-check", "--spare-on-event"}),
         ({}, set()),
     ],
 )
 def test_a_command_that_this_launcher_does_not_run_is_told(environ: dict[str, str], not_run: set[str]) -> None:
     notes = job_of("--spare-health-check true --spare-on-event true", environ)[0].notes
-    assert {note.split()[0] for note in notes if "'true' is for spare-launch" in note} == not_run
+    assert {note.split()[0] for note in notes if "'true' is for spare-launch and spare-slurm" in note} == not_run
 
 
 def test_only_a_launcher_that_starts_the_job_again_is_asked_for_a_planned_restart() -> None:

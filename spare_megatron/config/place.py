@@ -1,8 +1,9 @@
 """Reads a rank's place in the job from the environment that a launcher gave it.
 
 Three launchers are understood: spare-launch (``SPARE_*``), torchrun started once per group (its own variables plus
-``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``), and Slurm (``SLURM_*``, one job step over all ranks, or one with the ranks of
-``SPARE_GROUP``). Nothing here reads the environment of the process: a mapping is passed in.
+``SPARE_GROUP`` and ``SPARE_NUM_GROUPS``; the incarnation counts its restarts), and Slurm (``SLURM_*``, one job step
+over all ranks, or one with the ranks of ``SPARE_GROUP``). Nothing here reads the environment of the process: a mapping
+is passed in.
 """
 
 from __future__ import annotations
@@ -111,12 +112,14 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
     """
     hint = world_hint(environ)
     run_dir = run_dir or environ.get("SPARE_RUN_DIR") or None
-    incarnation = number(environ, "SPARE_INCARNATION") or 0
+    incarnation, restarts = number(environ, "SPARE_INCARNATION") or 0, number(environ, "SPARE_RESTARTS") or 0
     if hint.launcher == "spare-launch":
         group = required(environ, "SPARE_GROUP", "SPARE_POSITION")
         position = required(environ, "SPARE_POSITION", "SPARE_GROUP")
     elif hint.launcher == "torchrun":
         group, position = required(environ, "SPARE_GROUP", "RANK"), required(environ, "RANK", "SPARE_GROUP")
+        incarnation += number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+        restarts = restarts or incarnation
     elif hint.launcher == "slurm":
         rank, alone = required(environ, "SLURM_PROCID", "SLURM_NTASKS"), number(environ, "SPARE_GROUP")
         group, position = divmod(rank, group_size) if alone is None else (alone, rank)
@@ -143,7 +146,7 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         launcher=hint.launcher,
         group_size=group_size,
         life=number(environ, "SPARE_LIFE") or 1,
-        restarts=number(environ, "SPARE_RESTARTS") or 0,
+        restarts=restarts,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=_local_rank(environ, hint.launcher),
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,

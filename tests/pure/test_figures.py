@@ -96,6 +96,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/slurm.md", "about 10 s, and a heartbeat"),
         ("docs/slurm.md", "SIGUSR1 (120 s before"),
         ("docs/slurm.md", "answer within 20 s"),
+        ("docs/slurm.md", "and masked. 5 s later"),
         ("docs/slurm.md", "less than 5 minutes are left"),
         ("docs/theory.md", "changes under 20%"),
         ("docs/theory.md", "Sizes within 0.1% are equal"),

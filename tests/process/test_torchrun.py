@@ -1,0 +1,102 @@
+"""A whole job under torchrun: one for each group, which starts its group again when one of its ranks dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spare_megatron.control.channel import Security
+from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.controller.messages import Vote
+from spare_megatron.coordinator import journal
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from tests.process.harness import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+GROUPS, SIZE = 2, 2
+TOY = ("tests/process/toy_train.py", "--steps", "100000", "--pieces", "2", "--piece-s", "0.1", "--redundancy", "2")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """The coordinator and the torchruns by name; whatever happens, nothing is left of them."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARE_RUN_DIR": str(tmp_path)}
+    environ |= {"SPARE_GROUP_SIZE": str(SIZE), "SPARE_NUM_GROUPS": str(GROUPS)}
+    commands: dict[str, tuple[str, ...]] = {
+        "coordinator": ("spare_megatron.cli.coordinator", "--run-dir", str(tmp_path))
+    }
+    run = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(SIZE), "--max-restarts", "2", *TOY)
+    commands |= {f"group {group}": run for group in range(GROUPS)}
+    with contextlib.ExitStack() as files:
+        found = {}
+        for name, words in commands.items():
+            log = files.enter_context((tmp_path / f"{name}.out").open("wb"))
+            own = {**environ, "SPARE_GROUP": name.rpartition(" ")[2]} if name.startswith("group") else environ
+            command = [sys.executable, "-m", *words]
+            found[name] = subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield found
+        finally:
+            for process in found.values():
+                for child in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+                process.kill()
+                process.wait()
+
+
+def until(what: str, true: Callable[[], bool], folder: Path, timeout_s: float = 120.0) -> None:
+    """Poll until ``true()``."""
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        said = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.out")))
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{said}"
+        time.sleep(0.1)
+
+
+def ranks(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes of a group, by position."""
+    found = [child for child in psutil.Process(torchrun.pid).children() if "RANK" in child.environ()]
+    return sorted(found, key=lambda child: int(child.environ()["RANK"]))
+
+
+def test_torchrun_starts_its_group_again_and_it_joins(
+    started: dict[str, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    run_dir = RunDirectory(tmp_path)
+
+    def status() -> dict[str, Any]:
+        return glance(run_dir.status) or {"live": {}, "step": 0}
+
+    until("four steps", lambda: status()["step"] >= 4, tmp_path)
+    ranks(started["group 1"])[1].send_signal(signal.SIGKILL)
+    until("group 1 is back", lambda: status()["live"] == {"0": 0, "1": 1}, tmp_path)
+    joined = status()["step"]
+    until("steps of both", lambda: status()["step"] >= joined + 4, tmp_path)
+
+    async def stop() -> None:
+        client = CoordinatorClient(run_dir, Security(run_dir.token(), ""), lambda: False)
+        client.request_stop("the test is over")
+        while started["coordinator"].poll() is None:
+            await asyncio.sleep(0.1)
+        client.close()
+
+    asyncio.run(asyncio.wait_for(stop(), 60.0))
+    assert [process.wait(60) for name, process in started.items() if name != "coordinator"] == [0, 0]
+    voted: dict[int, set[str]] = {}
+    for record in journal.read(run_dir.journal):
+        if isinstance(record.event, Vote) and record.event.result.ok:
+            voted.setdefault(record.event.result.step, set()).add(record.event.result.weights_digest)
+    assert voted.keys() >= set(range(1, joined + 4))
+    assert all(len(digests) == 1 for digests in voted.values())

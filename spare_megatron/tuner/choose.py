@@ -17,7 +17,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
-from spare_megatron.theory import depth, endured, ratio
+from spare_megatron.theory import depth, endured, ratio, rejoin
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
@@ -163,7 +163,12 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+    if cluster.rejoin_s is None:
+        found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+    else:
+        shard_patch = SHARD_PATCHES if whole else None
+        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch)
+        found = rejoin.steady_course(num_groups, sharing, costs)
     if cluster.rejoin_s is None and _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
         found = None
     until = loads.mean

@@ -187,6 +187,8 @@ class AllVoted:
 
     step: int
     epoch: int
+    weights_digest: str = ""
+    """Of the weights that the step began with, as all votes have it."""
 
 
 @dataclass(frozen=True)

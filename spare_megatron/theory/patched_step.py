@@ -118,7 +118,7 @@ def _patch_done(spread: Spread, load: float, moment: Floats, y: Floats, jitter: 
     for taken, count in spread.hosts:
         one = np.zeros_like(all_done)
         for shards, share in taken:
-            speed = np.minimum(y / (load + shards), (y - moment) / shards) if shards else np.full_like(one, np.inf)
+            speed = (y - np.maximum(load, moment)) / shards if shards else np.full_like(one, np.inf)
             one += share * ndtr((speed - 1) / jitter)
         all_done *= one**count
     return all_done

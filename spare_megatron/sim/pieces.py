@@ -4,9 +4,9 @@ again, and returning groups and standbys are admitted with commits.
 A group computes its pieces one after the other, with a speed drawn for this step. At a death the controller is told how
 many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
 last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
-group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for it;
-without a transfer it has it within the step after that one, and is admitted with that step's commit. Where no other host
-of a shard lives it is called at once.
+group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for
+it; without a transfer it has it within the step after that one, and is admitted with that step's commit. Where no other
+host of a shard lives it is called at once.
 """
 
 from __future__ import annotations

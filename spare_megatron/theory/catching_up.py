@@ -13,11 +13,11 @@ RESULTS_KEPT = 16
 def commits_to_admission(transfer_s: float, result_s: float, step_s: float) -> float:
     """How many commits after that of its offer a learner is admitted by; infinite where it never catches up.
 
-    The state after s is offered with the commit of s, and taken in S = ``transfer_s``. The result of s + j is there after
-    j steps tau and taken in rho = ``result_s``, one after the other: so the learner holds s + j at the later of
-    S + j rho and j tau + rho. The commit of s + m admits it if it holds s + m - 1 by then, m tau: if rho <= tau and
-    m >= (S - rho) / (tau - rho). Its weights are compared first after a result that it applied itself, so m is at least
-    2; without a transfer nothing is compared. A donor withdraws where more results wait than it keeps.
+    The state after s is offered with the commit of s, and taken in S = ``transfer_s``. The result of s + j is there
+    after j steps tau and taken in rho = ``result_s``, one after the other: so the learner holds s + j at the later of
+    S + j rho and j tau + rho. The commit of s + m admits it if it holds s + m - 1 by then, m tau: if rho < tau and
+    m >= (S - rho) / (tau - rho). Its weights are compared first after a result that it applied itself, so m is at
+    least 2; without a transfer nothing is compared. A donor withdraws where more results wait than it keeps.
     """
     if transfer_s <= 0:
         return 1
@@ -33,8 +33,8 @@ def without_a_share_s(start_s: float, transfer_s: float, result_s: float, step_s
     T and one step from the first plan without it. Then it learns for m steps, is admitted, and has no piece in one
     more step, of which one is counted already: T + (m + 1) tau.
 
-    A learner that is lost (each group once in ``each_s``) begins anew, and one whose donor is lost takes the state again:
-    of q = DONORS / each_s a time of w becomes (exp(q w) - 1) / q.
+    A learner that is lost (each group once in ``each_s``) begins anew, and one whose donor is lost takes the state
+    again: what takes w undisturbed takes (exp(q w) - 1) / q where disturbances come at the rate q = DONORS / each_s.
     """
     learning_s = commits_to_admission(transfer_s, result_s, step_s) * step_s
     if learning_s == inf:

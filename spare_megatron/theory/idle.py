@@ -2,8 +2,8 @@
 are back but have got no pieces yet.
 
 A new assignment makes the largest load as small as possible, and moves as few pieces as possible for it. The least
-largest load c = ceil(N K / (N - k)) is the same for many k. So as long as it stays, a group that comes back gets next to
-nothing, and the load is spread as if it were still away.
+largest load c = ceil(N K / (N - k)) is the same for many k. So as long as it stays, a group that comes back gets next
+to nothing, and the load is spread as if it were still away.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def without_work(num_groups: int, pieces: int, away: Floats) -> Floats:
     Let the largest load be that of lo + 1 .. hi groups away, and k be away. Since the last time at which only lo were,
     i - lo groups have been lost, or so many that i = hi.
 
-    The number away is a birth-death process with rates a and k, a the mean number (times in units of a stay away). It is
-    reversible: the losses since k was lo are as many as the returns until it will be lo. So with h_b(k) the chance that
-    b losses come before the number has fallen from k to lo, i = k + b has the chance h_b(k), where
+    The number away is a birth-death process with rates a and k, a the mean number (times in units of a stay away).
+    Backwards in time it is the same process: so i - k, the returns since k was lo, is distributed as the losses until it
+    will be lo. With h_b(k) the chance of b losses before the number has fallen from k to lo, i = k + b has the chance
+    h_b(k), where
 
         h_b(k) = k / (a + k) h_b(k - 1) + a / (a + k) h_(b - 1)(k + 1),      h_0(lo) = 1,
 

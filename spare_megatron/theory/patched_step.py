@@ -79,10 +79,11 @@ def patched_step(
     All loads are done by y with the probability F(y). Losses are Poisson. Of one at t the patch is done by y with the
     probability G_t(y), a product over its hosts of
 
-        P(s <= min(y / (x + p), (y - t) / p)),      s normal,
+        P(max(x, t) + p s <= y),      s normal,
 
-    for own load x and share p of the patch, and 0 before the communicators are rebuilt. So all is done by y with the
-    probability F(y) exp(-losses * integral over t of (1 - G_t(y))), whose complement is integrated over y.
+    for own load x and share p of the patch, and 0 before the communicators are rebuilt. (How fast a host computes its own
+    load is left out: hosts that have less left at t get more of the patch.) So all is done by y with the probability
+    F(y) exp(-losses * integral over t of (1 - G_t(y))), whose complement is integrated over y.
 
     Args:
         loads: (load in shards, number of live groups that have it).

@@ -61,8 +61,8 @@ def steady_course(num_groups: int, sharing: Sharing, costs: Costs) -> ExpectedRu
 
 
 def _away(num_groups: int, costs: Costs, rate: float, away_s: float) -> Floats:
-    """[N]: for which share of the time k groups have no share of the plans. Standbys replace those that are repaired, but
-    not those that catch up."""
+    """[N]: for which share of the time k groups have no share of the plans. Standbys replace those that are repaired,
+    but not those that catch up."""
     assert costs.rejoin_s is not None
     if not costs.standby_groups:
         return binomial(num_groups, rate * away_s / (1 + rate * away_s))[:num_groups]
@@ -116,8 +116,8 @@ def _reduced_s(costs: Costs, losses: float, patch_s: float) -> float:
 
 
 def _spreads(num_groups: int, sharing: Sharing, first: float) -> list[tuple[Spread, float]]:
-    """Before its first loss a group's pieces are those of its own shard, which r - 1 others host. When it is back it has
-    pieces of all its shards."""
+    """Before its first loss a group's pieces are those of its own shard, which r - 1 others host. When it is back it
+    has pieces of all its shards."""
     pieces, others = sharing.pieces, max(1, sharing.redundancy - 1)
     hosts = min(sharing.redundancy * others, num_groups - 1)
     return [(evenly(pieces, others), first), (at_random(pieces, hosts), 1 - first)]

@@ -17,8 +17,8 @@ POINTS = 600
 def renewals(lives: float, shape: float) -> float:
     """M(t): the expected number of rings within t = ``lives`` mean times between rings, of a clock set at 0.
 
-    M(t) = F(t) + integral over u of M(t - u) dF(u). Shape 1 rings t times; with a smaller one rings follow closer upon a
-    ring, with a larger one later."""
+    M(t) = F(t) + integral over u of M(t - u) dF(u). A clock of shape 1 rings t times; with a smaller shape rings follow
+    closer upon a ring, with a larger one later."""
     if shape == 1.0 or lives <= 0:
         return max(lives, 0.0)
     step = LIVES / POINTS
@@ -34,8 +34,8 @@ def renewals(lives: float, shape: float) -> float:
 
 @cache
 def _solved(shape: float) -> Floats:
-    """[POINTS + 1]: M at evenly spaced times. Each interval's rings are taken to come at its middle, where M is the mean
-    of its ends."""
+    """[POINTS + 1]: M at evenly spaced times. M(t - u) is taken as the mean of its values at the ends of an interval of
+    u."""
     times = np.arange(POINTS + 1) * (LIVES / POINTS)
     rung = -np.expm1(-((times * gamma(1 + 1 / shape)) ** shape))
     more = np.diff(rung)

@@ -25,9 +25,9 @@ def without_work(num_groups: int, pieces: int, away: Floats) -> Floats:
     i - lo groups have been lost, or so many that i = hi.
 
     The number away is a birth-death process with rates a and k, a the mean number (times in units of a stay away).
-    Backwards in time it is the same process: so i - k, the returns since k was lo, is distributed as the losses until it
-    will be lo. With h_b(k) the chance of b losses before the number has fallen from k to lo, i = k + b has the chance
-    h_b(k), where
+    Backwards in time it is the same process: so i - k, the returns since k was lo, is distributed as the losses until
+    it will be lo. With h_b(k) the chance of b losses before the number has fallen from k to lo, i = k + b has the
+    chance h_b(k), where
 
         h_b(k) = k / (a + k) h_b(k - 1) + a / (a + k) h_(b - 1)(k + 1),      h_0(lo) = 1,
 

@@ -18,17 +18,6 @@ _MAY_BE_ZERO = (
     *("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups"),
     *("transfer_s", "result_s"),
 )
-    "restart_s",
-    "save_s",
-    "reduce_s",
-    "rebuild_s",
-    "jitter",
-    "data_gib",
-    "rejoin_s",
-    "standby_groups",
-    "transfer_s",
-    "result_s",
-)
 
 
 @dataclass(frozen=True)

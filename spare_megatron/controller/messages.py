@@ -101,6 +101,8 @@ class AllHere:
 
     groups: tuple[tuple[int, int], ...]
     """(group, incarnation)."""
+    births: tuple[str, ...] = ()
+    """Of these groups, in their order; empty: they have none."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def patched_step(
         P(max(x, t) + p s <= y),      s normal,
 
     for own load x and share p of the patch, and 0 before the communicators are rebuilt. (How fast a host computes its
-    own load is left out: hosts that have less left at t get more of the patch.) So all is done by y with the probability
+    own load is left out: hosts that have less left at t get more of the patch.) So all is done by y with probability
     F(y) exp(-losses * integral over t of (1 - G_t(y))), whose complement is integrated over y.
 
     Args:

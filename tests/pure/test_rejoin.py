@@ -107,7 +107,7 @@ def test_commits_until_a_learner_is_admitted(transfer_s: float, result_s: float,
 
 def test_who_is_lost_while_it_learns_is_away_for_longer() -> None:
     calm = without_a_share_s(100.0, 50.0, 1.0, 10.0, 1e9)
-    assert calm == pytest.approx(100.0 + 60.0)
+    assert calm == pytest.approx(100.0 + 60.0 + 10.0)
     assert without_a_share_s(100.0, 50.0, 1.0, 10.0, 2000.0) > calm + 2
     assert without_a_share_s(100.0, 0.0, 0.0, 10.0, 2000.0) == 120.0
 

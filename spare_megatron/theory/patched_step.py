@@ -27,7 +27,7 @@ SHARE_MIN = 1e-4
 
 
 @dataclass(frozen=True)
-class Spread:
+class PatchSpread:
     """How the pieces of a lost group are spread over hosts."""
 
     hosts: tuple[tuple[tuple[tuple[float, float], ...], int], ...]
@@ -39,19 +39,19 @@ class Spread:
         return max(shards for taken, _ in self.hosts for shards, _ in taken)
 
 
-def evenly(pieces: int, hosts: int) -> Spread:
+def evenly(pieces: int, hosts: int) -> PatchSpread:
     """A shard's pieces on its other hosts."""
     least, more = divmod(pieces, hosts)
     levels = ((least + 1, more), (least, hosts - more))
-    return Spread(tuple((((taken / pieces, 1.0),), count) for taken, count in levels if taken and count))
+    return PatchSpread(tuple((((taken / pieces, 1.0),), count) for taken, count in levels if taken and count))
 
 
-def at_random(pieces: int, hosts: int) -> Spread:
+def at_random(pieces: int, hosts: int) -> PatchSpread:
     """Pieces of many shards, each on one of ``hosts`` hosts that nothing distinguishes: a binomial number for each."""
     chance = binom.pmf(np.arange(pieces + 1), pieces, 1 / hosts)
     kept = [(n / pieces, float(chance[n])) for n in range(pieces + 1) if chance[n:].sum() * hosts > SHARE_MIN]
     total = sum(share for _, share in kept)
-    return Spread(((tuple((shards, share / total) for shards, share in kept), hosts),))
+    return PatchSpread(((tuple((shards, share / total) for shards, share in kept), hosts),))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PatchedStep:
 def patched_step(
     loads: Sequence[tuple[float, float]],
     host_load: float,
-    spreads: Sequence[tuple[Spread, float]],
+    spreads: Sequence[tuple[PatchSpread, float]],
     losses: float,
     rebuild: float,
     jitter: float,
@@ -114,7 +114,7 @@ def patched_step(
     return PatchedStep(calm, patched, after)
 
 
-def _patch_done(spread: Spread, load: float, moment: Floats, y: Floats, jitter: float) -> Floats:
+def _patch_done(spread: PatchSpread, load: float, moment: Floats, y: Floats, jitter: float) -> Floats:
     all_done = np.ones(np.broadcast_shapes(moment.shape, y.shape))
     for taken, count in spread.hosts:
         one = np.zeros_like(all_done)

@@ -13,7 +13,7 @@ from spare_megatron.theory.catching_up import without_a_share_s
 from spare_megatron.theory.depth import bounds
 from spare_megatron.theory.endured import Floats
 from spare_megatron.theory.idle import without_work
-from spare_megatron.theory.patched_step import Spread, at_random, evenly, patched_step
+from spare_megatron.theory.patched_step import PatchSpread, at_random, evenly, patched_step
 from spare_megatron.theory.ratio import Costs, ExpectedRun, binomial, restart_time_s, save_intervals
 from spare_megatron.theory.renewals import renewals
 from spare_megatron.theory.uneven import heavy_groups
@@ -115,7 +115,7 @@ def _reduced_s(costs: Costs, losses: float, patch_s: float) -> float:
     return reduce_s * (1 + losses * (reduce_s / 2 + max(patch_s, costs.rebuild_s)))
 
 
-def _spreads(num_groups: int, sharing: Sharing, first: float) -> list[tuple[Spread, float]]:
+def _spreads(num_groups: int, sharing: Sharing, first: float) -> list[tuple[PatchSpread, float]]:
     """Before its first loss a group's pieces are those of its own shard, which r - 1 others host. When it is back it
     has pieces of all its shards."""
     pieces, others = sharing.pieces, max(1, sharing.redundancy - 1)

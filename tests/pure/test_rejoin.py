@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from math import gamma, inf
 from pathlib import Path
 
@@ -163,3 +164,17 @@ def test_a_slow_transfer_costs_and_one_that_never_ends_is_refused() -> None:
         choose(figures(200, 600.0, 210.0, 70.0, 10_000))
     with pytest.raises(ConfigError, match="the state takes 2000 s on its way, but donors keep 16 results"):
         choose(figures(200, 600.0, 2000.0, 20.0, 10_000))
+
+
+@pytest.mark.parametrize("num_groups", [200, 600, 1000])
+@pytest.mark.parametrize(("label", "jitter"), [("re-join", 0.05), ("re-join, no jitter", 0.0)])
+def test_pieces_of_a_64th_against_the_published_cluster(num_groups: int, label: str, jitter: float) -> None:
+    """benchmarks/reproduce_spare.py, whose jobs never save."""
+    rows = json.loads((TABLE.parent / "reproduce_spare.json").read_text())["results"]
+    [row] = [one for one in rows if (one["policy"], one["groups"]) == (label, num_groups)]
+    cluster = replace(
+        figures(num_groups, 600.0, 0.0, 0.0, 10_000), pieces_per_shard=row["pieces"], jitter=jitter, save_s=0.0
+    )
+    found = candidate(cluster, row["redundancy"]).outcome
+    assert found is not None
+    assert found.ratio == pytest.approx(row["ratio"], rel=0.01)

@@ -17,7 +17,7 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, records, said, voted
+from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said, voted
 
 pytestmark = pytest.mark.timeout(300)
 GROUPS, PIECES = 3, 2
@@ -53,6 +53,7 @@ def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
 ) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
     check_same(leave_whole(job, GROUPS, (2, 1)), calm)
+    check_simulated(job, admissions=1)
     events = [record.event for record in records(job)]
     [offered] = {event.number for event in events if isinstance(event, CaughtUp)}
     state = min(event.step for event in events if isinstance(event, CaughtUp))
@@ -75,6 +76,7 @@ def test_one_loss_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> No
     job.wait_for("the next learner", lambda: said(job, CaughtUp, 2, 2), timeout_s=120.0)
     job.kill(*job.pids(0))
     check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), calm)
+    check_simulated(job, admissions=5)
 
 
 def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, calm: dict[int, set[str]]) -> None:

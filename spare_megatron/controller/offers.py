@@ -114,7 +114,7 @@ def admissible(state: State, digest: str) -> list[int]:
 def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, list[str]]:
     """Make learners members where a shard would have no live host, by what was known of them ``before`` this record,
     which may end their offers: a proved one that holds t*, who is a holder at once; else one that had an offer or
-    could take one, who is a joiner and gets the pieces."""
+    could take one, who gets the pieces: a joiner, or, if it has said that it holds t*, a holder that votes compare."""
     if not state.learners:
         return state, []
     hosts, words = state.where.hosts(), []
@@ -129,17 +129,19 @@ def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, lis
             state = _called(state, whole[0])
             words.append(f"group {whole[0]}, which has caught up, is a member at once, because it hosts shard {shard}")
         elif able:
+            holds = state.learners[able[0]].applied == state.committed[0]
             state = _called(state, able[0], joiner=True)
-            words.append(f"group {able[0]} joins before it has caught up, because no other host of shard {shard} lives")
+            how = "joins with a state that votes have not compared" if holds else "joins before it has caught up"
+            words.append(f"group {able[0]} {how}, because no other host of shard {shard} lives")
     return state, words
 
 
 def _called(state: State, group: int, joiner: bool = False) -> State:
     known = state.learners[group]
     state = replace(state, live={**state.live, group: known.incarnation})
-    if joiner:
+    if joiner and known.applied < state.committed[0]:
         return replace(state, learners={**state.learners, group: replace(known, ready=True)})
-    return holding(state, group, proved=True)
+    return holding(state, group, proved=not joiner)
 
 
 def holding(state: State, group: int, proved: bool) -> State:

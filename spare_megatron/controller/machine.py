@@ -188,6 +188,7 @@ def _all_here(state: State, event: AllHere) -> Transition:
     only the last can begin the job, they are applied in one go; else one by one."""
     spec = state.job
     arriving = dict(event.groups)
+    births = event.births or ("",) * len(event.groups)
     plain = state.phase == "forming" and not state.gone and len(arriving) == len(event.groups) > 0
     plain = plain and not arriving.keys() & state.live.keys()
     if plain and all(0 <= g < spec.num_groups and i > state.highest.get(g, -1) for g, i in event.groups):
@@ -195,14 +196,14 @@ def _all_here(state: State, event: AllHere) -> Transition:
             state,
             live={**state.live, **arriving},
             highest={**state.highest, **arriving},
-            births={**state.births, **{group: (incarnation, "") for group, incarnation in event.groups}},
+            births={**state.births, **{g: (i, birth) for (g, i), birth in zip(event.groups, births, strict=True)}},
         )
         group, incarnation = event.groups[-1]
         return begin_if_ready(arrived, f"group {group} incarnation {incarnation} is here")
     outcome = ignore(state, "nobody is here")
-    for group, incarnation in event.groups:
+    for (group, incarnation), birth in zip(event.groups, births, strict=True):
         before = outcome[1].actions
-        after, decision = step(outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step))
+        after, decision = step(outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step, birth=birth))
         outcome = after, replace(decision, actions=(*before, *decision.actions))
     return outcome
 

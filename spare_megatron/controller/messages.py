@@ -101,6 +101,8 @@ class AllHere:
 
     groups: tuple[tuple[int, int], ...]
     """(group, incarnation)."""
+    births: tuple[str, ...] = ()
+    """Of these groups, in their order; empty: they have none."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,8 @@ class AllVoted:
 
     step: int
     epoch: int
+    weights_digest: str = ""
+    """Of the weights that the step began with, as all votes have it."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def all_voted(state: State, event: AllVoted) -> Transition:
         return ignore(state, "a joiner has not said Applied yet")
     if state.disputes or any(state.audits.values()):
         return ignore(state, f"the votes of step {event.step} are to be compared: each must come by itself")
-    return _with_proof(state, _commit)
+    return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest))
 
 
 def applied(state: State, event: Applied) -> Transition:
@@ -162,7 +162,7 @@ def _same_weights(state: State) -> Transition:
     suspects = minority({g: v.result.result_digest for g, v in state.votes.items()})
     if suspects == frozenset():
         _check_partition(state)
-        return _commit(state)
+        return _commit(state, next((vote.result.weights_digest for vote in state.votes.values()), ""))
     if not state.retries.result_mismatches:
         retries = replace(state.retries, failures=state.retries.failures + 1, result_mismatches=1)
         return retry(state, retries, f"the reduced results of step {state.step_in_flight} differ between groups", 0.0)
@@ -197,12 +197,12 @@ def _check_partition(state: State) -> None:
     assert total == len(seen) == sum(seen), f"votes of step {state.step_in_flight} are no partition of the batch"
 
 
-def _commit(state: State) -> Transition:
-    """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record."""
+def _commit(state: State, digest: str) -> Transition:
+    """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record.
+    ``digest``: of the weights that the step began with, on which all votes agree."""
     step = state.step_in_flight
     ends = step >= state.job.last_step or bool(state.leave)
     save = 0 if ends else saves.order(state)
-    digest = next((vote.result.weights_digest for vote in state.votes.values()), "")
     state, unlike = offers.disproved(state, digest)
     joining = [] if ends else offers.admissible(state, digest)
     state, fences = offers.struck_off(state, unlike)

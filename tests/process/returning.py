@@ -8,6 +8,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.controller.messages import SendView, Vote
 from spare_megatron.controller.view import View
 from spare_megatron.coordinator.journal import Record, read
+from spare_megatron.sim.replay import follow
 from tests.process.harness import Job
 
 AFTER = 4
@@ -62,3 +63,11 @@ def check_same(found: dict[int, set[str]], calm: dict[int, set[str]]) -> None:
     """Every group had the weights of the run without failures, in every step."""
     unlike = [step for step, digests in found.items() if digests != calm[step]]
     assert not unlike, f"weights differ from those of the calm run after steps {unlike}"
+
+
+def check_simulated(job: Job, admissions: int) -> None:
+    """The simulator's events, with the run's losses and what its learners said, lead to the run's actions, at least
+    so many admissions among them."""
+    followed = follow(job.run_dir / "journal.jsonl")
+    assert followed.admissions >= admissions
+    assert followed.actions > followed.commits

@@ -14,7 +14,7 @@ import pytest
 
 from spare_megatron.controller.messages import CaughtUp, Ready, Vote
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, records, said, voted
+from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said, voted
 
 pytestmark = pytest.mark.timeout(300)
 GROUPS, PIECES = 3, 2
@@ -41,6 +41,7 @@ def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
 ) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
     check_same(leave_whole(job, GROUPS, (2, 1)), calm)
+    check_simulated(job, admissions=1)
     events = [record.event for record in records(job)]
     [offered] = {event.number for event in events if isinstance(event, CaughtUp)}
     state = min(event.step for event in events if isinstance(event, CaughtUp))
@@ -63,6 +64,7 @@ def test_one_loss_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> No
     job.wait_for("the next learner", lambda: said(job, CaughtUp, 2, 2), timeout_s=120.0)
     job.kill(*job.pids(0))
     check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), calm)
+    check_simulated(job, admissions=5)
 
 
 @pytest.mark.full

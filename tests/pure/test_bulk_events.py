@@ -73,3 +73,30 @@ def test_all_voted_is_the_single_votes(granularity: str) -> None:
         _same(bulk, single)
         assert decision == last
         state = bulk
+
+
+def test_bulk_events_have_births_and_digests() -> None:
+    """A group that comes back is admitted by the same commit, with the same proof."""
+    start, _ = _feed(initial_state(), m.Opened(_job(), 1, 1))
+    bulk, _ = _feed(start, m.AllHere(tuple((g, 0) for g in range(12)), tuple(f"birth {g}" for g in range(12))))
+    single, _ = _feed(start, *(m.Hello(g, 0, "job", 0, birth=f"birth {g}") for g in range(12)))
+    _same(bulk, single)
+    lost = m.Lost((m.Loss(3, 0, "exited"),))
+    learns = m.Hello(3, -1, "job", 0, birth="a new process"), m.Ready(3, 1)
+    bulk, single = _feed(bulk, lost, *learns)[0], _feed(single, lost, *learns)[0]
+    for number in range(1, 7):
+        t, e = bulk.step_in_flight, bulk.epoch
+        digest = f"weights after {t - 1}"
+        votes = [
+            m.Vote(g, i, m.ReductionResult(t, e, True, bulk.plan.pieces(g), weights_digest=digest))
+            for g, i in bulk.live.items()
+        ]
+        bulk, decision = _feed(bulk, m.AllVoted(t, e, digest))
+        single, last = _feed(single, *votes)
+        _same(bulk, single)
+        assert decision == last
+        if 3 in bulk.learners:
+            held = m.CaughtUp(3, 1, 1, t, f"weights after {t}")
+            bulk, single = _feed(bulk, held)[0], _feed(single, held)[0]
+        assert (3 in bulk.live) == (number >= 3), "offered with the first commit, proved and admitted with the third"
+    assert 3 in bulk.holders

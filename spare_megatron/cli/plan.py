@@ -13,6 +13,7 @@ from typing import Any
 
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import write_plot
+from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
@@ -27,7 +28,7 @@ from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
     "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "
-    "--compute-s 64 --reduce-s 10"
+    "--compute-s 64 --reduce-s 10; where lost groups come back: ... --rejoin-s 600 --state-gib 40"
 )
 COLUMNS = (
     ("redundancy", "r"),
@@ -65,7 +66,13 @@ def parser() -> argparse.ArgumentParser:
     add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
     add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
     add_flags(made, auto=" (auto: of the shortest expected steps; default: auto where sums are exact, else 1)")
-    add("--rejoin-s", type=float, help="seconds until a lost group is back (default: only a restart brings it back)")
+    add(
+        "--rejoin-s",
+        type=float,
+        help="seconds from a loss until the group could take the state of the others (default: only a restart brings "
+        "it back)",
+    )
+    add_transfer_flags(made)
     add(
         "--standby-groups",
         type=int,
@@ -202,6 +209,7 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
         mtbf_s = trace.mtbf_s
         shape = trace.weibull_shape() if shape is None else shape
+    transfer_s, result_s = transfer_of(args, args.rejoin_s)
     cluster = ClusterFigures(
         gpus=args.gpus,
         gpus_per_group=args.gpus_per_group,
@@ -214,6 +222,8 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         weibull_shape=1.0 if shape is None else shape,
         pieces_per_shard=microbatches // (size if isinstance(size, int) else 1),
         rejoin_s=args.rejoin_s,
+        transfer_s=transfer_s,
+        result_s=result_s,
         standby_groups=args.standby_groups,
         granularity="shard" if args.granularity == "shard" else "microbatch",
         data=args.data,

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import write_plot
+from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM
@@ -36,7 +37,7 @@ from spare_megatron.tuner.trace import Trace, parse_trace
 
 EXAMPLE = (
     "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "
-    "--trials 3"
+    "--trials 3; with the state on its way to those that come back: ... --state-gib 40 --transfer-gib-per-s 0.5"
 )
 
 
@@ -108,7 +109,18 @@ def parser() -> argparse.ArgumentParser:
         default=_D.cluster.restart_s,
         help=f"seconds of a restart of the whole job (default: {_D.cluster.restart_s:g})",
     )
-    add("--rejoin-s", type=float, help="seconds from a group's death to its return (default: it stays away)")
+    add(
+        "--rejoin-s",
+        type=float,
+        help="seconds from a group's death until it could take the state of the others (default: it stays away)",
+    )
+    add_transfer_flags(made)
+    add(
+        "--donor-share",
+        type=float,
+        metavar="S",
+        help="what serving a group that comes back adds to a donor's computing, as a share of it (default: 0)",
+    )
     add(
         "--jitter",
         type=float,
@@ -161,6 +173,9 @@ def case_of(args: argparse.Namespace) -> Case:
     _refuse_without_effect(args)
     groups, trace = args.num_groups, _trace(args.trace, args.num_groups)
     pieces, share = _pieces(args)
+    transfer_s, result_s = transfer_of(args, args.rejoin_s)
+    if args.donor_share is not None and transfer_s == 0:
+        raise ConfigError(f"--donor-share {args.donor_share:g} has no effect without --state-gib G; give both")
     cluster = Cluster(
         num_groups=groups,
         mtbf_s=_or(args.mtbf_s, _D.cluster.mtbf_s if trace is None else _mtbf_s(trace)),
@@ -172,6 +187,9 @@ def case_of(args: argparse.Namespace) -> Case:
         save_s=args.save_s,
         restart_s=args.restart_s,
         rejoin_s=args.rejoin_s,
+        transfer_s=transfer_s,
+        result_s=result_s,
+        donor_share=_or(args.donor_share, _D.cluster.donor_share),
         jitter=args.jitter,
         domain_mtbf_s=_or(args.domain_mtbf_s, _D.cluster.domain_mtbf_s),
     )

@@ -38,7 +38,14 @@ class Cluster:
     save_s: float = 60.0
     restart_s: float = 3600.0
     rejoin_s: float | None = None
-    """Time from a group's death to its return; None where it stays away until the whole job restarts."""
+    """Time from a group's death until it could take the state; None where it stays away until the whole job
+    restarts."""
+    transfer_s: float = 0.0
+    """Time in which all donors together give a learner the state; 0: it has it at once, and is not compared."""
+    result_s: float = 0.0
+    """Time in which they give it the result of one step."""
+    donor_share: float = 0.0
+    """What serving a learner adds to a donor's computing, as a share of it."""
     jitter: float = 0.05
     """Relative standard deviation of a group's compute time; a step waits for the slowest group."""
     domain_mtbf_s: float = 0.0
@@ -48,7 +55,7 @@ class Cluster:
         _at_least("--num-groups", self.num_groups, 1)
         for name in ("mtbf_s", "weibull_shape", "compute_s"):
             _positive(_flag(name), getattr(self, name))
-        for name in ("reduce_s", "rebuild_s", "save_s", "restart_s", "jitter", "domain_mtbf_s"):
+        for name in ("reduce_s", "rebuild_s", "save_s", "restart_s", "jitter", "domain_mtbf_s", "donor_share"):
             _not_negative(_flag(name), getattr(self, name))
         if self.rejoin_s is not None:
             _not_negative("--rejoin-s", self.rejoin_s)
@@ -156,16 +163,17 @@ class Policy:
     def _check_published(self, cluster: Cluster) -> None:
         ours = {
             "--rejoin-s": cluster.rejoin_s is not None,
+            "--state-gib": cluster.transfer_s > 0,
             "--standby-groups": self.standby_groups > 0,
             "--restart-after": self.restart_after is not None,
             "--balance": self.balance,
             "--soft-wipe-out-s": self.soft_wipe_out_s is not None,
             "--inject": bool(self.injections),
         }
+        if self.name == "replication":
+            # Its dead groups may return: a comparison that the blocks of replication allow.
+            del ours["--rejoin-s"]
         given = [flag for flag, is_given in ours.items() if is_given]
-        # Replication whose dead groups return is a comparison that the blocks of replication allow.
-        if self.name == "replication" and given == ["--rejoin-s"]:
-            return
         if given:
             raise ConfigError(
                 f"{given[0]} is only for --policy microbatch, but the policy is {self.name}; leave it out"

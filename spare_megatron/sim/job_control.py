@@ -16,6 +16,11 @@ from spare_megatron.controller.machine import State, initial_state, step
 FINGERPRINT = "simulated"
 
 
+def weights_digest(step: int) -> str:
+    """Stands for the digest of the weights after a step."""
+    return f"weights after {step}"
+
+
 class JobControl:
     """One job over all its lives."""
 
@@ -54,9 +59,10 @@ class JobControl:
 
     # ---- inside a step
 
-    def all_voted(self) -> None:
-        """Every live group votes ok for its plan."""
-        self.feed(m.AllVoted(self.state.step_in_flight, self.state.epoch))
+    def all_voted(self, compared: bool = False) -> None:
+        """Every live group votes ok for its plan; ``compared``: with a digest of the weights."""
+        at = self.state.step_in_flight
+        self.feed(m.AllVoted(at, self.state.epoch, weights_digest(at - 1) if compared else ""))
 
     def lost(self, groups: Iterable[int], progress: Sequence[tuple[int, int]] = ()) -> bool:
         """Report that these groups died, with the pieces that each live group has computed (group, pieces).
@@ -82,3 +88,30 @@ class JobControl:
                 self.feed(m.CaughtUp(group, known.incarnation, known.offer.number, self.state.committed[0]))
             elif not known.ready:
                 self.feed(m.Ready(group, known.incarnation))
+
+    def ready(self) -> None:
+        """Report that learners whose offers have ended could take another one."""
+        for group, known in sorted(self.state.learners.items()):
+            if known.offer is None and not known.ready:
+                self.feed(m.Ready(group, known.incarnation))
+
+    def learners_lost(self, groups: Iterable[int]) -> None:
+        """Report that these groups died while they learned."""
+        learners = self.state.learners
+        self.feed(m.Lost(tuple(m.Loss(group, learners[group].incarnation, "exited") for group in groups)))
+
+    def holds(self, group: int, step: int) -> None:
+        """Report that a learner or joiner holds the state after a step by its offer."""
+        known = self.state.learners[group]
+        assert known.offer is not None, "a transfer ends with its offer"
+        self.feed(m.CaughtUp(group, known.incarnation, known.offer.number, step, weights_digest(step)))
+
+    def too_slow(self, group: int) -> None:
+        """Report that a donor of this learner keeps too many results for it and withdraws."""
+        offer = self.state.learners[group].offer
+        assert offer is not None, "a transfer ends with its offer"
+        self.feed(m.Withdrawn(*offer.donors[0], offer.number, "the learner cannot keep up with the steps"))
+
+    def joiners_late(self, waited_s: float) -> None:
+        """Report that the holders have waited for joiners for their grace time."""
+        self.feed(m.JoinersLate(self.state.epoch, waited_s))

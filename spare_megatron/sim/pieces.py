@@ -4,8 +4,9 @@ again, and returning groups and standbys are admitted with commits.
 A group computes its pieces one after the other, with a speed drawn for this step. At a death the controller is told how
 many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
 last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
-group is offered the state with the next commit, receives it within the step after that one, and is admitted with that
-step's commit; where no other host of a shard lives it is called at once.
+group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for
+it; without a transfer it has it within the step after that one, and is admitted with that step's commit. Where no other
+host of a shard lives it is called at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
 from spare_megatron.sim.script import Script
+from spare_megatron.sim.transfers import GRACE_S, Transfers
 
 PLACEMENTS_TRIED = 200
 
@@ -33,6 +35,7 @@ class PiecesEngine(PolicyTrial):
         self.returns = Returns(self.policy.standby_groups)
         self.arriving: list[int] = []
         self.leaving = False
+        self._transfers = Transfers(self.cluster, self.control) if self.cluster.transfer_s > 0 else None
         self._script = Script(self.policy.injections)
         self._draws = np.random.default_rng((self.seed, 4))
 
@@ -50,6 +53,8 @@ class PiecesEngine(PolicyTrial):
         total = self.control.state.plan.loads()
         speed = self.speeds() if self.cluster.jitter else np.ones(self.cluster.num_groups)
         per_piece = self.piece_s * speed
+        if self._transfers is not None and self.cluster.donor_share:
+            per_piece[self._transfers.serving] *= 1 + self.cluster.donor_share
         finish = began + total * per_piece
         mean_s = float(total[self.alive].mean()) * self.piece_s
         if self.held:
@@ -60,16 +65,18 @@ class PiecesEngine(PolicyTrial):
         done = self._reduced(finish, ready, per_piece)
         step = self.control.state.step_in_flight
         self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
-        while (at := min(self.failures.first, self.returns.next_s)) <= done:
+        while (at := min(self.failures.first, self.returns.next_s, self._transferred_s(finish, ready))) <= done:
             at = max(at, began)
             for group in self.returns.repaired(at):
                 self._arrive(group)
-            dead = self._hit([group for _, group in self.failures.due(at)])
-            if dead:
-                if not self._deaths(at, dead, total, per_piece, finish):
-                    return False
+            changed = self._take_state(at, finish, ready)
+            hit = self._learners_hit(at, [group for _, group in self.failures.due(at)])
+            dead = self._hit(hit)
+            if dead and not self._deaths(at, dead, total, per_piece, finish):
+                return False
+            if dead or changed:
                 ready = at + self.cluster.rebuild_s
-                done = self._reduced(finish, ready, per_piece)
+            done = self._reduced(finish, ready, per_piece)
         self.tally.slowest_s += max(0.0, done - self.cluster.reduce_s - began - mean_s)
         self.tally.work += float(total.max()) / self.policy.pieces_per_shard
         self.now_s = done
@@ -87,7 +94,51 @@ class PiecesEngine(PolicyTrial):
             assert standing is not None
             units, where = standing.assignment.units, self.control.state.where
             last = min(last, completion_s(finish, per_piece, self.alive, units, where, ready))
-        return max(last, ready) + self.cluster.reduce_s
+        waited_s = 0.0 if self._transfers is None else self._transfers.waited_for_s()
+        return max(last, ready, min(waited_s, max(last, ready) + GRACE_S)) + self.cluster.reduce_s
+
+    # ---- state on its way
+
+    def _transferred_s(self, finish: NDArray[np.float64], ready: float) -> float:
+        """When a learner or joiner holds another step, or the grace of joiners ends."""
+        if self._transfers is None:
+            return np.inf
+        over_s = max(float(finish.max()), ready) + GRACE_S
+        late = self._transfers.waited_for_s() > over_s
+        return min(self._transfers.next_s, over_s if late else np.inf)
+
+    def _take_state(self, at: float, finish: NDArray[np.float64], ready: float) -> bool:
+        """Report what learners and joiners hold by now; True where joiners were late and have left the epoch."""
+        if self._transfers is None:
+            return False
+        self._transfers.arrived(at)
+        over_s = max(float(finish.max()), ready) + GRACE_S
+        late = at >= over_s and self._transfers.waited_for_s() > over_s
+        if late:
+            self.control.joiners_late(GRACE_S)
+            self._follow_members()
+        self._transfers.follow(at)
+        return late
+
+    def _learners_hit(self, at: float, groups: list[int]) -> list[int]:
+        """Those of ``groups`` that are no learners; learners are lost, and begin anew when they are repaired."""
+        learners = self.control.state.learners
+        hit = [group for group in groups if group in learners and not self.alive[group]]
+        if self._transfers is None or not hit:
+            return groups
+        self.control.learners_lost(hit)
+        self.tally.learners_lost += len(hit)
+        self._gone(hit, at)
+        self._transfers.follow(at)
+        return [group for group in groups if group not in hit]
+
+    def _gone(self, groups: list[int], at: float) -> None:
+        """Learners that are there no more are repaired like any other group."""
+        self.arriving = [group for group in self.arriving if group not in groups]
+        for group in groups:
+            place = self.returns.died(group, at, self.cluster.rejoin_s)
+            if place is not None:
+                self._arrive(place)
 
     def _deaths(
         self,
@@ -121,6 +172,10 @@ class PiecesEngine(PolicyTrial):
         total[away], finish[away] = 0, 0.0
         added = control.state.plan.loads() - total
         some = np.flatnonzero(added > 0)
+        if self._transfers is not None:
+            self._transfers.follow(at)
+            called = sorted(control.state.joiners.intersection(some.tolist()))
+            finish[called] = [self._transfers.holds_s(group) for group in called]
         finish[some] = np.maximum(finish[some], at) + added[some] * per_piece[some]
         total[some] += added[some]
         self.tally.masked += len(dead)
@@ -135,8 +190,12 @@ class PiecesEngine(PolicyTrial):
 
     def _commit(self) -> None:
         control = self.control
-        control.caught_up()
-        control.all_voted()
+        if self._transfers is None:
+            control.caught_up()
+            control.all_voted()
+        else:
+            control.all_voted(compared=True)
+            self._transfers.follow(self.now_s)
         self._follow_members()
 
     def _follow_members(self) -> None:
@@ -149,6 +208,8 @@ class PiecesEngine(PolicyTrial):
         self.alive[joined], self.alive[back] = True, False
         self.tally.joins += len(joined) - len(back)
         self.arriving = [group for group in self.arriving if group not in state.live] + back
+        if self._transfers is not None:
+            self._gone([group for group in self.arriving if group not in state.learners], self.now_s)
 
     # ---- between the steps
 
@@ -178,6 +239,8 @@ class PiecesEngine(PolicyTrial):
 
     def _whole(self) -> None:
         self.returns.reset()
+        if self._transfers is not None:
+            self._transfers.reset()
         self.arriving, self.leaving = [], False
 
     def _recover(self) -> None:
@@ -191,6 +254,8 @@ class PiecesEngine(PolicyTrial):
         """Go on with the survivors, who hold the weights of the last commit, under a random placement in which they
         cover every shard. Groups that were ready to join still are."""
         step = self.control.state.committed[0]
+        if self._transfers is not None:
+            self._transfers.reset()
         self.now_s += self.policy.soft_wipe_out_s or 0.0
         self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
         self.leaving = False

@@ -37,6 +37,8 @@ class TrialCounts:
     planned_restarts: int = 0
     joins: int = 0
     """Groups that a commit admitted."""
+    learners_lost: int = 0
+    """Deaths of groups that were being brought up to date."""
     steps_run: int = 0
     """Number of commits, with those of recomputed steps."""
     steps_recomputed: int = 0

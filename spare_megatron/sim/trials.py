@@ -82,6 +82,7 @@ def summary(outcomes: Sequence[TrialResult], seed: int) -> dict[str, Any]:
         "patched": mean("patched"),
         "planned_restarts": mean("planned_restarts"),
         "joins": mean("joins"),
+        "learners_lost": mean("learners_lost"),
         "save_s": mean("save_s"),
         "seed": seed,
         "seeds": [outcome.seed for outcome in outcomes],

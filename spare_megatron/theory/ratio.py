@@ -44,7 +44,11 @@ class Costs:
     rebuild_s: float = 0.1
     weibull_shape: float = 1.0
     rejoin_s: float | None = None
-    """Time until a lost group is back; None where only a restart brings it back."""
+    """Time from a loss until the group can take the state of the others; None where only a restart brings it back."""
+    transfer_s: float = 0.0
+    """Time in which it takes that state; 0: at once."""
+    result_s: float = 0.0
+    """Time in which it takes the result of a step."""
     standby_groups: int = 0
     jitter: float = 0.05
     """Relative standard deviation of a group's compute time; a step ends at the slowest group."""
@@ -173,10 +177,7 @@ def outcome(
     found: ExpectedRun | None = None
     for _ in range(3):
         rate = losses_factor(num_groups, costs, horizon_s)
-        if costs.rejoin_s is None:
-            found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned)
-        else:
-            found = _steady(num_groups, work, survival, patch, costs, rate, horizon_s)
+        found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned)
         if found is None:
             return None
         horizon_s = costs.steps * base_s * found.ratio
@@ -203,7 +204,8 @@ def _masked_s(
     return np.asarray(patch_s + (outlasting + reducing) / np.maximum(step_s, 1e-9))
 
 
-def _intervals(step_s: float) -> NDArray[np.int64]:
+def save_intervals(step_s: float) -> NDArray[np.int64]:
+    """The save intervals that are tried, in steps."""
     most = max(2, int(INTERVAL_MAX_S / max(step_s, 1e-9)))
     return np.unique(np.geomspace(1, most, INTERVALS).astype(np.int64))
 
@@ -232,7 +234,7 @@ def _cycles(
     disturbed = np.minimum(masked_s * part, time_s)
     fatal = np.cumsum((reach - onward) * part)
     up_s = np.cumsum(reach * time_s)
-    intervals = _intervals(float(step_s[0]))
+    intervals = save_intervals(float(step_s[0]))
     made = np.cumsum(
         (reach * (time_s - disturbed))[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None]), axis=1
     )
@@ -281,55 +283,3 @@ def _onward(survival: Floats, standing: NDArray[np.int64]) -> Floats:
     """Probability of reaching the next state, for each state; a loss that a standby replaces is never fatal."""
     after = np.append(standing[1:], standing[-1] + 1)
     return np.asarray(np.append(survival, 0.0)[after])
-
-
-def _steady(
-    num_groups: int,
-    work: Floats,
-    survival: Floats,
-    patch: PatchCost,
-    costs: Costs,
-    rate: float,
-    horizon_s: float,
-) -> ExpectedRun | None:
-    """The steady state with re-join after T: a group is away with probability u = T / (N m + T), and the groups that no
-    standby replaces are lost."""
-    assert costs.rejoin_s is not None
-    members = num_groups + costs.standby_groups
-    alive_s = num_groups * costs.mtbf_s / rate
-    away = np.arange(members + 1)
-    chance = binomial(members, costs.rejoin_s / (alive_s + costs.rejoin_s))
-    lost = np.clip(away - costs.standby_groups, 0, num_groups - 1)
-    share = np.bincount(lost, weights=chance, minlength=num_groups)
-    states = np.arange(num_groups)
-    reached = np.minimum(states, len(work) - 1)
-    step_s = _steps_s(num_groups, work[reached], states, costs)
-    losses = (num_groups - states) / alive_s
-    onward = survival[1 : num_groups + 1]
-    now = survival[:num_groups]
-    fatal = np.where(now > 0, 1 - onward / np.maximum(now, 1e-300), 1.0)
-    fatal_rate = float((share * losses * np.clip(fatal, 0.0, 1.0)).sum())
-    fresh_s = float((survival[:num_groups] / losses).sum())
-    up_s = max(1 / fatal_rate if fatal_rate > 0 else np.inf, min(fresh_s, 1e30))
-    masked_s = _masked_s(num_groups, work[reached], states, step_s, patch, costs)
-    disturbed = min(1.0, float((share * losses * masked_s).sum()))
-    intervals = _intervals(float(step_s[0]))
-    speed = (share[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None])).sum(axis=1) * (1 - disturbed)
-    cycle_s = min(up_s, horizon_s)
-    fatal_chance = 1.0 if up_s <= horizon_s else horizon_s / up_s
-    steps = speed * cycle_s - fatal_chance * (intervals / 2 + 1)
-    restart = restart_time_s(num_groups, costs)
-    total_s = cycle_s + fatal_chance * restart
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(steps > 0, total_s / steps / (costs.compute_s + costs.reduce_s), np.inf)
-    row = int(np.argmin(ratio))
-    if not np.isfinite(ratio[row]) or up_s < costs.restart_s + costs.save_s:
-        return None
-    return ExpectedRun(
-        ratio=float(ratio[row]),
-        availability=float(1 - fatal_chance * restart / total_s),
-        interval_steps=int(intervals[row]),
-        interval_s=float(intervals[row] / speed[row]),
-        restart_after=None,
-        restarts_s=float(up_s + restart),
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
-from spare_megatron.theory import depth, endured, ratio
+from spare_megatron.theory import depth, endured, ratio, rejoin
+from spare_megatron.theory.catching_up import RESULTS_KEPT, commits_to_admission, without_a_share_s
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
@@ -86,6 +88,7 @@ def choose(cluster: ClusterFigures, redundancy: int | None = None) -> Redundancy
     ConfigError when no allowed redundancy makes progress, or the given one is not in 1..N.
     """
     num_groups = cluster.num_groups
+    check_transfer(cluster)
     if redundancy is not None and not 1 <= redundancy <= num_groups:
         raise ConfigError(
             f"--redundancy {redundancy} is not in 1..{num_groups}, the number of groups; use --redundancy "
@@ -163,7 +166,12 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+    if cluster.rejoin_s is None:
+        found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+    else:
+        shard_patch = SHARD_PATCHES if whole else None
+        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch)
+        found = rejoin.steady_course(num_groups, sharing, costs)
     if cluster.rejoin_s is None and _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
         found = None
     until = loads.mean
@@ -215,6 +223,8 @@ def _costs(cluster: ClusterFigures, stage_s: float) -> ratio.Costs:
         rebuild_s=cluster.rebuild_s,
         weibull_shape=cluster.weibull_shape,
         rejoin_s=None if cluster.rejoin_s is None else cluster.rejoin_s + stage_s,
+        transfer_s=cluster.transfer_s,
+        result_s=cluster.result_s,
         standby_groups=cluster.standby_groups,
         jitter=cluster.jitter,
         steps=cluster.steps,
@@ -263,7 +273,43 @@ def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candid
         parts.append(f"a planned restart after {counted_losses(found.restart_after)} beats going on with fewer groups")
     elif cluster.rejoin_s is not None:
         parts.append("lost groups come back, so no restart is planned")
+        parts.append(_return(cluster, chosen))
     return "; ".join(parts)
+
+
+def _return(cluster: ClusterFigures, chosen: Candidate) -> str:
+    """What was assumed of a return."""
+    assert cluster.rejoin_s is not None
+    assert chosen.outcome is not None
+    start_s = cluster.rejoin_s + chosen.stage_s
+    step_s = chosen.outcome.interval_s / chosen.outcome.interval_steps
+    each_s = cluster.num_groups * cluster.mtbf_s
+    away_s = without_a_share_s(start_s, cluster.transfer_s, cluster.result_s, step_s, each_s)
+    state = (
+        f"{cluster.transfer_s:.4g} s for the state and {cluster.result_s:.4g} s for each result since"
+        if cluster.transfer_s > 0
+        else "the state at once (its size is not given)"
+    )
+    return (
+        f"assumed of a return: {start_s:.4g} s to start, {state}, admission; {away_s:.4g} s without a share of the work"
+    )
+
+
+def check_transfer(cluster: ClusterFigures) -> None:
+    """Raise ConfigError where lost groups would start and never catch up."""
+    step_s = cluster.compute_s + cluster.reduce_s
+    if cluster.rejoin_s is None or commits_to_admission(cluster.transfer_s, cluster.result_s, step_s) < inf:
+        return
+    if cluster.result_s >= step_s:
+        raise ConfigError(
+            f"a result takes {cluster.result_s:.4g} s on its way and a step {step_s:.4g} s, so a lost group would "
+            "never catch up; use a higher --transfer-gib-per-s, or leave --rejoin-s out"
+        )
+    raise ConfigError(
+        f"the state takes {cluster.transfer_s:.4g} s on its way, but donors keep {RESULTS_KEPT} results, those of "
+        f"{RESULTS_KEPT * step_s:.4g} s, so a lost group would never catch up; use a higher --transfer-gib-per-s, or "
+        "leave --rejoin-s out"
+    )
 
 
 def counted_losses(number: int) -> str:

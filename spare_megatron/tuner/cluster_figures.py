@@ -14,7 +14,10 @@ LLAMA3_MTBF_GPU_HOURS = 49_152.0
 WEIBULL_SHAPES = (0.1, 20.0)
 """Smallest and largest Weibull shape of failure clocks: clusters show 0.5 to 1.5; far outside, Gamma(1 + 2 / shape)
 overflows or all groups fail at the same time."""
-_MAY_BE_ZERO = ("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups")
+_MAY_BE_ZERO = (
+    *("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups"),
+    *("transfer_s", "result_s"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class ClusterFigures:
     weibull_shape: float = 1.0
     pieces_per_shard: int = 16
     rejoin_s: float | None = None
+    """Time from a loss until the group could take the state of the others."""
+    transfer_s: float = 0.0
+    """Time in which its donors give it the state; 0: at once."""
+    result_s: float = 0.0
+    """Time in which they give it the result of one step."""
     standby_groups: int = 0
     granularity: Literal["microbatch", "shard"] = "microbatch"
     data: Literal["shared", "staged"] = "staged"

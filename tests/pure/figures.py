@@ -478,6 +478,16 @@ def _theory() -> Iterator[Claim]:
             *(table(key, groups=4000, r=3, **worst) for key in ("microbatch_orders", "microbatch_error_percent")),
         ),
     )
+    back = Results("rejoin_table.json")
+    for groups in (200, 1000):
+        for words, one in (
+            ("after T = 600 s", {"rejoin_s": 600.0, "transfer_s": 0.0}),
+            ("after T = 3600 s", {"rejoin_s": 3600.0, "transfer_s": 0.0}),
+            ("after T = 600 s, S = 300 s, rho = 20 s", {"rejoin_s": 600.0, "transfer_s": 300.0}),
+        ):
+            cells = [back(key, groups=groups, r=r, **one) for r in (5, 7, 10) for key in ("theory", "simulated")]
+            yield Claim(page, f"| {groups} | {words} | {{}} / {{}} | {{}} / {{}} | {{}} / {{}} |", tuple(cells))
+    yield Claim(page, "The largest gap is {}%. With r = 3", (back.config("worst_off_percent"),))
     sweep = Results("rebuild_sweep.json")
     for words, policy in (
         ("re-join r = 6 +2.2 / {}%,", "re-join r=6"),

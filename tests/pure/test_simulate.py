@@ -58,6 +58,28 @@ from spare_megatron.sim.replay import losses
         (["--num-groups", "5", "--topology-as-listed"], "--topology-as-listed has no effect without --topology"),
         (["--num-groups", "5", "--policy", "checkpoint", "--rebuild-s", "5"], "--rebuild-s 5 has no effect with"),
         (["--num-groups", "5", "--trace", "calm.jsonl"], "has no loss after the job began"),
+        (["--num-groups", "5", "--state-gib", "9"], "--state-gib has no effect without --rejoin-s S; give both"),
+        (
+            ["--num-groups", "5", "--rejoin-s", "9", "--transfer-gib-per-s", "2"],
+            "--transfer-gib-per-s has no effect without --state-gib G; give both",
+        ),
+        (["--num-groups", "5", "--rejoin-s", "9", "--state-gib", "0"], "--state-gib is 0, but must be"),
+        (["--num-groups", "5", "--rejoin-s", "9", "--donor-share", "0.1"], "--donor-share 0.1 has no effect without"),
+        (
+            [
+                "--num-groups",
+                "5",
+                "--policy",
+                "replication",
+                "--redundancy",
+                "2",
+                "--rejoin-s",
+                "9",
+                "--state-gib",
+                "1",
+            ],
+            "--state-gib is only for --policy microbatch",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(

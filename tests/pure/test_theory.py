@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from spare_megatron.controller.assign import Assignment, assign, first_assignment
 from spare_megatron.placement import build_placement
-from spare_megatron.theory import depth, endured, published, ratio
+from spare_megatron.theory import depth, endured, published, ratio, rejoin
 from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
 from spare_megatron.tuner.choose import candidate
 from spare_megatron.tuner.cluster_figures import ClusterFigures
@@ -205,7 +205,10 @@ def test_standbys_and_rejoin_help() -> None:
 
     def course(**more: float) -> ratio.ExpectedRun:
         costs = ratio.Costs(300, 3600, 60, 64, 2, **more)  # type: ignore[arg-type]
-        found = ratio.outcome(200, loads.after, lives.survival, ratio.PatchCost.spread(16, 4), costs)
+        if costs.rejoin_s is not None:
+            found = rejoin.steady_course(200, rejoin.Sharing(5, 16, loads.after, lives.survival), costs)
+        else:
+            found = ratio.outcome(200, loads.after, lives.survival, ratio.PatchCost.spread(16, 4), costs)
         assert found is not None
         return found
 
@@ -260,9 +263,10 @@ def test_cost_of_slow_rebuilds_against_simulated(policy: str, redundancy: int, m
 def test_a_rebuild_is_not_down_time() -> None:
     """As in the simulator, where a group computes while communicators form anew."""
     costs = ratio.Costs(300, 0, 0, 12, 3, rebuild_s=10.0, rejoin_s=100.0)
-    found = ratio.outcome(10, np.ones(10), (np.arange(11) < 10).astype(float), ratio.PatchCost(), costs)
+    sharing = rejoin.Sharing(10, 4, np.ones(10), (np.arange(11) < 10).astype(float))
+    found = rejoin.steady_course(10, sharing, costs)
     assert found is not None
-    assert found.availability == 1.0
+    assert found.availability == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,11 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
         (["--mtbf-s", "300", "--weibull-shape", "2000"], "--weibull-shape is 2000, but must be 0.1 to 20"),
         (["--mtbf-s", "300", "--weibull-shape", "0"], "--weibull-shape is 0.0, but must be more than 0"),
         (["--mtbf-s", "300", "--standby-groups", "201"], "--standby-groups 201 are more than the 200 groups"),
+        (["--mtbf-s", "300", "--state-gib", "40"], "--state-gib has no effect without --rejoin-s S; give both"),
+        (
+            ["--mtbf-s", "300", "--rejoin-s", "600", "--state-gib", "900", "--transfer-gib-per-s", "0.1"],
+            "so a lost group would never catch up; use a higher --transfer-gib-per-s, or leave --rejoin-s out",
+        ),
         (
             ["--mtbf-s", "300", "--data", "shared", "--data-gib", "100"],
             "--data-gib 100 says what is staged, but with --data shared nothing is",

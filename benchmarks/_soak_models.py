@@ -29,8 +29,8 @@ class Model(ABC):
     mean_gap_s: float
     heartbeat_s: float
     """The heartbeat time-out."""
-    overlap: bool
-    """Whether the soaked job reduces while its last backward passes run."""
+    also: tuple[str, ...]
+    """Further flags of the soaked job."""
 
     def hosts(self) -> list[list[int]]:
         """The groups that host each shard."""
@@ -41,7 +41,7 @@ class Model(ABC):
         """The job to soak, with the launcher's flags ``restarts`` and its temporary files in ``scratch``."""
         told = (word for flag, value in restarts.items() for word in (flag, str(value)))
         environ = {**ENVIRON, "TMPDIR": str(scratch)}
-        return self._launch(run_dir, (*self._soaked(), *told), self.groups, environ)
+        return self._launch(run_dir, (*self._soaked(), *self.also, *told), self.groups, environ)
 
     def calm(self, run_dir: Path, steps: int) -> Job:
         """The run without failures, of ``steps`` steps."""
@@ -78,7 +78,7 @@ class Toy(Model):
     redundancy: int = 3
     mean_gap_s: float = 5.0
     heartbeat_s: float = 5.0
-    overlap: bool = False
+    also: tuple[str, ...] = ()
     pieces: int = 2
     """Of a shard."""
     piece_s: float = 0.05
@@ -100,7 +100,6 @@ class Toy(Model):
     def _soaked(self) -> tuple[str, ...]:
         words = ("--steps", str(FOREVER), "--pieces", str(self.pieces), "--piece-s", str(self.piece_s))
         words += ("--redundancy", str(self.redundancy), "--heartbeat-s", str(self.heartbeat_s), "--progress-s", "60")
-        words += ("--overlap",) if self.overlap else ()
         return (*words, "--save-interval", str(self.save_every), "--keep", "3")
 
     def _calm(self, steps: int) -> tuple[str, ...]:
@@ -120,7 +119,7 @@ class Megatron(Model):
     redundancy: int = 3
     mean_gap_s: float = 60.0
     heartbeat_s: float = 5.0
-    overlap: bool = False
+    also: tuple[str, ...] = ()
     save_every: int = 50
 
     @property
@@ -141,7 +140,6 @@ class Megatron(Model):
 
     def _soaked(self) -> tuple[str, ...]:
         words = ("--spare-redundancy", str(self.redundancy), "--spare-heartbeat-timeout-s", str(self.heartbeat_s))
-        words += ("--overlap-grad-reduce",) if self.overlap else ()
         return (*words, "--save-interval", str(self.save_every), "--spare-keep-checkpoints", "3")
 
     def _calm(self, steps: int) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 HELD = ("descriptors", "threads", "rss_mib")
-WARM_UP_S, WARM_UP_RETURNS = 20.0, 2
-"""The beginning of a process, in which it makes what it keeps: some of it when the first groups come back. What it
+WARM_UP_S, WARM_UP_RETURNS = 60.0, 2
+"""The beginning of a process, in which it makes what it keeps, some of it when the first groups come back: what it
 holds then is no growth."""
 LEAST_S = 60.0
 """Processes that were seen for less than this say nothing about growth."""

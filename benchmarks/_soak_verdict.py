@@ -5,6 +5,7 @@ Each check returns sentences that say what is not as it should be; none where al
 
 from __future__ import annotations
 
+import getpass
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 from benchmarks._soak_samples import Growth
 from benchmarks._soaked_job import Soak
-from spare_megatron.checkpoint.folder import PARTIAL, last_good, step_of
+from spare_megatron.checkpoint.folder import PARTIAL, iteration_name, iterations, last_good, step_of
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Lost, SendFenced
@@ -24,6 +25,8 @@ from tests.process.returning import voted
 SHOWN = 5
 """So many of many equal faults are named."""
 CALM_S = 3600.0
+TORCH_CACHE = f"torchinductor_{getpass.getuser()}"
+"""A folder for whatever torch compiles, which it makes when it is imported; nothing is compiled here."""
 MOST_GROWTH = {"descriptors": 0.2, "threads": 0.1, "rss_mib": 1.0}
 """For each return of a group, of one process."""
 RETURNS = 10
@@ -99,10 +102,13 @@ def _left_behind(soak: Soak) -> Iterator[str]:
     """No process, no listening port, no temporary file is left."""
     yield from _some("processes are left", soak.samples.left())
     yield from _some("ports are left", [str(port) for port in soak.samples.ports if _answers(port)])
-    yield from _some("temporary files are left", [str(path) for path in soak.scratch.iterdir()])
-    scratch = [str(path) for path in soak.run_dir.rglob(".*") if soak.scratch not in path.parents]
-    yield from _some("unfinished files are left", scratch)
-    yield from _some("unpublished checkpoints are left", [str(p) for p in (soak.run_dir / "save" / PARTIAL).glob("*")])
+    files = [path for path in soak.scratch.rglob("*") if path.name != TORCH_CACHE or any(path.iterdir())]
+    yield from _some("temporary files are left", sorted(map(str, files)))
+    save = soak.run_dir / "save"
+    published = {save / iteration_name(step) for step in iterations(save)}  # torch_dist has a file of such a name
+    scratch = [path for path in soak.run_dir.rglob(".*") if not {soak.scratch, *published} & set(path.parents)]
+    yield from _some("unfinished files are left", sorted(map(str, scratch)))
+    yield from _some("unpublished checkpoints are left", sorted(map(str, (save / PARTIAL).glob("*"))))
 
 
 def _answers(port: int) -> bool:

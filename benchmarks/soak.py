@@ -3,7 +3,7 @@ else may happen: a chaos soak.
 
     python benchmarks/soak.py --minutes 10 --seed 1
     python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 30
-    python benchmarks/soak.py --minutes 2 --seed 7 --json /tmp/soak.json
+    python benchmarks/soak.py --minutes 2 --seed 7 --groups 3 --also '--overlap --audit-rate 0.2' --json soak.json
 
 The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one rank, a group, two groups in quick
 succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the coordinator, for less and for more than
@@ -16,9 +16,11 @@ of every step and the last checkpoint are those of a calm run bit for bit, and n
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,13 +34,15 @@ from benchmarks._soaked_job import Soak
 from benchmarks._strikes import DONE
 from tests.process.harness import RESTARTS
 
+SHAPE = {"groups": "groups of the job", "group_size": "ranks of a group", "redundancy": "groups that host a shard"}
 RESTARTS_AN_HOUR, PAUSE = 1000, "--spare-group-restart-pause-s"
 
 
 def main() -> int:
     """Run the soak, print the table, write the JSON; 1 where anything is not as it should be."""
     options = _options()
-    model = MODELS[options.model](overlap=options.overlap)
+    shape = {name: value for name in SHAPE if (value := getattr(options, name)) is not None}
+    model = replace(MODELS[options.model](), also=tuple(shlex.split(options.also)), **shape)
     run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
     gap_s = options.mean_gap_s or model.mean_gap_s
     restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
@@ -51,7 +55,9 @@ def main() -> int:
         wrong.append(str(error))
     soak.samples.write(run_dir / "samples.jsonl")
     config = {"model": options.model, "minutes": options.minutes, "seed": options.seed, "mean_gap_s": gap_s}
-    config |= {"restart_pause_s": options.pause_s, "overlap": options.overlap, "flags": " ".join(model.flags)}
+    config |= {"restart_pause_s": options.pause_s, "groups": model.groups}
+    config |= {"group_size": model.group_size, "redundancy": model.redundancy}
+    config |= {"flags": " ".join((*model.flags, *model.also))}
     path = options.json or RESULTS / f"soak_{options.model}.json"
     report(f"soak_{options.model}", config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
     for sentence in wrong:
@@ -83,7 +89,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the schedule (default: 1)")
     parser.add_argument("--model", choices=sorted(MODELS), default="toy")
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
-    parser.add_argument("--overlap", action="store_true", help="the job overlaps its reductions with computing")
+    for name, what in SHAPE.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)
+    parser.add_argument("--also", default="", metavar="FLAGS", help="further flags of the soaked job, in quotes")
     parser.add_argument(
         "--pause-s",
         type=float,

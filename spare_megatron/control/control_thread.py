@@ -66,6 +66,8 @@ class RankSetup:
     tls_dir: str = ""
     launcher_pid: int = 0
     """The process that must stay this rank's parent; 0: none."""
+    kept: bool = False
+    """Whoever started this rank also starts a coordinator again that ends."""
 
     @property
     def security(self) -> Security:

@@ -110,7 +110,9 @@ class Leader:
                 await asyncio.wait_for(self._arrived.wait(), times.startup_timeout_s)
             if not self._arrived.is_set():
                 self._miss_ranks()
-            await self._uplink.run(first_s=2 * times.heartbeat_timeout_s, again_s=times.coordinator_timeout_s)
+            # A coordinator may be lost just when its first groups, or one that comes back, call it.
+            first_s = times.coordinator_timeout_s if self._setup.kept else 2 * times.heartbeat_timeout_s
+            await self._uplink.run(first_s=first_s, again_s=times.coordinator_timeout_s)
             if not self._agent.orders.over and not self._closing.is_set():
                 self._lost_coordinator()
             await self._closing.wait()  # the other ranks may still ask what the last order was

@@ -102,6 +102,7 @@ def setup_to_json(setup: RankSetup) -> str:
         "serving_at": setup.serving_at,
         "tls_dir": setup.tls_dir,
         "rank_pid": os.getpid(),
+        "kept": setup.kept,
     }
     return json.dumps(plain)
 
@@ -123,6 +124,7 @@ def setup_from_json(text: str) -> RankSetup:
         serving_at=plain["serving_at"],
         tls_dir=plain["tls_dir"],
         launcher_pid=plain["rank_pid"],
+        kept=plain["kept"],
     )
 
 

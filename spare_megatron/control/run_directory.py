@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -177,6 +178,16 @@ class RunDirectory:
             self.errors.mkdir(parents=True, exist_ok=True)
             failpoints.hit("errors.write")
             (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
+
+    def sweep(self) -> None:
+        """Remove what processes of this host that were killed left half written; called when none of them is there any
+        more. Where the disk fails, it stays."""
+        mine = re.compile(rf"\..+\.{re.escape(socket.gethostname())}-\d+-\d+")
+        with contextlib.suppress(OSError):
+            for folder in (self.path, self.path / "leaders"):
+                for file in folder.iterdir() if folder.is_dir() else ():
+                    if mine.fullmatch(file.name) and file.is_file():
+                        file.unlink(missing_ok=True)
 
     def told_errors(self, group: int | None = None) -> list[Path]:
         """The files that :meth:`report_error` wrote; none where the disk fails. ``group``: without those of ranks that

@@ -97,6 +97,7 @@ class Session:
             serving_at=serving_at,
             tls_dir=place.tls_dir,
             launcher_pid=place.launcher_pid,
+            kept=place.starts_again,
         )
         session = cls(setup, on_view)
         session._control.start()

@@ -60,6 +60,7 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(OSError):  # nobody decides by it, and the job is over
                 publish_processes(self._dir.processes, None, ())
+            self._dir.sweep()
             lock.release()
 
     async def _lives(self, processes: Processes) -> ExitCode:

@@ -197,6 +197,7 @@ def main() -> int:
         restarts=int(environment.get("SPARE_RESTARTS", "0")),
         launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
         tls_dir=args.tls_dir or environment.get("SPARE_TLS_DIR", ""),
+        starts_again=os.environ.get("SPARE_STARTS_AGAIN") == "1",
     )
     try:
         if args.crash or (args.crash_when_back and place.restarts):

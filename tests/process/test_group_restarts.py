@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,25 @@ def test_a_check_that_hangs_ends_with_the_job(begin: Begin, tmp_path: Path) -> N
     job.wait_for("the look", (tmp_path / "looks").exists)
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
+
+
+def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin, tmp_path: Path) -> None:
+    """Its heartbeat time-out is 2 s. It once left after two of them with a user's error, and stayed lost."""
+    job = begin(tmp_path, "--steps", "100000", "--piece-s", "0.01")
+    job.wait_for_step(3)
+    job.kill(*job.pids(1))
+    coordinator = json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"]
+    job.wait_for("its start", lambda: any(rank["incarnation"] == 1 for rank in job.ranks()), every_s=0.005)
+    job.kill(coordinator, number=signal.SIGSTOP)
+    begun_s = time.monotonic()
+    job.wait_for("the end of the pause", lambda: time.monotonic() > begun_s + 14.0)
+    job.kill(coordinator, number=signal.SIGCONT)
+    job.wait_for("group 1", lambda: incarnations(job, 1) == [0, 1])
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    assert said(job, "group 1") == [
+        "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 3 within an hour"
+    ]
 
 
 def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def _readme() -> Iterator[Claim]:
         "Without the patch and the reduction that is {} s, and {} s at most",
         (masked("median_s", part=rest), masked("max_s", part=rest)),
     )
+    soak = Results("soak_toy.json")
+    faults = soak.of(sum(row["value"] for row in soak.content["results"] if row["what"].startswith("fault:")), "faults")
+    yield Claim(
+        "README.md",
+        "A job of the small torch model (6 groups of 2) had {} faults and {} returns in {} minutes and {} steps",
+        (faults, soak("value", what="returns"), soak.config("minutes"), soak("value", what="steps")),
+    )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))
     yield Claim(

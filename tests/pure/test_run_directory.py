@@ -1,0 +1,19 @@
+"""What killed processes leave in the run directory is removed, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spare_megatron.control.run_directory import RunDirectory, scratch_of
+
+
+def test_a_sweep_removes_what_is_half_written(tmp_path: Path) -> None:
+    run_dir, kept = RunDirectory(tmp_path), {".metadata", ".status.json.another-host-1-1", "status.json", "leaders"}
+    run_dir.sweep()
+    (tmp_path / "leaders").mkdir()
+    for name in kept - {"leaders"}:
+        (tmp_path / name).touch()
+    for path in (run_dir.status, run_dir.processes, tmp_path / "leaders" / "group-0.json"):
+        scratch_of(path).touch()
+    run_dir.sweep()
+    assert {path.name for path in tmp_path.rglob("*")} == kept

@@ -79,6 +79,8 @@ class SlurmGroups:
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
+        self._names: list[str] = []
+        """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
         self._seen: set[GroupStart] = set()
         """The starts that the coordinator has named once."""
         self._gone_s: dict[GroupStart, float] = {}
@@ -167,7 +169,9 @@ class SlurmGroups:
         number = str(len(nodes))
         where = ("--overlap", f"--nodelist={','.join(nodes)}", f"--nodes={number}", f"--ntasks={number}")
         step = (*SRUN, *where, "--ntasks-per-node=1", f"--job-name={self._ranks.step_name}-check", *command)
-        found = run_command(step, limit_s, self._processes.guard, over, environ=self._ranks.environ, hear_all=True)
+        # without an incarnation: what runs here is no rank, and no sweep is to take it for one
+        environ = {name: value for name, value in self._ranks.environ.items() if name != "SPARE_INCARNATION"}
+        found = run_command(step, limit_s, self._processes.guard, over, environ=environ, hear_all=True)
         if found.status == 0:
             return None
         return HealthFault(kind, f"{', '.join(nodes)}: {what}: {found.words(limit_s)}")
@@ -175,7 +179,7 @@ class SlurmGroups:
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
         places = ranks.allocation.places_of(group, ranks.group_size)
-        names = node_names(ranks.allocation.node_list)
+        names = self._names
         hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.write_text("".join(f"{names[node]}\n" for node, _ in places))
@@ -207,7 +211,7 @@ class SlurmGroups:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"
 
     def _nodes(self, group: int) -> list[str]:
-        """The nodes of a group, each once, in their order."""
-        names = node_names(self._ranks.allocation.node_list)
+        """The nodes of a group, each once, in their order; empty where Slurm does not name them now."""
+        self._names = self._names or node_names(self._ranks.allocation.node_list)
         places = self._ranks.allocation.places_of(group, self._ranks.group_size)
-        return [names[node] for node in dict.fromkeys(node for node, _ in places)] if names else []
+        return [self._names[node] for node in dict.fromkeys(node for node, _ in places)] if self._names else []

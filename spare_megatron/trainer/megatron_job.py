@@ -59,6 +59,7 @@ from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice
 from spare_megatron.trainer.saving import GroupSaver
 from spare_megatron.trainer.start import Start, load_start
+from spare_megatron.trainer.start_times import StartTimes
 from spare_megatron.trainer.tokenizer import build_tokenizer
 from spare_megatron.trainer.worker import RankJob, train_rank
 
@@ -81,6 +82,8 @@ def run_megatron_job(
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
+    times = StartTimes()
+    times.done("imports and flags")
     exact = job.spare.reduce.startswith("exact")
     if exact:
         make_deterministic()
@@ -105,8 +108,11 @@ def run_megatron_job(
         hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
         embeddings=embeddings,
     )
+    times.done("world")
     replica = build_replica(settings, world, model_provider)
+    times.done("model")
     start = load_start(job, replica)
+    times.done("checkpoint")
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
     placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.group == 0 and place.is_leader:
@@ -159,6 +165,8 @@ def run_megatron_job(
         interface,
         job.transfer_rate_bytes_s,
     )
+    times.done("data and engine")
+    log.info("%s", times.sentence)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
     finally:

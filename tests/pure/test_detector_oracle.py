@@ -1,14 +1,15 @@
 """Groups judged by one beat each are judged as if every rank were known: random jobs with random faults are run twice,
-once with the detector behind its leaders' ledgers, once with a naive one that hears every rank (protocol rule 11)."""
+once with the detector behind its leaders' ledgers, once with a naive one that hears every rank (protocol rule 11).
+
+What a pause of the coordinator must not change is claimed of the detector alone."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from spare_megatron.config.timeouts import Timeouts
@@ -52,14 +53,6 @@ class Oracle:
         if known.beat is None or known.beat.counter != beat.counter:
             known.moved_s = now_s
         known.beat = beat
-
-    def forgive(self, paused_s: float) -> None:
-        """The coordinator did not look for this time."""
-        self.began_s += paused_s
-        self.from_s += paused_s
-        for known in self.ranks.values():
-            known.heard_s += paused_s
-            known.moved_s += paused_s
 
     def judge(self, now_s: float, attempt: Attempt) -> tuple[list[tuple[int, str]], bool]:
         """Lost groups with the cause, and whether the attempt stands still; either makes a new epoch at once."""
@@ -153,7 +146,7 @@ class Job:
         self.inbox: list[tuple[int, Heartbeat]] = []
         self.heard: list[tuple[int, int, Beat]] = []
         """What waits until the coordinator goes on."""
-        self.away_until = self.away_from = 0
+        self.away_until = 0
         self.lost: dict[int, tuple[str, float]] = {}
         self.stood_still: list[float] = []
 
@@ -165,8 +158,6 @@ class Job:
                     self._break(fault)
             self._train(now)
             self._beat(now)
-            if now == self.away_until:
-                self.oracle.forgive((self.away_until - self.away_from) * UNIT_S)
             if now >= self.away_until:
                 self._listen(now * UNIT_S)
                 if now % TICK == 0:
@@ -174,7 +165,6 @@ class Job:
 
     def _break(self, fault: Fault) -> None:
         if fault.kind == "coordinator":
-            self.away_from = self.away_from if fault.at < self.away_until else fault.at
             self.away_until = max(self.away_until, fault.at + fault.units)
         elif fault.kind == "links":
             self.mute = True
@@ -278,36 +268,66 @@ def faults(kinds: list[str]) -> st.SearchStrategy[list[Fault]]:
     return st.lists(fault, max_size=3, unique_by=lambda one: one.group)
 
 
-def lag_s(naive: Job) -> float:
-    """How much later the aggregated detector may find the last of these."""
-    return (len(naive.lost) + len(naive.stood_still)) * BEAT * UNIT_S
+BEAT_S = BEAT * UNIT_S
+"""How much later than the naive detector the other one may find something: a beat tells of its group's ranks up to a
+beat late."""
+Found = tuple[float, int, str]
+"""(when, group or -1, cause)."""
 
 
-def comparable(naive: Job, some: list[Fault]) -> bool:
-    """Whether each thing is found well before the next one, and no fault comes while one detector has found something
-    and the other has not: it would hit two jobs that do different things."""
-    found = sorted([*naive.stood_still, *(at_s for _, at_s in naive.lost.values())])
-    between = any(0.0 <= fault.at * UNIT_S - at_s <= lag_s(naive) for fault in some for at_s in found)
-    return not between and all(later - earlier > 1.0 for earlier, later in pairwise(found))
+def findings(job: Job) -> list[Found]:
+    """What was found, in order."""
+    stills = [(at_s, -1, "standstill") for at_s in job.stood_still]
+    return sorted([*((at_s, group, cause) for group, (cause, at_s) in job.lost.items()), *stills])
 
 
+def agree(ours: Found, naive: Found) -> bool:
+    """Whether both are the same thing. Of a group that is due for standing still within a beat of its silence, either
+    may be found first."""
+    causes = {ours[2], naive[2]}
+    return ours[1] == naive[1] and (len(causes) == 1 or causes == {"silent", "stalled"}) and near(ours, naive)
+
+
+def near(ours: Found, naive: Found) -> bool:
+    """Whether the one was found within a beat of the other."""
+    return abs(ours[0] - naive[0]) <= BEAT_S
+
+
+def check_same(ours: Job, naive: Job, some: list[Fault]) -> None:
+    """Both runs are one until something is found; after it, each is another job, in which the survivors' ranks are at
+    other places. So the first finding is compared, where no other one is due nor fault comes within two beats of it."""
+    expected, found = findings(naive), findings(ours)
+    if not expected:
+        assert not found
+        return
+    first_s = expected[0][0]
+    alone = all(at_s - first_s > 2 * BEAT_S for at_s, _, _ in expected[1:])
+    if alone and not any(0.0 <= fault.at * UNIT_S - first_s <= 2 * BEAT_S for fault in some):
+        assert found, f"nothing was found, not {expected[0]}"
+        assert agree(found[0], expected[0]), f"{found[0]} was found first, not {expected[0]}"
+
+
+SILENT_AND_STILL = 626, [Fault("stop", 2, 0, 86, 1), Fault("hang", 1, 2, 30, 1)]
+"""Group 2 waits for group 1, which hangs, and is due for standing still in the beat in which its silence is."""
 SETTINGS = settings(max_examples=60, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
 @SETTINGS
+@example(*SILENT_AND_STILL)
 @given(st.integers(0, 2**16), faults(["stop", "pause", "hang", "links"]))
-def test_the_same_groups_are_lost_for_the_same_causes_at_the_same_time(seed: int, some: list[Fault]) -> None:
-    naive, ours = outcome(seed, some, aggregated=False), outcome(seed, some, aggregated=True)
-    assert {g: cause for g, (cause, _) in ours.lost.items()} == {g: cause for g, (cause, _) in naive.lost.items()}
-    if comparable(naive, some):
-        for n, (group, (_, at_s)) in enumerate(sorted(naive.lost.items(), key=lambda one: one[1][1]), 1):
-            assert abs(ours.lost[group][1] - at_s) <= (n + len(naive.stood_still)) * BEAT * UNIT_S
-        assert len(ours.stood_still) == len(naive.stood_still)
+def test_the_same_group_is_lost_first_for_the_same_cause_at_the_same_time(seed: int, some: list[Fault]) -> None:
+    check_same(outcome(seed, some, aggregated=True), outcome(seed, some, aggregated=False), some)
 
 
 @SETTINGS
-@given(st.integers(0, 2**16), faults(["stop", "pause", "hang", "coordinator"]))
-def test_a_pause_of_the_coordinator_changes_nobodys_fate(seed: int, some: list[Fault]) -> None:
-    naive, ours = outcome(seed, some, aggregated=False), outcome(seed, some, aggregated=True)
-    assert {g: cause for g, (cause, _) in ours.lost.items()} == {g: cause for g, (cause, _) in naive.lost.items()}
-    assert bool(ours.lost) == any(fault.kind in ("stop", "hang") for fault in some)
+@given(st.integers(0, 2**16), faults(["stop", "pause", "coordinator"]))
+def test_a_pause_of_the_coordinator_is_nobodys_silence(seed: int, some: list[Fault]) -> None:
+    lost = {group: cause for group, (cause, _) in outcome(seed, some, aggregated=True).lost.items()}
+    assert lost == {fault.group: "silent" for fault in some if fault.kind == "stop"}
+
+
+@SETTINGS
+@given(st.integers(0, 2**16), faults(["hang"]), faults(["coordinator"]))
+def test_a_pause_of_the_coordinator_hides_no_hang(seed: int, hangs: list[Fault], pauses: list[Fault]) -> None:
+    lost = outcome(seed, [*hangs[:1], *pauses], aggregated=True).lost
+    assert {fault.group for fault in hangs[:1]} <= lost.keys()

@@ -1,0 +1,33 @@
+"""How long the parts of a rank's start take: one line in its log."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+def age_s() -> float:
+    """How long ago this process began; 0 where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class StartTimes:
+    """The parts of a start, each of which begins where the one before it ends; the first one with the process."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, float]] = []
+
+    def done(self, part: str) -> None:
+        """``part`` has ended."""
+        self._parts.append((part, age_s() - sum(seconds for _, seconds in self._parts)))
+
+    @property
+    def sentence(self) -> str:
+        """Such as 'this rank has started in 9.1 s: imports and flags 6.0, world 1.0, model 1.1, data 1.0'."""
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in self._parts)
+        return f"this rank has started in {sum(seconds for _, seconds in self._parts):.2f} s: {parts}"

@@ -95,7 +95,12 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("groups", "flags"),
-    [(3, EXPERTS), (2, INNER), (2, (*INNER, SPLIT)), (2, (*EXPERTS_SPLIT, SPLIT))],
+    [
+        (3, EXPERTS),
+        pytest.param(2, INNER, marks=pytest.mark.full),
+        (2, (*INNER, SPLIT)),
+        pytest.param(2, (*EXPERTS_SPLIT, SPLIT), marks=pytest.mark.full),
+    ],
     ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute", "D2 fp16 split optimizer", "MoE EP2 split optimizer"],
 )
 def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
@@ -124,6 +129,7 @@ def test_32_bits_leave_no_trace_either(tmp_path: Path) -> None:
     assert killed == train(tmp_path / "two", 2, flags)[1]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_bf16_on_the_wire_keeps_to_its_tolerance(tmp_path: Path) -> None:
     losses = []

@@ -152,7 +152,7 @@ def test_the_probe_looks_at_devices_where_the_ranks_use_cuda(
     tmp_path: Path, guard: ChildGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text("import types\ncuda = types.SimpleNamespace(is_available=lambda: False)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     for device, expected in (("cpu", None), ("cuda", ("device", "no CUDA device is visible"))):
         write_json(tmp_path / "job.json", encode(JobDescription(device=device)))
         assert fault(health(tmp_path, guard)) == expected

@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Strikes:
         for fault in [fault for fault in self._hunts if learners or fault.at_s + HUNTED_S <= now_s]:
             self._hunts.remove(fault)
             found = replace(fault, groups=tuple(learners[:1]))
-            self._later(fault.apart_s, lambda found=found: self._strike(found))  # type: ignore[misc]
+            self._later(fault.apart_s, partial(self._strike, found))
 
     def end(self) -> None:
         """Let everything go on that is stopped, and forget what is still to come."""
@@ -152,7 +153,7 @@ class Strikes:
         else:
             kill(struck[0])
             for later in struck[1:]:
-                self._later(fault.apart_s, lambda later=later: kill(later))  # type: ignore[misc]
+                self._later(fault.apart_s, partial(kill, later))
         return DONE
 
     def unhurt(self, status: dict[str, Any]) -> set[int]:

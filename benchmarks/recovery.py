@@ -11,13 +11,10 @@ start in their logs. The pauses between restarts are 0, as each group is killed 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,16 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _report import report
-from masked_failure import FLAGS, GROUPS, ROOT
 
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, SendCommit, SendView, Vote
-from spare_megatron.coordinator.journal import Record, read
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._report import report
+from benchmarks._returns import commits, status, until_started, until_whole
+from benchmarks.masked_failure import FLAGS, GROUPS
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.controller.messages import CaughtUp, Hello, Ready, SendView, Vote
+from spare_megatron.coordinator.journal import Record
+from tests.process.harness import RESTARTS, Job, launch
+from tests.process.returning import records
 
 BETWEEN = 5
 """Steps of the whole job between a return and the next kill."""
-LIMIT_S = 300.0
-"""How long a return may take."""
 PARTS = (
     ("next commit", "the step in flight is committed by the others"),
     ("decision and check", "the coordinator is asked, the host is looked at"),
@@ -79,89 +80,39 @@ def _row(part: str, why: str, values: list[float]) -> dict[str, object]:
 
 
 def _job(run_dir: Path, draw: random.Random, kills: int) -> list[dict[str, float]]:
-    command = [
-        sys.executable,
-        "-m",
-        "spare_megatron.cli.launch",
-        "--num-groups",
-        str(GROUPS),
-        "--run-dir",
-        str(run_dir),
-    ]
-    command += ["pretrain_gpt.py", *FLAGS, "--train-iters", "100000", "--spare-max-group-restarts", "1000"]
-    command += ["--spare-group-restart-pause-s", "0"]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    job, found = _Watched(run_dir, process), []
+    words = (*FLAGS, "--train-iters", "100000", RESTARTS, "1000", "--spare-group-restart-pause-s", "0")
+    environ = {"TORCHDYNAMO_DISABLE": "1"}
+    job = launch(run_dir, *words, groups=GROUPS, group_size=None, script="pretrain_gpt.py", environ=environ)
+    found = []
     try:
         for kill in range(kills):
             found.append(_kill(job, draw.randrange(GROUPS), draw))
             print(f"kill {kill + 1} of {kills}: whole again after {found[-1]['whole again']:.1f} s", flush=True)
-        process.send_signal(signal.SIGTERM)
-        process.wait(60.0)
+        job.kill(job.process.pid, number=signal.SIGTERM)
+        job.finish(code=ExitCode.REQUEUE)
     finally:
-        process.kill()
-        process.wait()
+        job.end()
     return found
 
 
-class _Watched:
-    """A running job, and its journal as far as it was read."""
-
-    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes]) -> None:
-        self.run_dir, self.process = run_dir, process
-
-    def records(self) -> list[Record]:
-        """The journal by now."""
-        path = self.run_dir / "journal.jsonl"
-        return list(read(path)) if path.exists() else []
-
-    def status(self) -> dict[str, Any]:
-        """Of the coordinator."""
-        path = self.run_dir / "status.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {"live": {}, "step": 0}
-
-    def ranks(self, group: int) -> list[dict[str, Any]]:
-        """The processes of a group."""
-        return [
-            rank
-            for rank in json.loads((self.run_dir / "processes.json").read_text())["ranks"]
-            if rank["group"] == group
-        ]
-
-    def until(self, true: Callable[[], bool]) -> None:
-        """Poll until ``true()``."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while not true():
-            if self.process.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit(f"the job has ended ({self.process.poll()}), or does not go on; see {self.run_dir}")
-            time.sleep(0.02)
-
-
-def _kill(job: _Watched, group: int, draw: random.Random) -> dict[str, float]:
+def _kill(job: Job, group: int, draw: random.Random) -> dict[str, float]:
     """Kill ``group`` when the job has trained whole for some steps; returns the seconds of each part."""
-    job.until(lambda: len(job.status()["live"]) == GROUPS)
-    step = job.status()["step"]
-    job.until(lambda: job.status()["step"] >= step + BETWEEN)
+    until_whole(job, GROUPS, BETWEEN)
     time.sleep(draw.uniform(0, 0.4))
-    member = (group, job.status()["live"][str(group)] + 1)
-    seen = len(job.records())
+    member = group, status(job)["live"][str(group)] + 1
+    seen = len(records(job))
     killed_s = time.time()
-    for rank in job.ranks(group):
-        os.kill(rank["pid"], signal.SIGKILL)
-    job.until(lambda: any((rank["group"], rank["incarnation"]) == member for rank in job.ranks(group)))
-    began_s = min(psutil.Process(rank["pid"]).create_time() for rank in job.ranks(group))
-    job.until(lambda: job.status()["live"].get(str(group)) == member[1])
-    step = job.status()["step"]
-    job.until(lambda: job.status()["step"] >= step + 3)
-    records = job.records()[seen:]
+    job.kill(*job.pids(group))
+    until_started(job, member)
+    began_s = min(psutil.Process(pid).create_time() for pid in job.pids(group))
+    until_whole(job, GROUPS, 3, member)
     log = next((job.run_dir / "logs" / f"group-{group}").glob(f"rank-0.incarnation-{member[1]}.log")).read_text()
-    return _parts(records, member, killed_s, began_s, log)
+    return _parts(records(job)[seen:], member, killed_s, began_s, log)
 
 
-def _parts(records: list[Record], me: tuple[int, int], killed_s: float, began_s: float, log: str) -> dict[str, float]:
+def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: float, log: str) -> dict[str, float]:
     def first(true: Callable[[Record], bool]) -> Record:
-        return next(record for record in records if true(record))
+        return next(record for record in after if true(record))
 
     def of_me(kind: type) -> Record:
         return first(lambda r: isinstance(r.event, kind) and (r.event.group, r.event.incarnation) == me)
@@ -172,7 +123,7 @@ def _parts(records: list[Record], me: tuple[int, int], killed_s: float, began_s:
         )
 
     def commit_after(at_s: float, own: bool) -> Record:
-        return first(lambda r: r.time_unix_s >= at_s and _commits(r) and (not own or me[0] in _with_pieces(records, r)))
+        return first(lambda r: r.time_unix_s >= at_s and commits(r) and (not own or me[0] in _with_pieces(after, r)))
 
     masked = commit_after(killed_s, own=False)
     hello, ready, offered = of_me(Hello), of_me(Ready), viewed(lambda view: view.offer is not None)
@@ -195,14 +146,10 @@ def _parts(records: list[Record], me: tuple[int, int], killed_s: float, began_s:
     }
 
 
-def _commits(record: Record) -> bool:
-    return any(isinstance(action, SendCommit) for action in record.actions)
-
-
-def _with_pieces(records: list[Record], committed: Record) -> set[int]:
+def _with_pieces(after: list[Record], committed: Record) -> set[int]:
     """The groups that voted pieces in the step that a record commits."""
     at = committed.event.result.step
-    votes = (r.event for r in records if isinstance(r.event, Vote) and r.event.result.step == at)
+    votes = (r.event for r in after if isinstance(r.event, Vote) and r.event.result.step == at)
     return {vote.group for vote in votes if vote.result.pieces}
 
 

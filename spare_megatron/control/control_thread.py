@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -238,6 +239,7 @@ class Follower:
         """``find`` returns the leader's address, None where it is not known yet; else it is read from the run
         directory."""
         self._agent, self._setup = agent, agent.setup
+        self._birth = secrets.token_hex(8)
         self._closing = asyncio.Event()
         self._kept: dict[tuple[type, int], pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
@@ -297,6 +299,7 @@ class Follower:
             last_applied=self._last_applied,
             address=setup.address,
             serving_at=setup.serving_at,
+            birth=self._birth,
         )
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import socket
 import sys
 import time
@@ -59,6 +60,8 @@ class Leader:
     def __init__(self, agent: Agent, listening: Callable[[str], None] = lambda _: None) -> None:
         """``listening`` is called with the address at which the ranks reach the leader."""
         self._agent, self._setup, self._listening = agent, agent.setup, listening
+        self._birth = secrets.token_hex(8)
+        """The birth of the group's process: a leader lives and dies with position 0, hence with the group."""
         size = self._setup.group_size
         self._alone = size == 1
         self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
@@ -81,6 +84,8 @@ class Leader:
         """Where the ranks of this group listen for their replica rings."""
         self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
         """Where they serve state to learners."""
+        self._births: dict[int, str] = {}
+        """Position -> the birth of the process that has it. A rank that dies ends its group: nobody takes its place."""
         if self._alone:
             self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
@@ -158,6 +163,10 @@ class Leader:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
         position = first.arrival.position
+        if self._births.setdefault(position, first.arrival.birth) != first.arrival.birth:
+            reason = f"{self._who(first.arrival)} is there already, as another process"
+            await context.write(pb.Order(fenced=pb.Fenced(reason=reason)))
+            return
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
         self._addresses[position] = first.arrival.address
         self._serving_at[position] = first.arrival.serving_at
@@ -319,6 +328,7 @@ class Leader:
             held=self._ballots.held,
             fencing=view.fencing,
             committed=view.committed if view.epoch else None,
+            birth=self._birth,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,

@@ -159,10 +159,10 @@ def _refusal(state: State, event: Hello) -> str:
     highest, (named, birth) = state.highest.get(group, -1), state.births.get(group, (-1, ""))
     present = state.present.get(group)
     incarnation = _incarnation(state, event)
-    if incarnation == named and birth != event.birth:
-        return f"group {group} incarnation {incarnation} is another process"
     if incarnation != present and incarnation <= highest:
         return f"group {group} incarnation {incarnation} is not in the live set, incarnation {highest} was seen"
+    if incarnation == named and birth != event.birth:
+        return f"group {group} incarnation {incarnation} is another process"
     drawn = event.incarnation < 0 and incarnation != named
     if drawn and present is not None and event.replaces != present:
         return f"the place of group {group} is taken by its incarnation {present}"

@@ -295,7 +295,8 @@ class Coordinator:
         self._speaker.say(action)
         if isinstance(action, SendFenced):
             self._restarts.observe((action,))
-            self._detector.lost(action.group, action.incarnation)
+            if not self._is_there(action.group, action.incarnation):
+                self._detector.lost(action.group, action.incarnation)
 
     def _follow(self, record: Record, before: State) -> None:
         """Do what an event leads to once its actions are sent, and decide the tuning event that may follow it."""
@@ -340,7 +341,11 @@ class Coordinator:
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
-        stream = Stream(hello.group, hello.incarnation, context)
+        if self._is_taken(hello):
+            reason = f"group {hello.group} incarnation {hello.incarnation} is there already, as another process"
+            await context.write(pb.Order(fenced=pb.Fenced(fencing=self._fencing, reason=reason)))
+            return
+        stream = Stream(hello.group, hello.incarnation, hello.birth, context)
         self._streams.add(stream)
         stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
         if self._unopened:
@@ -363,6 +368,15 @@ class Coordinator:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
+
+    def _is_taken(self, hello: Hello) -> bool:
+        """Whether an incarnation belongs to another process (rule 16). The machine would fence this one too, but by
+        then its stream would have taken the place of the other's."""
+        stream = self._streams.of(hello.group, hello.incarnation)
+        births = {stream.birth} if stream else set()
+        if self._is_there(hello.group, hello.incarnation):
+            births.add(self._state.births[hello.group][1])
+        return bool(births - {hello.birth})
 
     def _is_there(self, group: int, incarnation: int) -> bool:
         return self._state.present.get(group) == incarnation

@@ -18,8 +18,8 @@ from spare_megatron.control.encoded_order import AnyOrder
 class Stream:
     """One leader's connection."""
 
-    def __init__(self, group: int, incarnation: int, context: grpc.aio.ServicerContext) -> None:
-        self.group, self.incarnation = group, incarnation
+    def __init__(self, group: int, incarnation: int, birth: str, context: grpc.aio.ServicerContext) -> None:
+        self.group, self.incarnation, self.birth = group, incarnation, birth
         self.neighbour: tuple[int, int] | None = None
         """The (group, incarnation) whose addresses this group was told last."""
         self.offer = 0

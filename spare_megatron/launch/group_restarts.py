@@ -7,12 +7,14 @@ Promises:
 * Of one group, at most ``most`` restarts begin within WITHIN_S; a group that needs one more is given up.
 * The first restart within that time begins at once; each further one waits twice as long as the one before it, from
   a first pause up to PAUSES_MOST of them.
+* :class:`Absences` counts a group as gone only after LEAVE_S in which the coordinator did not name it, and not before
+  it has come.
 * A number that :class:`Incarnations` draws for a group is above all that were drawn or known for it before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ FIRST_PAUSE_S = 5.0
 """The first pause, unless the user says another one."""
 PAUSES_MOST = 60.0
 """The longest pause, in first pauses."""
+LEAVE_S = 5.0
+"""How long the processes of a group that was fenced have to leave by themselves."""
 
 
 def pause_s(before: int, first_s: float = FIRST_PAUSE_S) -> float:
@@ -47,6 +51,22 @@ class GroupStart:
 def named(status: Mapping[str, Any]) -> set[tuple[int, int]]:
     """(group, incarnation) of the members and learners that the coordinator's status.json names."""
     return {(int(group), status[who][group]) for who in ("live", "learners") for group in status[who]}
+
+
+class Absences:
+    """Which starts of groups the coordinator has ceased to name."""
+
+    def __init__(self, come: Iterable[GroupStart] = ()) -> None:
+        """``come``: those that count as named once before the first look."""
+        self._come = {start.member for start in come}
+        self._since_s: dict[GroupStart, float] = {}
+
+    def gone(self, starts: Iterable[GroupStart], there: set[tuple[int, int]], now_s: float) -> list[GroupStart]:
+        """Those of ``starts`` that are gone, at a look that finds ``there`` named."""
+        self._come |= there
+        away = [start for start in starts if start.member in self._come - there]
+        self._since_s = {start: self._since_s.get(start, now_s) for start in away}
+        return [start for start in away if now_s > self._since_s[start] + LEAVE_S]
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control.run_directory import glance
-from spare_megatron.launch.group_restarts import GroupStart, named
+from spare_megatron.launch.group_restarts import Absences, GroupStart, named
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, ListedRank, Processes
 
 LOOK_S = 0.5
 """Time between two looks at who is there."""
-LEAVE_S = 5.0
-"""How long the processes of a group that was fenced have to leave, before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +115,13 @@ class RankProcesses:
         """Until the job is ``over``, kill the processes of groups that the coordinator's ``status`` file once named and
         has not named for LEAVE_S: they were fenced, which is final, so an old file does no harm. Stopped processes are
         left."""
-        seen: set[tuple[int, int]] = set()
-        gone_s: dict[GroupStart, float] = {}
+        absences = Absences()
         while not over():
             await asyncio.sleep(LOOK_S)
-            told, now_s = glance(status), time.monotonic()
-            if told is None or told["phase"] != "running":
-                continue
-            there = named(told)
-            seen |= there
-            for start in sorted({rank.start for rank in self.living}):
-                if start.member not in seen - there:
-                    gone_s.pop(start, None)
-                elif now_s > gone_s.setdefault(start, now_s) + LEAVE_S:
+            told = glance(status)
+            if told is not None and told["phase"] == "running":
+                starts = sorted({rank.start for rank in self.living})
+                for start in absences.gone(starts, named(told), time.monotonic()):
                     await self.end_group(start, 0.0, over)
 
     def _environment(self, start: GroupStart, position: int) -> dict[str, str]:

@@ -23,10 +23,10 @@ from spare_megatron.control.brief_command import run_command
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
-from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory, named
+from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.life_report import LINES_SHOWN, tail
 from spare_megatron.launch.processes import Child, Processes
-from spare_megatron.launch.rank_processes import LEAVE_S, LOOK_S
+from spare_megatron.launch.rank_processes import LOOK_S
 from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.slurm_commands import SRUN, node_names, told_of
 
@@ -81,9 +81,7 @@ class SlurmGroups:
         self._steps: dict[GroupStart, Child] = {}
         self._names: list[str] = []
         """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
-        self._seen: set[GroupStart] = set()
-        """The starts that the coordinator has named once."""
-        self._gone_s: dict[GroupStart, float] = {}
+        self._absences = Absences(self._newest.values())
         self._handled: set[GroupStart] = set()
         """The starts whose loss is known here."""
 
@@ -110,17 +108,8 @@ class SlurmGroups:
             await asyncio.sleep(LOOK_S)
             status = glance(self._ranks.run_dir.status)
             if status is not None and (status["phase"], status["life"]) == ("running", self._ranks.life):
-                self._look(named(status), time.monotonic())
-
-    def _look(self, there: set[tuple[int, int]], now_s: float) -> None:
-        for start in self._newest.values():
-            if start.member in there:
-                self._seen.add(start)
-                self._gone_s.pop(start, None)
-                continue
-            has_come = start in self._seen or not start.restarts
-            if has_come and now_s > self._gone_s.setdefault(start, now_s) + LEAVE_S:
-                self._lost(start)
+                for start in self._absences.gone(self._newest.values(), named(status), time.monotonic()):
+                    self._lost(start)
 
     def _lost(self, start: GroupStart) -> None:
         if start not in self._handled and not self._over():

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.controller.membership import waited_for
 from spare_megatron.sim.cluster import Cluster
 from spare_megatron.sim.job_control import JobControl
 
-GRACE_S = 5.0
-"""How long holders wait for joiners: the default of ``--spare-heartbeat-timeout-s``."""
+GRACE_S = Timeouts.heartbeat_timeout_s
+"""How long holders wait for joiners."""
 
 
 @dataclass

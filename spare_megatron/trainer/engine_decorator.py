@@ -103,7 +103,7 @@ class PassThrough:
         return self.engine.state_tensors()
 
     def state_values(self) -> Mapping[str, Any]:
-        """The values of the engine's state; what is added to its calls remembers nothing from one step to the next."""
+        """The values of the engine's state."""
         return self.engine.state_values()
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:

@@ -47,6 +47,7 @@ from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWor
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
+from spare_megatron.trainer.carried_state import CarryingEngine, carried
 from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
@@ -145,8 +146,11 @@ def run_megatron_job(
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state)
+    carrying = CarryingEngine(engine, carried())
+    if start.step and not place.restarts:
+        carrying.restore(start.rank_state)
     hooks, end_hooks = hooks_of(job, replica)
-    reporting = ReportingEngine(engine, hooks, job.logging.log_timers_to_tensorboard)
+    reporting = ReportingEngine(carrying, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, datasets, start)
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
@@ -168,7 +172,7 @@ def run_megatron_job(
     times.done("data and engine")
     log.info("%s", times.sentence)
     try:
-        return train_rank(rank, evaluating, _saver(job, args, engine, start, store), injector)
+        return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector)
     finally:
         end_hooks()
         loaders.close()
@@ -325,7 +329,12 @@ def _board_extras(job: JobArguments) -> tuple[str, ...]:
 
 
 def _saver(
-    job: JobArguments, args: Namespace, engine: MegatronEngine, start: Start, store: dist.Store
+    job: JobArguments,
+    args: Namespace,
+    engine: MegatronEngine,
+    carrying: CarryingEngine,
+    start: Start,
+    store: dist.Store,
 ) -> GroupSaver | None:
     config, place = job.checkpoint, job.place
     if config.save is None:
@@ -336,9 +345,9 @@ def _saver(
 
     def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
         consumed = batches.consumed_before(step + 1)
-        exact = engine.exact.state if engine.exact is not None else None
+        kept = carrying.with_states(engine.exact.state if engine.exact is not None else None)
         return checkpointer.take(
-            directory, step=step, consumed_samples=consumed, args=flags, rank_state=exact, copied=copied
+            directory, step=step, consumed_samples=consumed, args=flags, rank_state=kept, copied=copied
         )
 
     def agree(value: bool) -> bool:

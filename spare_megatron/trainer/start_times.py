@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
+
+from spare_megatron.control.orphan_reaper import start_time
 
 
 def age_s() -> float:
     """How long ago this process began; 0 where the system does not say."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    ticks = start_time(os.getpid())
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 class StartTimes:

@@ -15,6 +15,7 @@ _UTILS, _ENTRY = (f"spare_megatron.training.{name}" for name in ("utils", "train
 
 EXPORTS = {
     "ModelType": "spare_megatron.training.model_type",
+    "carry_state": "spare_megatron.trainer.carried_state",
     "core_transformer_config_from_args": _STATE,
     "get_adlr_autoresume": _STATE,
     "get_args": _STATE,

@@ -168,12 +168,12 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     costs = _costs(cluster, stage_s)
     if cluster.rejoin_s is None:
         found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+        if _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
+            found = None
     else:
         shard_patch = SHARD_PATCHES if whole else None
         sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch)
         found = rejoin.steady_course(num_groups, sharing, costs)
-    if cluster.rejoin_s is None and _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
-        found = None
     until = loads.mean
     if found is not None and found.restart_after is not None:
         states = min(len(loads.after), max(1, found.restart_after - cluster.standby_groups))

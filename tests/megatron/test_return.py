@@ -1,8 +1,10 @@
 """Lost groups of real Megatron ranks come back while the others train: the weights of every step are those of the run
-without failures, bit for bit, and so is the state from which they go on."""
+without failures, bit for bit, and so is the state from which they go on. The script has a state of its own, which goes
+with them and through checkpoints."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,12 @@ LAYOUTS = {
 MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
 
 
+SCRIPT = "tests/data/pretrain_remembering.py"
+
+
 def train(run_dir: Path, layout: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
     words = (*FLAGS, *LAYOUTS[layout], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
-    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+    return launch(run_dir, *words, groups=groups, group_size=None, script=SCRIPT, inject=inject)
 
 
 @pytest.mark.timeout(900)
@@ -51,3 +56,17 @@ def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, lay
     check_same(found, voted(calm))
     one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
     assert one == other, "weights or optimizer differ"
+    last, [(steps, norm)] = max(found), kept(calm)
+    assert (steps, kept(job)) == (last, {(last, norm)}), "the script's own state differs"
+    after = train(tmp_path / "after", layout, 1, "--load", str(calm.run_dir / "save"), "--exit-interval", str(last + 1))
+    after.finish(timeout_s=400.0)
+    [(steps, one)] = kept(after)
+    assert steps == last + 1
+    assert abs(one - 0.9 * norm - 0.1 * after.metrics[-1]["grad_norm"]) < 1e-9
+
+
+def kept(job: Job) -> set[tuple[int, float]]:
+    """The script's own state on all ranks of the job that know the gradients' norm: steps, and the mean norm."""
+    told = [json.loads(file.read_text()) for file in job.run_dir.glob("norm-*.json")]
+    assert all(steps == step for step, steps, _ in told)
+    return {(steps, norm) for _, steps, norm in told if norm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.controller.messages import SendView, Vote
@@ -27,8 +28,13 @@ def views(job: Job) -> list[View]:
 
 def voted(job: Job) -> dict[int, set[str]]:
     """Step -> the digests of the weights after it that groups voted."""
+    return voted_in(job.run_dir / "journal.jsonl")
+
+
+def voted_in(journal: Path) -> dict[int, set[str]]:
+    """The same, of a journal."""
     found: dict[int, set[str]] = {}
-    for record in records(job):
+    for record in read(journal):
         if isinstance(record.event, Vote) and record.event.result.ok:
             found.setdefault(record.event.result.step - 1, set()).add(record.event.result.weights_digest)
     return found

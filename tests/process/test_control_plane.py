@@ -182,6 +182,31 @@ def test_a_stale_incarnation_is_fenced(job: Callable[..., ControlJob]) -> None:
     one.check_steps(one.committed())
 
 
+@pytest.mark.parametrize(
+    ("size", "who"), [(1, "group 1 incarnation 0"), (2, "rank 1 of group 1")], ids=["a group", "a rank of a group"]
+)
+def test_a_place_belongs_to_one_process(job: Callable[..., ControlJob], size: int, who: str) -> None:
+    """Of a group of several the second process of a rank that is not the leader's: the first one's leader knows it."""
+    one = job(size=size, flags="--piece-s 0.01 --steps 300")
+    one.start()
+    one.until(lambda: one.committed() >= 5)
+    first = one.ranks[1, size - 1]
+    one.start_rank(1, size - 1)
+    assert one.ranks[1, size - 1].wait(30) == ExitCode.FENCED
+    assert f"{who} is there already, as another process" in one.output(f"rank-1-{size - 1}-0")
+    committed = one.committed()
+    one.until(lambda: one.committed() >= committed + 20)
+    assert losses(one) == []
+    first.kill()  # it is still watched
+    one.until(lambda: bool(losses(one)))
+    assert one.coordinator is not None
+    one.coordinator.terminate()
+    assert one.finish() == ExitCode.REQUEUE
+    births = [r.event.birth for r in one.records() if isinstance(r.event, Hello)]
+    assert len(set(births)) == len(births) == one.groups
+    one.check_steps(one.committed())
+
+
 def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1)
     one.start_coordinator()

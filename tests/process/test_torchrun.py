@@ -18,10 +18,9 @@ import pytest
 
 from spare_megatron.control.channel import Security
 from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.controller.messages import Vote
-from spare_megatron.coordinator import journal
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from tests.process.harness import ROOT
+from tests.process.returning import voted_in
 
 pytestmark = pytest.mark.timeout(240)
 GROUPS, SIZE = 2, 2
@@ -94,9 +93,6 @@ def test_torchrun_starts_its_group_again_and_it_joins(
 
     asyncio.run(asyncio.wait_for(stop(), 60.0))
     assert [process.wait(60) for name, process in started.items() if name != "coordinator"] == [0, 0]
-    voted: dict[int, set[str]] = {}
-    for record in journal.read(run_dir.journal):
-        if isinstance(record.event, Vote) and record.event.result.ok:
-            voted.setdefault(record.event.result.step, set()).add(record.event.result.weights_digest)
-    assert voted.keys() >= set(range(1, joined + 4))
+    voted = voted_in(run_dir.journal)
+    assert voted.keys() >= set(range(joined + 3))
     assert all(len(digests) == 1 for digests in voted.values())

@@ -90,6 +90,16 @@ def claims() -> Iterator[Claim]:
     yield from _theory()
 
 
+def _soaked(*names: str) -> Iterator[Figure]:
+    """Minutes of each run; faults, returns and steps of all together."""
+    runs = [Results(name) for name in names]
+    assert all(run("value", what="verdict").value == "as it should be" for run in runs)
+    yield runs[0].config("minutes")
+    for kind in ("fault:", "returns", "steps"):
+        rows = (row for run in runs for row in run.content["results"] if row["what"].startswith(kind))
+        yield Figure(sum(row["value"] for row in rows), f"{' and '.join(names)}: {kind}")
+
+
 def _readme() -> Iterator[Claim]:
     masked = Results("masked_failure.json")
     rest = "all_but_patch_and_reduce_s"
@@ -99,12 +109,11 @@ def _readme() -> Iterator[Claim]:
         "Without the patch and the reduction that is {} s, and {} s at most",
         (masked("median_s", part=rest), masked("max_s", part=rest)),
     )
-    soak = Results("soak_toy.json")
-    faults = soak.of(sum(row["value"] for row in soak.content["results"] if row["what"].startswith("fault:")), "faults")
     yield Claim(
         "README.md",
-        "A job of the small torch model (6 groups of 2) had {} faults and {} returns in {} minutes and {} steps",
-        (faults, soak("value", what="returns"), soak.config("minutes"), soak("value", what="steps")),
+        "In two runs of {} minutes each the small torch model (6 groups of 2) had {} faults and {} returns in {} "
+        "steps, in two of {} minutes each a Megatron job (3 groups of PP2) {} and {} in {} steps",
+        (*_soaked("soak_toy_11.json", "soak_toy_12.json"), *_soaked("soak_megatron_13.json", "soak_megatron_14.json")),
     )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from spare_megatron.launch.group_restarts import (
     FIRST_PAUSE_S,
+    LEAVE_S,
     PAUSES_MOST,
     WITHIN_S,
+    Absences,
     GroupRestarts,
+    GroupStart,
     Incarnations,
     NextStart,
     pause_s,
@@ -114,3 +117,17 @@ def test_no_incarnation_of_a_group_is_drawn_twice(draws: list[tuple[int | None, 
             number = drawn.next(group, known)
             assert number > max(known, seen[group])
             seen[group] = number
+
+
+def test_who_is_gone() -> None:
+    first, second, back = GroupStart(0, 0), GroupStart(1, 0), GroupStart(1, 1, restarts=1)
+    absences, both = Absences([first]), {first.member, second.member}
+    assert absences.gone([first, second], set(), 10.0) == []
+    assert absences.gone([first, second], set(), 10.1 + LEAVE_S) == [first], "the second has not come yet"
+    assert absences.gone([first, second], both, 20.0) == []
+    assert absences.gone([first, second], {first.member}, 21.0) == []
+    assert absences.gone([first, second], both, 21.0 + LEAVE_S) == []
+    assert absences.gone([first, second], {first.member}, 30.0) == [], "counted anew"
+    assert absences.gone([first, second], {first.member}, 30.0 + LEAVE_S) == []
+    assert absences.gone([first, second], {first.member}, 30.1 + LEAVE_S) == [second]
+    assert absences.gone([first, back], {first.member}, 99.0) == [], "the newer start has not come yet"

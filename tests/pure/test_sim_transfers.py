@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from spare_megatron.controller import messages as m
+from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.job_control import JobControl
 from spare_megatron.sim.pieces import PiecesEngine
+from spare_megatron.theory import catching_up
 from spare_megatron.theory.catching_up import commits_to_admission
 
 CALM = Cluster(12, mtbf_s=1e12, jitter=0.0, reduce_s=2.0, rejoin_s=100.0, transfer_s=150.0, result_s=10.0)
@@ -145,3 +147,7 @@ def test_random_failures_keep_every_invariant(seed: int) -> None:
     found = PiecesEngine(cluster, policy, seed, check=True).run()
     assert found.tally.failures > 10, f"seed {seed}"
     assert np.isfinite(found.time_s), f"seed {seed}"
+
+
+def test_the_theory_counts_as_many_donors_and_results_as_a_job_has() -> None:
+    assert (JobSpec.donors_max, JobSpec.results_kept) == (catching_up.DONORS, catching_up.RESULTS_KEPT)

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.control.run_directory import glance
-from spare_megatron.controller.messages import Vote
-from spare_megatron.coordinator import journal
 from tests.process.harness import launch, toy_digests
+from tests.process.returning import voted_in
 from tests.process.toy_engine import ToyEngine
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
@@ -153,18 +152,9 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
     assert job.metrics[-1]["live_groups"] == 2
-    found = voted(job)
+    found = voted_in(job.run_dir.journal)
     assert found == {step: {digest} for step, digest in enumerate(calm_weights(max(found))) if step in found}
     assert found.keys() >= set(range(1, max(found)))
-
-
-def voted(job: SlurmJob) -> dict[int, set[str]]:
-    """Step -> the digests of the weights after it that groups voted."""
-    found: dict[int, set[str]] = {}
-    for record in journal.read(job.run_dir.journal):
-        if isinstance(record.event, Vote) and record.event.result.ok:
-            found.setdefault(record.event.result.step - 1, set()).add(record.event.result.weights_digest)
-    return found
 
 
 def calm_weights(steps: int) -> list[str]:

@@ -1,0 +1,147 @@
+"""Takes one system through goodput.py's times: start, calm, the window with its kills, the return, calm again."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks._goodput_account import Kill, median
+from benchmarks._goodput_model import GROUPS
+from benchmarks._goodput_system import System, left_behind
+
+WARM_UP_STEPS, WHOLE_STEPS = 10, 5
+"""Steps with all groups before the first calm time, and before the second."""
+LOOK_S, SAY_S = 0.02, 15.0
+START_S, BACK_S = 240.0, 240.0
+"""How long the first steps and the return of all groups may take."""
+
+Span = tuple[float, float]
+
+
+class OthersLoad:
+    """How busy processes that are none of this benchmark's kept the machine. The benchmark's own count when they have
+    ended and were waited for."""
+
+    def __init__(self) -> None:
+        self._began_s, self._busy_s, self._own_s = self._now()
+
+    def share(self) -> float:
+        """Of all cores, since this was made."""
+        now_s, busy_s, own_s = self._now()
+        others_s = (busy_s - self._busy_s) - (own_s - self._own_s)
+        return max(0.0, others_s) / (now_s - self._began_s) / psutil.cpu_count()
+
+    def _now(self) -> tuple[float, float, float]:
+        """(time, CPU seconds of the machine, those of this process and its children)."""
+        whole = psutil.cpu_times()
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        own_s = sum(one.ru_utime + one.ru_stime for one in used)
+        return time.monotonic(), sum(whole) - whole.idle - whole.iowait - whole.guest - whole.guest_nice, own_s
+
+
+@dataclass
+class Trial:
+    """The measurement of one system."""
+
+    system: System
+    kills: Sequence[Kill]
+    window_s: float
+    calm_s: float
+    say: Callable[[str], None]
+    struck_s: list[float] = field(default_factory=list)
+    """When kills struck processes."""
+    missed: int = 0
+    """Kills at which no process of their group was there."""
+
+    def run(self) -> dict[str, object]:
+        """The row of the table. Whatever happens, no process is left."""
+        system, load = self.system, OthersLoad()
+        try:
+            system.start()
+            self._until_whole("the first steps", WARM_UP_STEPS, START_S)
+            calm = [self._calm()]
+            window = self._window()
+            self._until_whole("the return of all groups", WHOLE_STEPS, BACK_S)
+            calm.append(self._calm())
+            system.end()
+            return self._row(calm, window) | {"others_cpu_share": round(load.share(), 3)}
+        finally:
+            system.end()
+            if left := left_behind(system.folder):
+                self.say(f"{system.name}: processes were left behind and have been killed: {', '.join(left)}")
+
+    def _calm(self) -> Span:
+        """Half of the calm time."""
+        self.system.calm(True)
+        began_s = time.monotonic()
+        self._until("calm", lambda: time.monotonic() >= began_s + self.calm_s / 2)
+        self.system.calm(False)
+        return began_s, time.monotonic()
+
+    def _window(self) -> Span:
+        began_s = time.monotonic()
+        for kill in self.kills:
+            self._until("kills", lambda due_s=began_s + kill.at_s: time.monotonic() >= due_s)
+            at_s = time.monotonic()
+            struck = self.system.kill(kill.group)
+            if struck:
+                self.struck_s.append(at_s)
+            else:
+                self.missed += 1
+            what = f"{struck} process{'es' if struck != 1 else ''} killed"
+            self.say(f"{self.system.name}: {kill.at_s:.1f} s, group {kill.group}: {what}")
+        self._until("kills", lambda: time.monotonic() >= began_s + self.window_s)
+        return began_s, began_s + self.window_s
+
+    def _until_whole(self, what: str, steps: int, limit_s: float) -> None:
+        began_s = time.monotonic()
+        course = self.system.course
+
+        def whole() -> bool:
+            if time.monotonic() > began_s + limit_s:
+                raise RuntimeError(f"{self.system.name}: not within {limit_s:g} s: {what}")
+            return course.whole_steps_since(began_s, GROUPS) >= steps
+
+        self._until(what, whole)
+
+    def _until(self, what: str, true: Callable[[], bool]) -> None:
+        said_s = time.monotonic()
+        while not true():
+            self.system.look()
+            if time.monotonic() - said_s > SAY_S:
+                said_s = time.monotonic()
+                states = self.system.course.states
+                told = f"step {states[-1].step}, {states[-1].groups} of {GROUPS} groups" if states else "no step yet"
+                self.say(f"{self.system.name}: {what}: {told}")
+            time.sleep(LOOK_S)
+        self.system.look()
+
+    def _row(self, calm: Sequence[Span], window: Span) -> dict[str, object]:
+        course, window_s = self.system.course, self.window_s
+        steps = course.step_at(window[1]) - course.step_at(window[0])
+        calm_steps, calm_samples = course.calm_rate(calm)
+        first, second = (course.calm_rate([span])[0] for span in calm)
+        ratio = steps / window_s / calm_steps
+        waits = [course.seconds_until_beyond(at_s) for at_s in self.struck_s]
+        wait_s, saving = median(waits), self.system.saving()
+        return {
+            "system": self.system.name,
+            "version": self.system.version,
+            "kills": len(self.struck_s),
+            "missed": self.missed,
+            "calm_steps_per_s": round(calm_steps, 4),
+            "before": round(first, 4),
+            "after": round(second, 4),
+            "steps_per_s": round(steps / window_s, 4),
+            "ratio": round(ratio, 4),
+            "samples_ratio": round(course.samples_between(*window) / window_s / calm_samples, 4),
+            "lost_s_per_kill": round((1 - ratio) * window_s / max(1, len(self.struck_s)), 2),
+            "next_new_step_s": "" if wait_s is None else round(wait_s, 2),
+            "own_failures": self.system.own_failures(len(self.struck_s)),
+            "save_interval_s": round(saving[0], 2) if saving else "",
+            "save_s": round(saving[1], 3) if saving else "",
+        }

@@ -398,6 +398,7 @@ class ControlThread:
             await serving
         except ConfigError:
             serving.cancel()
+            await asyncio.wait({serving})  # a leader tells the other ranks why
             raise
         except Exception as error:
             agent.end(fenced=f"the control thread failed: {error!r}")

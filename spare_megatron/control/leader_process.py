@@ -62,7 +62,7 @@ class FirstFollower:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        lines = await _reader(process)
+        lines, pipe = await _reader(process)
         try:
             _write(process, setup_to_json(self._setup).encode() + b"\n")
             self._address = _told(await lines.readline())
@@ -71,8 +71,9 @@ class FirstFollower:
                 await self._follower.run()
             finally:
                 watch.cancel()
+                await asyncio.wait({watch})  # one task at a time may read
         finally:
-            await _ended(process, lines)
+            await _ended(process, lines, pipe)
 
     def post(self, report: RankReport) -> None:
         """Send a report of the training thread to the leader."""
@@ -140,10 +141,12 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
         process.stdin.flush()
 
 
-async def _reader(process: subprocess.Popen[bytes]) -> asyncio.StreamReader:
+async def _reader(process: subprocess.Popen[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """What reads the process's standard output, and its transport, which owns the pipe."""
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
-    return reader
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+    return reader, pipe
 
 
 def _told(line: bytes) -> str:
@@ -156,7 +159,7 @@ def _told(line: bytes) -> str:
     return str(plain["address"])
 
 
-async def _ended(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) -> None:
+async def _ended(process: subprocess.Popen[bytes], lines: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
     """Tell the leader that position 0 closes its session, wait for its end, and leave nothing of it."""
     _write(process, _CLOSE)
     try:
@@ -165,10 +168,10 @@ async def _ended(process: subprocess.Popen[bytes], lines: asyncio.StreamReader) 
     finally:
         process.kill()  # it has ended, or it hangs
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+        pipe.close()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
 
 async def _watch(lines: asyncio.StreamReader) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import os
 import signal
 from collections.abc import Coroutine, Iterator
@@ -23,8 +24,8 @@ from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
-from spare_megatron.control.control_thread import RankSetup
-from spare_megatron.control.leader_process import setup_from_json, setup_to_json
+from spare_megatron.control.control_thread import Agent, RankSetup
+from spare_megatron.control.leader_process import FirstFollower, NoTraining, setup_from_json, setup_to_json
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.messages import JobSpec, Lost
@@ -204,6 +205,26 @@ def test_a_leader_that_moves_to_another_coordinator_keeps_a_commit(run_dir: RunD
     run(main())
 
 
+def test_nothing_of_a_leader_is_left_however_often_its_position_0_is_cancelled(run_dir: RunDirectory) -> None:
+    run_dir.token(create=True)
+    setup = RankSetup(
+        group=0, incarnation=0, position=0, group_size=3, run_dir=run_dir, spec=SPEC, job=JOB, last_applied=0
+    )  # fmt: skip
+
+    async def main() -> None:
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(FirstFollower(Agent(setup, NoTraining(), opened)).run())
+        while run_dir.leader(0, 0) is None:
+            await asyncio.sleep(0.01)
+        while not serving.done():
+            serving.cancel()
+            await asyncio.sleep(0)
+        assert leaders() == []
+
+    run(main())
+    gc.collect()  # warns of what was left open
+
+
 def test_ranks_that_do_not_come_are_one_sentence(run_dir: RunDirectory) -> None:
     run_dir.token(create=True)
     place = dataclasses.replace(PLACE, run_dir=str(run_dir.path))
@@ -211,6 +232,7 @@ def test_ranks_that_do_not_come_are_one_sentence(run_dir: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="1 of 3 ranks of group 0 came within 3 s; see their logs"):
         Session.open(place, SPEC, dataclasses.replace(JOB, timeouts=times), last_applied=0)
     assert leaders() == []
+    gc.collect()  # warns of what was left open
 
 
 def test_a_leader_is_told_what_position_0_knows(run_dir: RunDirectory) -> None:

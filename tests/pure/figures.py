@@ -115,6 +115,27 @@ def _readme() -> Iterator[Claim]:
         "steps, in two of {} minutes each a Megatron job (3 groups of PP2) {} and {} in {} steps",
         (*_soaked("soak_toy_11.json", "soak_toy_12.json"), *_soaked("soak_megatron_13.json", "soak_megatron_14.json")),
     )
+    kept = Results("goodput.json")
+    systems = ("spare_megatron", "torchrun", "torchft")
+    yield Claim(
+        "README.md",
+        "one seeded schedule of {} kills in {} minutes). From a kill to the next new step it takes {} s (median), {} s "
+        "where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with torchft",
+        (
+            *(kept.config(key) for key in ("kills", "minutes")),
+            *(kept("next_new_step_s", system=system) for system in systems),
+        ),
+    )
+    yield Claim(
+        "README.md",
+        "Useful steps per second are {}, {} and {} of each",
+        tuple(kept("ratio", system=system) for system in systems),
+    )
+    yield Claim(
+        "README.md",
+        "In all they are {}, {} and {} steps a second",
+        tuple(kept("steps_per_s", system=system) for system in systems),
+    )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))
     yield Claim(

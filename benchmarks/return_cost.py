@@ -1,12 +1,13 @@
 """Measures what the survivors' steps cost while a lost group comes back.
 
-    python benchmarks/return_cost.py [--rounds 3] [--piece-s 0.2] [--state-mib 4]
+    python benchmarks/return_cost.py [--rounds 3] [--piece-s 0.2] [--state-mib 1]
 
 Pieces that sleep stand for a device's computing, so that two cores are not what is measured; everything else is real:
 processes, the ring, the control plane, the copies, the transfer. Each round kills one of four groups twice. The second
 restart waits, so that there are steps of three groups in which nothing comes back; then steps in which the group's
 processes start, and steps in which it is brought up to date. The transfer is held to a rate at which the state takes
-about five steps.
+one and a half steps. A result of the toy is half of its state, so each takes three quarters of the step in which the
+next one comes, and the group that comes back needs some six steps in all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 
 GROUPS, SIZE, PIECES, PAUSE_S = 4, 2, 2, 15.0
-TRANSFER_STEPS = 5
+TRANSFER_STEPS = 1.5
 LAYERS = 8
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument(
         "--state-mib",
         type=float,
-        default=4.0,
+        default=1.0,
         help="weights and momenta of a rank; much more, and the toy computes for longer than its pieces sleep",
     )
     options = parser.parse_args()
@@ -134,10 +135,14 @@ def _measure(job: Job, group: int, began_s: float) -> dict[str, Any]:
         """Of the steps that began and ended in this time."""
         return [seconds for step, seconds in times.items() if from_s <= ends[step] - seconds and ends[step] <= to_s]
 
+    def beside(from_s: float, to_s: float) -> list[float]:
+        """Of the steps that had a part of this time, which may be shorter than one."""
+        return [seconds for step, seconds in times.items() if ends[step] > from_s and ends[step] - seconds < to_s]
+
     masked_s = min(at_s for at_s, _ in ended if at_s > lost_s)
     return {
         "alone": between(masked_s, began_s - 1.0),
-        "starts": between(began_s, ready_s),
+        "starts": beside(began_s, ready_s),
         "learns": between(offered_s, joined_s),
         "whole": between(ends[own], ends[own] + 8.0),
         "own": own - had,

@@ -82,6 +82,7 @@ def claims() -> Iterator[Claim]:
     yield from _demo()
     yield from _operation()
     yield from _design()
+    yield from _returns()
     yield from _journal()
     yield from _exact_errors()
     yield from _exact_cost()
@@ -114,6 +115,18 @@ def _readme() -> Iterator[Claim]:
         "In two runs of {} minutes each the small torch model (6 groups of 2) had {} faults and {} returns in {} "
         "steps, in two of {} minutes each a Megatron job (3 groups of PP2) {} and {} in {} steps",
         (*_soaked("soak_toy_11.json", "soak_toy_12.json"), *_soaked("soak_megatron_13.json", "soak_megatron_14.json")),
+    )
+    back = Results("recovery.json")
+    start = sum(back("median_s", part=part).value for part in ("imports and flags", "world"))
+    yield Claim(
+        "README.md",
+        "computes pieces again {} s after the signal, the median of {} kills; the others commit their step after {} s",
+        (back("median_s", part="whole again"), back.config("kills"), back("median_s", part="next commit")),
+    )
+    yield Claim(
+        "README.md",
+        "{} s are the start of its processes, {} s the transfer",
+        (back.of(start, "imports and world"), back("median_s", part="transfer")),
     )
     kept = Results("goodput.json")
     systems = ("spare_megatron", "torchrun", "torchft")
@@ -227,6 +240,32 @@ def _operation() -> Iterator[Claim]:
         "docs/when_a_gpu_dies.md",
         "the median of {} kills was {} s",
         (masked.config("kills"), masked("median_s", part="total_s")),
+    )
+
+
+def _returns() -> Iterator[Claim]:
+    back, transfer, page = Results("recovery.json"), Results("transfer.json"), "docs/operating.md"
+    times = {row["part"]: row["median_s"] for row in back.content["results"]}
+    for words, parts in (
+        ("| the others commit the step in flight | {} |", ("next commit",)),
+        ("| decision, check of the host | {} |", ("decision and check",)),
+        ("| imports and flags of its ranks | {} |", ("imports and flags",)),
+        ("| their world | {} |", ("world",)),
+        ("| model, data, a piece for nothing | {} |", ("model", "checkpoint", "data and engine", "piece for nothing")),
+        ("| offer and transfer of the state | {} |", ("offer", "transfer")),
+        ("| catch-up, proof, admission | {} |", ("catch-up and proof",)),
+        ("| its first pieces are committed: whole again | {} in all |", ("whole again",)),
+    ):
+        yield Claim(page, words, (back.of(sum(times[part] for part in parts), f"median_s of {', '.join(parts)}"),))
+    yield Claim(page, "each of the {} steps in between", (back.config("median_steps_until_whole"),))
+    one, two = ({"donors": donors} for donors in (1, 2))
+    yield Claim(
+        page,
+        "A state of 1 GiB takes {} s from one donor and {} s from two, by the loopback device ({} and {} GB/s at one "
+        "position), for {} s and {} s of the donors' CPU time for each GB",
+        tuple(
+            transfer(key, **donors) for key in ("fetch_s", "gb_s", "donors_cpu_s_per_gb") for donors in (one, two)
+        ),
     )
 
 

@@ -120,8 +120,8 @@ def _readme() -> Iterator[Claim]:
     start = sum(back("median_s", part=part).value for part in ("imports and flags", "world"))
     yield Claim(
         "README.md",
-        "computes pieces again {} s after the signal, the median of {} kills; the others commit their step after {} s",
-        (back("median_s", part="whole again"), back.config("kills"), back("median_s", part="next commit")),
+        "computes pieces again {} s after the signal, the median of ten kills; the others commit their step after {} s",
+        (back("median_s", part="whole again"), back("median_s", part="next commit")),
     )
     yield Claim(
         "README.md",
@@ -132,8 +132,8 @@ def _readme() -> Iterator[Claim]:
     systems = ("spare_megatron", "torchrun", "torchft")
     yield Claim(
         "README.md",
-        "one seeded schedule of {} kills in {} minutes). From a kill to the next new step it takes {} s (median), {} s "
-        "where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with torchft",
+        "one seeded schedule of {} kills in {} minutes). From a kill to the next new step it takes {} s (median), "
+        "{} s where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with torchft",
         (
             *(kept.config(key) for key in ("kills", "minutes")),
             *(kept("next_new_step_s", system=system) for system in systems),
@@ -261,11 +261,33 @@ def _returns() -> Iterator[Claim]:
     one, two = ({"donors": donors} for donors in (1, 2))
     yield Claim(
         page,
-        "A state of 1 GiB takes {} s from one donor and {} s from two, by the loopback device ({} and {} GB/s at one "
+        "A state of {} MiB takes {} s from one donor and {} s from two, by the loopback device ({} and {} GB/s at one "
         "position), for {} s and {} s of the donors' CPU time for each GB",
-        tuple(
-            transfer(key, **donors) for key in ("fetch_s", "gb_s", "donors_cpu_s_per_gb") for donors in (one, two)
+        (
+            transfer.config("mib"),
+            *(transfer(key, **donors) for key in ("fetch_s", "gb_s", "donors_cpu_s_per_gb") for donors in (one, two)),
         ),
+    )
+    cost = Results("return_cost.json")
+    alone, starts, learns = (
+        {"steps": f"of 3 groups, {words}"}
+        for words in ("nothing comes back", "processes start", "from the offer to the admission")
+    )
+    slowest = max(float(cost("max_s", **kind).value) for kind in (starts, learns))
+    yield Claim(
+        page,
+        "{} of their length without a return while a group learns, {} while its processes start, and none took more "
+        "than {} s where {} s is normal.",
+        (
+            cost("ratio_to_alone", **learns),
+            cost("ratio_to_alone", **starts),
+            cost.of(slowest, "the larger max_s of the steps with a return"),
+            cost("median_s", **alone),
+        ),
+    )
+    beyond = max(cost.content["config"]["steps_from_the_transfers_end_to_own_pieces"])
+    yield Claim(
+        page, "first pieces came {} steps after", (cost.of(beyond, "the largest number of steps to own pieces"),)
     )
 
 

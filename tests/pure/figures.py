@@ -133,7 +133,8 @@ def _readme() -> Iterator[Claim]:
     yield Claim(
         "README.md",
         "one seeded schedule of {} kills in {} minutes). From a kill to the next new step it takes {} s (median), "
-        "{} s where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with torchft",
+        "{} s where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with "
+        "torchft",
         (
             *(kept.config(key) for key in ("kills", "minutes")),
             *(kept("next_new_step_s", system=system) for system in systems),

@@ -19,7 +19,7 @@ if [ "${1:-}" = "--full" ]; then
 elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@"
 else
-  # Tests of one process each share the cores; those that start jobs need all of them.
-  python -m pytest -m "not full" -n "$(nproc)" --dist worksteal tests/pure tests/explore tests/kernels
+  # Tests of one process each share the cores (nproc would say OMP_NUM_THREADS); those that start jobs need all of them.
+  python -m pytest -m "not full" -n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal tests/pure tests/explore tests/kernels
   python -m pytest -m "not full" tests --ignore tests/pure --ignore tests/explore --ignore tests/kernels
 fi

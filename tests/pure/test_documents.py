@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.trainer.job_arguments import parse_job
-from tests.pure.figures import HISTORY, PAGES
+from tests.pure.claim import HISTORY, PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spare_megatron"

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.pure.figures import GENERATED, HISTORY, PAGES, RESULTS, ROOT, Claim, claims, pattern, shown
+from tests.pure.claim import GENERATED, HISTORY, PAGES, RESULTS, ROOT, Claim, pattern, shown
+from tests.pure.figures import claims
 
 CLAIMS = tuple(claims())
 WRITE = "python -m tests.pure.figures writes the files' values into the pages"
@@ -241,5 +242,5 @@ def test_no_figure_is_there_without_a_file_or_a_reason(page: str) -> None:
         for match in FIGURE.finditer(text)
     ]
     assert not left, (
-        "figures that neither a claim of tests/pure/figures.py nor a reason in EXEMPT covers:\n" + "\n".join(left)
+        "figures that neither a claim of tests/pure/claims_*.py nor a reason in EXEMPT covers:\n" + "\n".join(left)
     )

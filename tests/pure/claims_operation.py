@@ -1,0 +1,89 @@
+"""The figures of the pages about running jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.pure.claim import Claim, Results
+
+
+def operation() -> Iterator[Claim]:
+    save = Results("checkpoint.json")
+    beside, waits = {"mode": "beside training"}, {"mode": "training waits"}
+    yield Claim(
+        "docs/checkpoints.md",
+        "a step waits {} ms ({} % of it) for a save beside the training, and {} ms ({} %) for one that it waits for",
+        tuple(save(key, **mode) for mode in (beside, waits) for key in ("stall_ms", "stall_percent_of_step")),
+    )
+    yield Claim(
+        "docs/checkpoints.md",
+        "at {} GB/s beside the training and at {} GB/s alone; a plain copy has {} and {} GB/s",
+        tuple(save(key, **mode) for key in ("write_gb_s", "copy_gb_s") for mode in (beside, waits)),
+    )
+    yield Claim("docs/checkpoints.md", "With {} MB on", (save("megabytes", **beside),))
+    plan, keys = Results("controller.json"), ("plan_median_ms", "plan_p99_ms")
+    yield Claim(
+        "docs/choosing_redundancy.md",
+        "{} ms in the median and {} ms in 99 of 100 cases; in shard granularity {} ms and {} ms (",
+        tuple(plan(key, groups=1000, granularity=unit) for unit in ("microbatch", "shard") for key in keys),
+    )
+    tool = Results("preprocess.json")
+    yield Claim(
+        "docs/from_megatron.md",
+        "{} times (tiktoken) to {} times (GPT-2) as fast",
+        tuple(tool("rate_ratio", tokenizer=name) for name in ("tiktoken", "gpt2")),
+    )
+    masked = Results("masked_failure.json")
+    yield Claim(
+        "docs/when_a_gpu_dies.md",
+        "the median of {} kills was {} s",
+        (masked.config("kills"), masked("median_s", part="total_s")),
+    )
+
+
+def returns() -> Iterator[Claim]:
+    back, transfer, page = Results("recovery.json"), Results("transfer.json"), "docs/operating.md"
+    times = {row["part"]: row["median_s"] for row in back.content["results"]}
+    for words, parts in (
+        ("| the others commit the step in flight | {} |", ("next commit",)),
+        ("| decision, check of the host | {} |", ("decision and check",)),
+        ("| imports and flags of its ranks | {} |", ("imports and flags",)),
+        ("| their world | {} |", ("world",)),
+        ("| model, data, a piece for nothing | {} |", ("model", "checkpoint", "data and engine", "piece for nothing")),
+        ("| offer and transfer of the state | {} |", ("offer", "transfer")),
+        ("| catch-up, proof, admission | {} |", ("catch-up and proof",)),
+        ("| its first pieces are committed: whole again | {} in all |", ("whole again",)),
+    ):
+        yield Claim(page, words, (back.of(sum(times[part] for part in parts), f"median_s of {', '.join(parts)}"),))
+    yield Claim(page, "each of the {} steps in between", (back.config("median_steps_until_whole"),))
+    one, two = ({"donors": donors} for donors in (1, 2))
+    yield Claim(
+        page,
+        "A state of {} MiB takes {} s from one donor and {} s from two, by the loopback device ({} and {} GB/s at one "
+        "position), for {} s and {} s of the donors' CPU time for each GB",
+        (
+            transfer.config("mib"),
+            *(transfer(key, **donors) for key in ("fetch_s", "gb_s", "donors_cpu_s_per_gb") for donors in (one, two)),
+        ),
+    )
+    cost = Results("return_cost.json")
+    alone, starts, learns = (
+        {"steps": f"of 3 groups, {words}"}
+        for words in ("nothing comes back", "processes start", "from the offer to the admission")
+    )
+    slowest = max(float(cost("max_s", **kind).value) for kind in (starts, learns))
+    yield Claim(
+        page,
+        "{} of their length without a return while a group learns, {} while its processes start, and none took more "
+        "than {} s where {} s is normal.",
+        (
+            cost("ratio_to_alone", **learns),
+            cost("ratio_to_alone", **starts),
+            cost.of(slowest, "the larger max_s of the steps with a return"),
+            cost("median_s", **alone),
+        ),
+    )
+    beyond = max(cost.content["config"]["steps_from_the_transfers_end_to_own_pieces"])
+    yield Claim(
+        page, "first pieces came {} steps after", (cost.of(beyond, "the largest number of steps to own pieces"),)
+    )

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 HISTORY, GENERATED = "docs/log.md", "docs/flags.md"
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+TWO_GROUPS, FOUR_GROUPS = "PP2 x 2 groups, K=8", "1 x 4 groups, K=8"
+"""Cases of the benchmarks of a step."""
 
 
 @dataclass(frozen=True)

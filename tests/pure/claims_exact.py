@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from tests.pure.claim import Claim, Figure, Results
-
-TWO_GROUPS, FOUR_GROUPS = "PP2 x 2 groups, K=8", "1 x 4 groups, K=8"
+from tests.pure.claim import FOUR_GROUPS, TWO_GROUPS, Claim, Figure, Results
 
 
 def exact_errors() -> Iterator[Claim]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from tests.pure.claim import RESULTS, Claim, Figure, Results
-
-TWO_GROUPS, FOUR_GROUPS = "PP2 x 2 groups, K=8", "1 x 4 groups, K=8"
+from tests.pure.claim import FOUR_GROUPS, RESULTS, TWO_GROUPS, Claim, Figure, Results
 
 
 def readme() -> Iterator[Claim]:

@@ -263,9 +263,11 @@ class Hearing:
                 self._note([Link(ear.rank, self._rank, mute=True)])
 
     def _find_late(self, clock_s: float) -> None:
-        """Give up when a neighbour is not here after the time-out although nothing shows that it is mute."""
+        """Give up when a neighbour is not here after the time-out although nothing shows that it is mute. One that is
+        connected and has been silent for long is waited for: it speaks, or is mute in a moment, which is more."""
         late = [ear for ear in self._ears if not ear.here]
-        if late and clock_s - self._began_s >= self._timeout_s:
+        silent = any(ear.connected and ear.silent_s(clock_s) >= TOGETHER * self._timeout_s for ear in late)
+        if late and not silent and clock_s - self._began_s >= self._timeout_s:
             self._note(Link(ear.rank, self._rank) for ear in late)
             names = " and ".join(dict.fromkeys(str(ear.rank) for ear in late))
             self.give_up(f"rank {names} of the ring did not come within {self._timeout_s:g} s")

@@ -330,6 +330,10 @@ class ControlSide(Protocol):
         """End :meth:`run`."""
 
 
+STOP_S = 5.0
+"""How long the control side may take to end before it is left to itself."""
+
+
 class ControlThread:
     """Owns the control thread and its loop, and carries the training thread's calls into them."""
 
@@ -361,7 +365,7 @@ class ControlThread:
         if self._side is not None:
             self._call(self._side.nudge)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
+    def stop(self, timeout_s: float = STOP_S) -> None:
         """Close the stream and end the thread; if that takes longer than ``timeout_s``, it is left behind as a
         daemon."""
         self._over = True
@@ -397,8 +401,10 @@ class ControlThread:
             self._opened.set()
             await serving
         except ConfigError:
+            guard.cancel()  # the training thread waits for this one
+            self._side.close()
             serving.cancel()
-            await asyncio.wait({serving})  # a leader tells the other ranks why
+            await asyncio.wait({serving}, timeout=STOP_S)  # a leader tells the other ranks why
             raise
         except Exception as error:
             agent.end(fenced=f"the control thread failed: {error!r}")

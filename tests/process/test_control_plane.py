@@ -244,7 +244,7 @@ def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., Con
         one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
         for position in range(2):
             one.start_rank(1, position, flags=("--address", address) if position == 0 else ())
-        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT, one.output("rank-1-0-0")
     for name, text in (
         ("rank 1 of group 0", one.output("rank-0-1-0")),
         ("rank 0 of group 1", one.output("rank-1-0-0")),
@@ -268,7 +268,7 @@ def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob
         one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
         one.start_rank(1, 0)
         one.start_rank(1, 1, flags=same)
-        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+        assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT, one.output("rank-1-0-0")
         assert "rank 1 of group 1 listens for" in one.output("rank-1-0-0")
         assert "and so does rank 0 of group 0" in one.output("rank-1-0-0")
 

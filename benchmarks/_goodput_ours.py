@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,8 @@ import psutil
 
 from benchmarks._goodput_account import State
 from benchmarks._goodput_model import BATCH, FLAGS, GROUPS, environment
-from benchmarks._goodput_system import Lines, System
+from benchmarks._goodput_system import System
+from spare_megatron.cli.followed_file import FollowedFile
 from spare_megatron.config.exits import ExitCode
 from tests.process.harness import RESTARTS, Job, launch
 
@@ -31,7 +33,7 @@ class Ours(System):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._job: Job | None = None
-        self._lines = Lines(folder / "run" / "metrics.jsonl")
+        self._lines = FollowedFile(folder / "run" / "metrics.jsonl")
         self._lost = 0
         """Groups that were lost as members."""
 
@@ -50,7 +52,7 @@ class Ours(System):
     def look(self) -> None:
         assert self._job is not None, "started"
         now_s = time.monotonic()
-        for line in self._lines.new():
+        for line in map(json.loads, self._lines.new_lines()):
             self.course.states.append(State(now_s, line["step"], line["live_groups"], BATCH))
             self._lost += len((line["recovery"] or {}).get("lost_groups", ()))
         if self._job.process.poll() is not None:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks._goodput_account import Course
+from benchmarks._goodput_model import ROOT, environment
+from spare_megatron.launch.life_report import tail
 
-LAST_WORDS = 3000
-"""Characters of a log that an error shows."""
-
-
-class Lines:
-    """Reads the lines of JSON that a process appends to a file, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read, self._half = path, 0, b""
-
-    def new(self) -> list[dict[str, Any]]:
-        """The lines that have been completed since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            added = file.read()
-        self._read += len(added)
-        *whole, self._half = (self._half + added).split(b"\n")
-        return [json.loads(line) for line in whole]
+LINES_SHOWN = 30
+"""Of a log, in an error."""
 
 
 class System(ABC):
@@ -75,6 +57,20 @@ class System(ABC):
     def end(self) -> None:
         """End all processes, whatever happened. May be called twice."""
 
+    def run_logged(self, command: list[str], name: str) -> psutil.Popen:
+        """Start a process in a session of its own; what it prints is added to the log ``name``."""
+        with self._log(name).open("ab") as log:
+            return psutil.Popen(
+                command, cwd=ROOT, env=environment(self.scratch), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def failed(self, name: str, what: str) -> RuntimeError:
+        """The error for a process that does not do what it should, with the end of its log."""
+        return RuntimeError(f"{name} {what}\n{tail(self._log(name), LINES_SHOWN)}")
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
     def saving(self) -> tuple[float, float] | None:
         """Seconds between two saves and of one, where they are measured."""
         return None
@@ -113,8 +109,3 @@ def left_behind(folder: Path, within_s: float = 5.0) -> list[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     return told
-
-
-def last_words(log: Path) -> str:
-    """The end of a log."""
-    return log.read_text(errors="replace")[-LAST_WORDS:] if log.exists() else ""

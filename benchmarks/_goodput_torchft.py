@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks._goodput_account import State
-from benchmarks._goodput_model import BATCH, GROUPS, ROOT, environment
-from benchmarks._goodput_system import Lines, System, end_with_children, last_words
+from benchmarks._goodput_model import BATCH, GROUPS
+from benchmarks._goodput_system import System, end_with_children
+from spare_megatron.cli.followed_file import FollowedFile
 
 HEARTBEAT_S, JOIN_S = 1.0, 10.0
 """The Lighthouse's time-outs: a replica without heartbeats is dead; a living one that does not ask for the quorum which
@@ -33,7 +35,7 @@ class Torchft(System):
         self._replicas: dict[int, psutil.Popen] = {}
         self._struck: set[int] = set()
         """Process ids that were killed by the schedule: all other ends are failures of their own."""
-        self._lines = [Lines(folder / f"replica-{group}.jsonl") for group in range(GROUPS)]
+        self._lines = [FollowedFile(folder / f"replica-{group}.jsonl") for group in range(GROUPS)]
         self._unstruck = 0
 
     @property
@@ -49,11 +51,11 @@ class Torchft(System):
         command = [str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{port}"]
         command += ["--min_replicas", "1", "--quorum_tick_ms", "20"]
         command += ["--heartbeat_timeout_ms", f"{HEARTBEAT_S * 1000:.0f}", "--join_timeout_ms", f"{JOIN_S * 1000:.0f}"]
-        self._lighthouse = self._run(command, "lighthouse")
+        self._lighthouse = self.run_logged(command, "lighthouse")
         deadline_s = time.monotonic() + LIGHTHOUSE_S
         while not _listens(port):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"the Lighthouse does not listen\n{last_words(self.folder / 'lighthouse.log')}")
+                raise self.failed("lighthouse", "does not listen")
             time.sleep(0.05)
         for group in range(GROUPS):
             self._start_replica(group)
@@ -63,12 +65,12 @@ class Torchft(System):
         states = {
             line["step"]: State(now_s, line["step"], line["groups"], line["groups"] * BATCH / GROUPS)
             for lines in self._lines
-            for line in lines.new()
+            for line in map(json.loads, lines.new_lines())
         }
         self.course.states += [states[step] for step in sorted(states)]
         assert self._lighthouse is not None, "started"
         if self._lighthouse.poll() is not None:
-            raise RuntimeError(f"the Lighthouse ended\n{last_words(self.folder / 'lighthouse.log')}")
+            raise self.failed("lighthouse", "has ended")
         for group, process in list(self._replicas.items()):
             if process.poll() is not None:
                 self._unstruck += process.pid not in self._struck
@@ -93,13 +95,7 @@ class Torchft(System):
     def _start_replica(self, group: int) -> None:
         command = [str(self._python), "benchmarks/torchft_replica.py", str(group), self._address]
         command += [str(self.folder), str(self._timeout_s)]
-        self._replicas[group] = self._run(command, f"replica-{group}")
-
-    def _run(self, command: list[str], name: str) -> psutil.Popen:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return psutil.Popen(
-                command, cwd=ROOT, env=environment(self.scratch), stdout=log, stderr=log, start_new_session=True
-            )
+        self._replicas[group] = self.run_logged(command, f"replica-{group}")
 
 
 def _listens(port: int) -> bool:

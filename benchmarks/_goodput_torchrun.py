@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from importlib.metadata import version
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks._goodput_account import State
-from benchmarks._goodput_model import BATCH, GROUPS, ROOT, environment
-from benchmarks._goodput_system import Lines, System, end_with_children, last_words
+from benchmarks._goodput_model import BATCH, GROUPS
+from benchmarks._goodput_system import System, end_with_children
+from spare_megatron.cli.followed_file import FollowedFile
 
 LOOKS_EVERY_S = 0.05
 """torchrun's --monitor-interval."""
@@ -27,7 +29,7 @@ class Torchrun(System):
     def __init__(self, folder: Path, mean_gap_s: float, interval_s: float) -> None:
         super().__init__(folder)
         self._mean_gap_s, self._interval_s = mean_gap_s, interval_s
-        self._lines = Lines(folder / "steps.jsonl")
+        self._lines = FollowedFile(folder / "steps.jsonl")
         self._process: psutil.Popen | None = None
         self._saved = 0
         self._saving: tuple[float, float] | None = None
@@ -41,15 +43,12 @@ class Torchrun(System):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GROUPS)]
         command += ["--max-restarts", "100000", "--monitor-interval", f"{LOOKS_EVERY_S:g}"]
         command += ["benchmarks/restarted_rank.py", str(self.folder), str(self._mean_gap_s), str(self._interval_s)]
-        with (self.folder / "log").open("wb") as log:
-            self._process = psutil.Popen(
-                command, cwd=ROOT, env=environment(self.scratch), stdout=log, stderr=log, start_new_session=True
-            )
+        self._process = self.run_logged(command, "torchrun")
 
     def look(self) -> None:
         assert self._process is not None, "started"
         now_s = time.monotonic()
-        for line in self._lines.new():
+        for line in map(json.loads, self._lines.new_lines()):
             if "saved" in line:
                 self._saved = line["saved"]
                 self._saving = line["interval_s"], line["save_s"]
@@ -57,7 +56,7 @@ class Torchrun(System):
                 self.course.states.append(State(now_s, line["step"], line["groups"], BATCH))
                 self._restarts = line["restarts"]
         if self._process.poll() is not None:
-            raise RuntimeError(f"torchrun ended\n{last_words(self.folder / 'log')}")
+            raise self.failed("torchrun", "has ended")
 
     def kill(self, group: int) -> int:
         assert self._process is not None, "started"

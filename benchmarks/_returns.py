@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spare_megatron.control.run_directory import glance
-from spare_megatron.controller.messages import SendCommit
+from spare_megatron.controller.messages import SendCommit, SendView, View
 from spare_megatron.coordinator.journal import Record
 from tests.process.harness import Job
 
@@ -38,6 +38,16 @@ def until_started(job: Job, member: tuple[int, int]) -> None:
         return any((rank["group"], rank["incarnation"]) == member for rank in job.ranks())
 
     job.wait_for(f"the start of {member}", there, LIMIT_S)
+
+
+def says(record: Record, kind: type, member: tuple[int, int]) -> bool:
+    """Whether a record's event is of this kind and of a (group, incarnation)."""
+    return isinstance(record.event, kind) and (record.event.group, record.event.incarnation) == member
+
+
+def views(record: Record, member: tuple[int, int]) -> list[View]:
+    """The views that a record sends to a (group, incarnation)."""
+    return [one.view for one in record.actions if isinstance(one, SendView) and one.view.receiver == member]
 
 
 def commits(record: Record) -> bool:

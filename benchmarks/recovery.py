@@ -20,17 +20,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, status, until_started, until_whole
+from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, SendView, Vote
+from spare_megatron.controller.messages import CaughtUp, Hello, Ready, View, Vote
 from spare_megatron.coordinator.journal import Record
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
@@ -115,12 +114,10 @@ def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: f
         return next(record for record in after if true(record))
 
     def of_me(kind: type) -> Record:
-        return first(lambda r: isinstance(r.event, kind) and (r.event.group, r.event.incarnation) == me)
+        return first(lambda r: says(r, kind, me))
 
-    def viewed(true: Callable[[Any], bool]) -> Record:
-        return first(
-            lambda r: any(isinstance(a, SendView) and a.view.receiver == me and true(a.view) for a in r.actions)
-        )
+    def viewed(true: Callable[[View], bool]) -> Record:
+        return first(lambda r: any(map(true, views(r, me))))
 
     def commit_after(at_s: float, own: bool) -> Record:
         return first(lambda r: r.time_unix_s >= at_s and commits(r) and (not own or me[0] in _with_pieces(after, r)))

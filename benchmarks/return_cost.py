@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, status, until_started, until_whole
+from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import CaughtUp, Ready, SendView, Vote
+from spare_megatron.controller.messages import CaughtUp, Ready, Vote
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 
@@ -120,13 +120,10 @@ def _measure(job: Job, group: int, began_s: float) -> dict[str, Any]:
     def first(true: Callable[[Any], bool]) -> float:
         return next(record.time_unix_s for record in every if true(record))
 
-    def said(kind: type) -> Callable[[Any], bool]:
-        return lambda r: isinstance(r.event, kind) and (r.event.group, r.event.incarnation) == me
-
-    ready_s, state_s = first(said(Ready)), first(said(CaughtUp))
-    offered_s = first(lambda r: any(_is_view(a, me) and a.view.offer is not None for a in r.actions))
-    joined_s = first(lambda r: any(_is_view(a, me) and a.view.is_member for a in r.actions))
-    votes = (r for r in every if said(Vote)(r) and r.event.result.pieces)
+    ready_s, state_s = first(lambda r: says(r, Ready, me)), first(lambda r: says(r, CaughtUp, me))
+    offered_s = first(lambda r: any(view.offer is not None for view in views(r, me)))
+    joined_s = first(lambda r: any(view.is_member for view in views(r, me)))
+    votes = (r for r in every if says(r, Vote, me) and r.event.result.pieces)
     own = next(r.event.result.step for r in votes)
     had = max(step for at_s, step in ended if at_s <= state_s)
     lost_s = max(r.time_unix_s for r in every if r.time_unix_s < began_s and _loses(r, group))
@@ -147,10 +144,6 @@ def _measure(job: Job, group: int, began_s: float) -> dict[str, Any]:
         "whole": between(ends[own], ends[own] + 8.0),
         "own": own - had,
     }
-
-
-def _is_view(action: Any, me: tuple[int, int]) -> bool:
-    return isinstance(action, SendView) and action.view.receiver == me
 
 
 def _loses(record: Any, group: int) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import Any
 
+from spare_megatron.cli.followed_file import FollowedFile
 from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
 
@@ -22,7 +22,7 @@ class Display:
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self._run_dir = run_dir
-        self._files = [_Followed(run_dir.coordinator_log), _Followed(run_dir.notices)]
+        self._files = [FollowedFile(run_dir.coordinator_log), FollowedFile(run_dir.notices)]
         self._bar = _Bar() if sys.stdout.isatty() else None
         self._running = False
 
@@ -62,28 +62,6 @@ class Display:
             sys.stdout.flush()
         except BrokenPipeError:
             pass  # the reader of this output has ended; the job goes on
-
-
-class _Followed:
-    """A file to which other processes append lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._rest = path, b""
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def new_lines(self) -> list[str]:
-        """The lines that were completed since the last call."""
-        try:
-            if self._path.stat().st_size <= self._offset:
-                return []
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except OSError:
-            return []  # the file does not exist yet, or the disk fails at the moment
-        self._offset += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
 
 
 class _Bar:

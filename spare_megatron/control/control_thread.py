@@ -365,13 +365,12 @@ class ControlThread:
         if self._side is not None:
             self._call(self._side.nudge)
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """Close the stream and end the thread; if that takes longer than ``timeout_s``, it is left behind as a
-        daemon."""
+    def stop(self) -> None:
+        """Close the stream and end the thread; if that takes longer than STOP_S, it is left behind as a daemon."""
         self._over = True
         if self._side is not None:
             self._call(self._side.close)
-        self._thread.join(timeout_s)
+        self._thread.join(STOP_S)
 
     def _call(self, method: Callable[..., None], *args: RankReport) -> None:
         if self._loop is not None:

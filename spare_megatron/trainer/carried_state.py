@@ -65,11 +65,6 @@ def carried() -> Mapping[str, CarriesState]:
     return dict(sorted(_owners.items()))
 
 
-def forget() -> None:
-    """Carry nothing any more: for a process that runs several jobs."""
-    _owners.clear()
-
-
 @dataclass
 class CarryingEngine(PassThrough):
     """A step engine whose state includes that of ``owners``. Raises ConfigError where one of them is not JSON."""

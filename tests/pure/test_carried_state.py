@@ -3,13 +3,14 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.carried_state import CarryingEngine, carried, carry_state, forget
+from spare_megatron.trainer import carried_state
+from spare_megatron.trainer.carried_state import CarryingEngine, carried, carry_state
 from tests.process.toy_engine import ToyEngine
 
 
@@ -29,9 +30,8 @@ class Counter:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    yield
-    forget()
+def _nothing_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried_state, "_owners", {})
 
 
 def engine() -> ToyEngine:

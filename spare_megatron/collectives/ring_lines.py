@@ -1,4 +1,9 @@
-"""All connections of one rank to others: which are polled, and which two are those to a neighbour."""
+"""All connections of one rank to others: which are polled, and which two are those to a neighbour.
+
+The two connections of a call live and die together. Where one of them has ended, the other has no use in any later
+epoch, also where it comes only then: the caller, which is never told that nobody reads its data, hears of the end on
+the control connection and calls anew.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import select
 from collections.abc import Iterator
 
 from spare_megatron.collectives.backend import Seat
+from spare_megatron.collectives.handshake import Member
 from spare_megatron.collectives.hearing import LEFT
 from spare_megatron.collectives.ring_line import Line
 
@@ -19,6 +25,8 @@ class RingLines:
         self._polled: dict[int, Line] = {}
         """By their descriptors, those that are polled now."""
         self._seat: Seat | None = None
+        self._ended: dict[Member, int] = {}
+        """Caller -> number of its newest call of which a connection has ended."""
         self._pairs: dict[tuple[int, bool], dict[bytes, Line]] = {}
         """What :meth:`pair` has found; cleared when something changes of which it depends."""
 
@@ -57,6 +65,8 @@ class RingLines:
     def end(self, line: Line) -> None:
         """Use a connection no more, but leave it open: somebody may be reading it."""
         line.ended = True
+        if line.side == LEFT and line.proven and line.peer is not None:
+            self._ended[line.peer] = max(line.number, self._ended.get(line.peer, 0))
         self.refresh(line)
 
     def drop(self, line: Line) -> None:
@@ -86,6 +96,10 @@ class RingLines:
                 found[line.kind] = line
         self._pairs[side, proven] = found
         return found
+
+    def whole(self, line: Line) -> bool:
+        """Whether no connection of the same call has ended, of a call that has proved to be a left neighbour's."""
+        return line.peer is not None and line.number > self._ended.get(line.peer, 0)
 
     def poll(self, descriptor: int) -> None:
         """Have :meth:`wait` look for something to read on this descriptor too."""

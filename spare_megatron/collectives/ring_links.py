@@ -198,9 +198,12 @@ class RingLinks:
             self._lines.take(None)
 
     def _keep(self, seat: Seat, now_s: float) -> None:
-        """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left."""
+        """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left.
+
+        Of the left neighbour's call one connection may be here and the other still on its way."""
         pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT) if side not in self._blamed}
         kept = {line for pair in pairs.values() if len(pair) == len(KINDS) for line in pair.values()}
+        kept |= {line for line in pairs.get(LEFT, {}).values() if self._lines.whole(line)}
         for line in self._lines:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
             if line not in kept and not early:
@@ -342,7 +345,10 @@ class RingLinks:
     def _wanted(self, line: Line) -> bool:
         """Whether a connection whose caller has just proved itself has a use, now or in a later epoch."""
         epoch = self._present
-        return line.side == RIGHT or epoch is None or line.epoch > epoch.seat.epoch or line.peer == epoch.seat.left
+        if line.side == RIGHT:
+            return True
+        awaited = epoch is None or line.epoch > epoch.seat.epoch or line.peer == epoch.seat.left
+        return awaited and self._lines.whole(line)
 
     def _listen(self, line: Line, now_s: float) -> None:
         """Take the beats that have come on a control connection."""

@@ -30,6 +30,7 @@ from spare_megatron.collectives.handshake import (
 )
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
+from spare_megatron.collectives.ring_line import Line
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
@@ -276,3 +277,76 @@ def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
             replay.settimeout(PATIENCE_S)
             replay.sendall(words)
             assert _all_heard(replay) <= CHALLENGE_BYTES + PROOF_BYTES
+
+
+def _say_all(line: Line) -> None:
+    """Drive a caller's side of a connection until the callee has proved itself and has this side's proof."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not line.proven and time.monotonic() < until_s:
+        line.send(b"")
+        if not line.read():
+            break
+        time.sleep(0.001)
+    assert line.proven
+
+
+def _is_open(line: Line) -> bool:
+    """Whether the callee has not closed this connection."""
+    try:
+        return bool(line.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+class _HalfACall:
+    """Member 0, played by hand, has one connection of its call to member 1 in epoch 1; the other is on its way."""
+
+    def __init__(self, three: Groups) -> None:
+        self.callee = three.replicas[1]
+        self.three = three
+        host, _, port = self.callee.address.rpartition(":")
+        self.place = (host, int(port))
+        self.data = self._connect(DATA)
+        time.sleep(0.05)  # member 1 has the proof; before that this connection is nobody's, and stays for that reason
+
+    def _connect(self, kind: bytes) -> Line:
+        line = Line(socket.socket(), Identity(Member(0)), time.monotonic())
+        line.call(self.place, kind, epoch=1, number=1, callee=Member(1))
+        _say_all(line)
+        return line
+
+    def adopt(self, epoch: int, members: tuple[int, ...]) -> None:
+        self.callee.adopt(self.three.membership(epoch, members, 1))
+
+    def complete(self) -> Line:
+        return self._connect(CONTROL)
+
+    def close(self) -> None:
+        self.data.sock.close()
+
+
+def test_an_epoch_that_comes_between_the_two_connections_of_a_call_closes_neither(three: Groups) -> None:
+    """Otherwise the caller, which hears beats on one, takes the ring for formed and finds the other closed."""
+    with contextlib.closing(_HalfACall(three)) as half:
+        half.adopt(1, (0, 1, 2))
+        half.adopt(2, (0, 1))
+        assert _is_open(half.data)
+        with contextlib.closing(half.complete().sock) as control:
+            control.settimeout(PATIENCE_S)
+            assert control.recv(1), "a beat"
+            assert _is_open(half.data)
+
+
+def test_a_call_of_which_one_connection_was_closed_is_no_use_when_the_other_comes(three: Groups) -> None:
+    """The caller is the left neighbour in epochs 1 and 3, and knows nothing of epoch 2, in which it is not: it must
+    hear that its call is void on the connection to which it listens."""
+    with contextlib.closing(_HalfACall(three)) as half:
+        half.adopt(1, (0, 1, 2))
+        half.adopt(2, (1, 2))
+        assert not _is_open(half.data)
+        half.adopt(3, (0, 1, 2))
+        with contextlib.closing(half.complete().sock) as control:
+            control.settimeout(PATIENCE_S)
+            assert not _all_heard(control), "hung up on without a beat"

@@ -58,6 +58,11 @@ class JobDescription:
     wandb_save_dir: str = ""
     wandb_entity: str = ""
 
+    @property
+    def has_boards(self) -> bool:
+        """Whether anything is written to TensorBoard or W&B."""
+        return bool(self.tensorboard_dir or self.wandb_project)
+
     def batch_schedule(self, first_step: int) -> BatchSchedule:
         """The batch size of each step of a life that starts from the state after ``first_step``."""
         return BatchSchedule(self.batch_phases or ((first_step + 1, self.consumed_samples, self.global_batch_size),))

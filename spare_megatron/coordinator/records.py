@@ -27,7 +27,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.observe.boards import Boards
+from spare_megatron.observe.boards import Boards, Point, points
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
 
@@ -219,10 +219,10 @@ class Records:
         if text is not None:
             sys.stdout.write(text + "\n")
         sys.stdout.flush()
-        if closes:
-            return
-        step = int(line["step"])
-        self._worker.submit(self._write_boards, line, self._lines.consumed_samples(step), self._lines.batch_size(step))
+        if self._job.has_boards:
+            batch_size = 0 if closes else self._lines.batch_size(int(line["step"]))
+            for point in points(line, self._job, self._lines.consumed_samples, batch_size):
+                self._worker.submit(self._write_boards, point)
 
     def _open_boards(self) -> None:
         try:
@@ -230,13 +230,13 @@ class Records:
         except Exception as error:
             self._boards_fail(error)
 
-    def _write_boards(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int) -> None:
+    def _write_boards(self, point: Point) -> None:
         if self._boards is None and time.monotonic() >= self._boards_again_s:
             self._open_boards()
         if self._boards is None:
             return
         try:
-            self._boards.write(line, consumed_samples, batch_size)
+            self._boards.write(point)
             if self._boards_again_s:
                 say("the boards are written again")
             self._boards_again_s = 0.0

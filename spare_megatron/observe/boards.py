@@ -1,7 +1,8 @@
 """Writes scalars to TensorBoard and W&B under Megatron's names, and our own under ``spare/*``.
 
 Only the coordinator writes them, once per job; torch is not needed. A restarted coordinator adds an event file and
-resumes the W&B run whose id it finds in the run directory.
+resumes the W&B run whose id it finds in the run directory; so does the job that Slurm starts again. Steps that are
+computed again after a wipe-out are written again to TensorBoard, which keeps both; a W&B run only goes forwards.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,48 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.observe.iteration_line import EVALUATIONS, loss_values, throughput
 
 _NAMES = {"grad_norm": "grad-norm", "num_zeros": "num-zeros", "params_norm": "params-norm"}
+_OVER_SAMPLES = frozenset(
+    {"learning-rate", "batch-size", "loss-scale", "world-size", "grad-norm", "num-zeros", "params-norm"}
+)
 _PERPLEXITY_EXPONENT_MAX = 20.0
 """Megatron caps the exponent of a perplexity here."""
 _SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discarded")
 
 
-def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None = None) -> dict[str, float]:
-    """The named scalars of one line of metrics.jsonl.
+@dataclass(frozen=True)
+class Point:
+    """Named scalars of the weights after one step."""
 
-    ``batch_size`` is the number of samples of its step; without it, the job's global batch size counts.
+    step: int
+    consumed_samples: int
+    """In all steps up to and including this one."""
+    values: Mapping[str, float]
+    over_samples: frozenset[str]
+    """Names of the scalars that Megatron also draws over the samples consumed."""
+
+
+def points(
+    line: Mapping[str, Any], job: JobDescription, consumed_samples: Callable[[int], int], batch_size: int | None = None
+) -> list[Point]:
+    """What one line of metrics.jsonl adds to the boards: evaluations of the weights before its step, which Megatron
+    writes at the step before, then the step's own scalars, unless --tensorboard-log-interval leaves them out.
+
+    Args:
+        consumed_samples: step -> samples in all steps up to and including it.
+        batch_size: number of samples of the line's step; without it, the job's global batch size counts.
     """
+    step = int(line["step"])
+    evaluated = evaluations(line, job)
+    found = [Point(step - 1, consumed_samples(step - 1), evaluated, frozenset(evaluated))] if evaluated else []
+    evaluates_only = step > job.train_iters > 0
+    if not evaluates_only and not step % max(1, job.tensorboard_log_interval):
+        over_samples = _OVER_SAMPLES | loss_values(line, job).keys()
+        found.append(Point(step, consumed_samples(step), scalars(line, job, batch_size), over_samples))
+    return found
+
+
+def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None = None) -> dict[str, float]:
+    """The named scalars of a step from its line of metrics.jsonl."""
     values: dict[str, float] = {"batch-size": float(batch_size or job.global_batch_size)}
     if line.get("lr") is not None:
         values["learning-rate"] = float(line["lr"])
@@ -46,19 +80,25 @@ def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None
     return values | _extras(line, job)
 
 
+def evaluations(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
+    """The losses of the evaluations that a line of metrics.jsonl carries."""
+    values: dict[str, float] = {}
+    for evaluation in EVALUATIONS:
+        for name, value in line.get(evaluation, {}).items():
+            values[f"{name} {evaluation}"] = float(value)
+            if "validation-ppl" in job.board_extras:
+                values[f"{name} {evaluation} ppl"] = math.exp(min(_PERPLEXITY_EXPONENT_MAX, float(value)))
+    return values
+
+
 def _extras(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
-    """The scalars that are written only when a flag asks for them (``job.board_extras``), and evaluation losses."""
+    """The scalars that are written only when a flag asks for them (``job.board_extras``)."""
     values: dict[str, float] = {}
     extras = frozenset(job.board_extras)
     if "world-size" in extras:
         values["world-size"] = float(job.world_size)
     if "loss-scale" in extras and line.get("loss_scale") is not None:
         values["loss-scale"] = float(line["loss_scale"])
-    for evaluation in EVALUATIONS:
-        for name, value in line.get(evaluation, {}).items():
-            values[f"{name} {evaluation}"] = float(value)
-            if "validation-ppl" in extras:
-                values[f"{name} {evaluation} ppl"] = math.exp(min(_PERPLEXITY_EXPONENT_MAX, float(value)))
     if "timers" in extras:
         values |= {f"{name}-time": float(value) for name, value in (line.get("timers") or {}).items()}
     if "memory" in extras:
@@ -80,19 +120,15 @@ class Boards:
         if job.wandb_project:
             self._run = _wandb_run(job, run_dir)
 
-    def write(self, line: Mapping[str, Any], consumed_samples: int, batch_size: int | None = None) -> None:
-        """Write the scalars of one committed step, unless --tensorboard-log-interval skips it."""
-        job, step = self._job, int(line["step"])
-        if (self._events is None and self._run is None) or step % max(1, job.tensorboard_log_interval):
-            return
-        values = scalars(line, job, batch_size)
+    def write(self, point: Point) -> None:
+        """Write the scalars of one point."""
         if self._events is not None:
-            self._event(values, step)
-            by_samples = {f"{name} vs samples": v for name, v in values.items() if name in _by_samples(job)}
-            self._event(by_samples, consumed_samples)
+            self._event(point.values, point.step)
+            again = {f"{name} vs samples": v for name, v in point.values.items() if name in point.over_samples}
+            self._event(again, point.consumed_samples)
             self._events.flush()
-        if self._run is not None:
-            self._run.log(values, step=step)
+        if self._run is not None and point.step >= self._run.step:
+            self._run.log({**point.values, "samples vs steps": point.consumed_samples}, step=point.step)
 
     def close(self) -> None:
         """Write out what is buffered and close both."""
@@ -107,10 +143,6 @@ class Boards:
 
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-
-
-def _by_samples(job: JobDescription) -> frozenset[str]:
-    return frozenset({"learning-rate", "grad-norm", "loss-scale", "batch-size", *job.loss_names})
 
 
 def _wandb_run(job: JobDescription, run_dir: Path) -> Any:

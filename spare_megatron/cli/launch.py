@@ -18,6 +18,7 @@ from pathlib import Path
 from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.display import Display
+from spare_megatron.cli.script_imports import check_imports
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
@@ -77,9 +78,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def script_command(script: str, module: bool, flags: Sequence[str]) -> tuple[str, ...]:
-    """The command line of a rank; raises ConfigError where there is no such script."""
+    """The command line of a rank; raises ConfigError where there is no such script, or it is Megatron's own."""
     if not module and not Path(script).is_file():
         raise ConfigError(f"the script {script} does not exist; give its path, or a module with -m")
+    if not module:
+        check_imports(Path(script))
     return (sys.executable, *(("-m", script) if module else (script,)), *flags)
 
 

@@ -75,7 +75,7 @@ def run_megatron_job(
     job: JobArguments,
     args: Namespace,
     datasets_provider: Callable[..., Any],
-    model_provider: Callable[..., Any],
+    model_provider: Callable[..., Any] | None,
     forward_step: Callable[..., Any],
     embeddings: EmbeddingRanks | None = None,
 ) -> ExitCode:

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 _STATE = "spare_megatron.trainer.user_state"
-_UTILS, _ENTRY = (f"spare_megatron.training.{name}" for name in ("utils", "training"))
+_UTILS, _ENTRY, _FLAGS = (f"spare_megatron.training.{name}" for name in ("utils", "training", "arguments"))
 
 EXPORTS = {
     "ModelType": "spare_megatron.training.model_type",
@@ -24,6 +24,7 @@ EXPORTS = {
     "get_tokenizer": _STATE,
     "get_train_valid_test_num_samples": _ENTRY,
     "is_last_rank": _UTILS,
+    "parse_and_validate_args": _FLAGS,
     "pretrain": _ENTRY,
     "print_rank_0": _STATE,
     "print_rank_last": _UTILS,
@@ -47,10 +48,12 @@ REFUSED = {
     "get_signal_handler": "signals end the job by one decision for all groups: SIGTERM and SIGUSR1 save and leave",
     "get_tensorboard_writer": _BOARDS,
     "get_wandb_writer": _BOARDS,
+    "hybrid_config_from_args": "state-space and hybrid models are not supported",
     "initialize_megatron": _LOOP,
     "load_checkpoint": _SAVES,
     "save_checkpoint": _SAVES,
     "save_checkpoint_and_time": _SAVES,
+    "parse_args": "parse_and_validate_args() of spare_megatron.training.arguments reads the flags and checks them",
     "set_args": "the flags of a job are the same on all its ranks and are fixed when it starts",
     "setup_model_and_optimizer": _LOOP,
     "train": _LOOP,
@@ -59,7 +62,9 @@ REFUSED = {
     "calc_params_l2_norm": "it is not provided; use --log-params-norm",
     "print_params_min_max_norm": "it is not provided; use --log-params-norm",
     "check_adlr_autoresume_termination": "there is no such service here; Slurm jobs queue themselves again",
+    "update_seqlen_stats_from_cu_seqlens": "packed sequences are not supported",
     "update_use_dist_ckpt": _SAVES,
+    "validate_args": "parse_and_validate_args() of spare_megatron.training.arguments reads the flags and checks them",
 }
 """Name -> why this package does not have it, and what to use."""
 

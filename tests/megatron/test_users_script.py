@@ -1,4 +1,7 @@
-"""A user's script runs here with its imports of megatron.training renamed, and loses a group without a trace."""
+"""A user's script runs here with its imports of megatron.training renamed, and loses a group without a trace.
+
+The job that loses the group runs the script as Megatron's of today are written: they read the flags first.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +34,56 @@ FLAGS = (
 )
 
 
-def ported(folder: Path) -> Path:
+READS_FLAGS_FIRST = """
+from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from megatron.training.arguments import parse_and_validate_args
+
+if __name__ == "__main__":
+    set_startup_timestamps(program_start=_PROGRAM_START_TIME, main_entry=time.time())
+    pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
+    args = parse_and_validate_args(
+        extra_args_provider=add_own_args,
+        args_defaults={"tokenizer_type": "NullTokenizer"},
+    )
+    full_config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    pretrain(
+        full_config,
+        train_valid_test_datasets_provider,
+        ModelType.encoder_or_decoder,
+        forward_step,
+        partial(model_provider),
+        store=store,
+        get_embedding_ranks=get_embedding_ranks,
+    )
+"""
+"""The end of the script in the form of megatron-core 0.19."""
+
+
+def ported(folder: Path, *, flags_first: bool) -> Path:
     """The script with its import lines changed, and nothing else."""
-    old = SCRIPT.read_text().splitlines()
+    text = SCRIPT.read_text()
+    if flags_first:
+        text = text[: text.index('if __name__ == "__main__":')] + READS_FLAGS_FIRST.lstrip()
+    old = text.splitlines()
     new = [re.sub(r"^from megatron\.training\b", "from spare_megatron.training", line) for line in old]
     changed = [line for line, before in zip(new, old, strict=True) if line != before]
-    assert len(changed) == 4, changed
+    assert len(changed) == (6 if flags_first else 4), changed
     script = folder / "pretrain_own.py"
     script.write_text("\n".join(new) + "\n")
     return script
 
 
-def train(folder: Path, *inject: str) -> tuple[Job, list[dict[str, Any]]]:
+def train(folder: Path, *inject: str, flags_first: bool = False) -> tuple[Job, list[dict[str, Any]]]:
     folder.mkdir()
-    job = launch(folder / "run", *FLAGS, groups=2, group_size=None, script=str(ported(folder)), inject=inject)
+    script = ported(folder, flags_first=flags_first)
+    job = launch(folder / "run", *FLAGS, groups=2, group_size=None, script=str(script), inject=inject)
     return job, job.finish(timeout_s=240)
 
 
 @pytest.mark.timeout(600)
 def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
     _, calm = train(tmp_path / "calm")
-    job, lines = train(tmp_path / "killed", "sigkill:group=1,step=3,at=backward,n=1")
+    job, lines = train(tmp_path / "killed", "sigkill:group=1,step=3,at=backward,n=1", flags_first=True)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
     for line, other in zip(lines, calm, strict=True):

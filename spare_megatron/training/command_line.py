@@ -1,0 +1,91 @@
+"""The command line of this process: read once, by ``pretrain`` or before it by a script's own call.
+
+Scripts of megatron-core 0.18 and newer call ``parse_and_validate_args`` before they build what they pass to
+``pretrain``. A wrong flag ends the process there with one sentence, as ``pretrain`` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.place import Place
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.trainer import user_state
+from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+
+_parsed: tuple[JobArguments, Namespace] | None = None
+"""What :func:`parse_and_validate_args` has read."""
+
+
+def read(
+    extra_args_provider: Callable[..., Any] | None = None, args_defaults: Mapping[str, Any] | None = None
+) -> tuple[JobArguments, Namespace]:
+    """The job that ``sys.argv`` and the environment describe, and its flags; from now on this process logs. Raises
+    ConfigError."""
+    job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
+    logging.basicConfig(
+        level=job.logging.logging_level or logging.INFO,
+        format=f"%(asctime)s group {job.place.group} rank {job.place.position} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    return job, args
+
+
+def parse_and_validate_args(
+    extra_args_provider: Callable[..., Any] | None = None,
+    ignore_unknown_args: bool = False,
+    args_defaults: Mapping[str, Any] | None = None,
+) -> Namespace:
+    """All flags by Megatron's names, resolved; ``get_args`` has them from now on. A wrong flag ends this process.
+
+    Args:
+        extra_args_provider: adds flags to an argparse parser.
+        ignore_unknown_args: refused: a flag that nobody reads would be a silent mistake.
+        args_defaults: defaults of flags, by name.
+    """
+    try:
+        if ignore_unknown_args:
+            raise ConfigError("parse_and_validate_args(ignore_unknown_args=True) is not supported: give known flags")
+        job, args = read(extra_args_provider, args_defaults)
+    except ConfigError as error:
+        leave(refuse(str(error), None))
+    global _parsed
+    _parsed = job, args
+    user_state.start(user_state.UserState(args))
+    return args
+
+
+def parsed(args: Namespace) -> tuple[JobArguments, Namespace]:
+    """The job of flags that :func:`parse_and_validate_args` has returned. Raises ConfigError for others."""
+    if _parsed is None or _parsed[1] is not args:
+        raise ConfigError(
+            "pretrain() was given flags that parse_and_validate_args() of spare_megatron.training.arguments did not "
+            "return; pass on the namespace itself"
+        )
+    return _parsed
+
+
+def refuse(sentence: str, place: Place | None) -> ExitCode:
+    """Write one sentence to this rank's standard error, and to the run directory, from which the launcher shows it
+    once."""
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
+    run_dir = place.run_dir if place is not None else os.environ.get("SPARE_RUN_DIR")
+    if run_dir:
+        who = "rank" if place is None else f"group-{place.group}-rank-{place.position}"
+        RunDirectory(run_dir).report_error(f"{who}-{os.getpid()}", sentence)
+    return ExitCode.BAD_INPUT
+
+
+def leave(code: ExitCode) -> NoReturn:
+    """End this process at once: other ranks of this group may be dead, so no exit handler may run that waits for
+    them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,79 @@
+"""``pretrain`` takes its arguments in the order of any Megatron, and says what is missing."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from spare_megatron.training.model_type import ModelType
+from spare_megatron.training.pretrain_call import read_call
+
+KIND = ModelType.encoder_or_decoder
+
+
+def data(_sizes: Any) -> None: ...
+
+
+def model() -> None: ...
+
+
+def forward(_iterator: Any, _model: Any) -> None: ...
+
+
+def embeddings(_ranks: Any) -> list[int]:
+    return [0]
+
+
+CONTAINER = pretrain_cfg_container_from_args(Namespace(), gpt_config_from_args(Namespace()))
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        ((data, model, KIND, forward), {"args_defaults": {"lr": 1.0}}),
+        ((data, model, KIND, forward, None, None, {"lr": 1.0}), {}),
+        ((CONTAINER, data, model, KIND, forward), {}),
+        ((CONTAINER, data, KIND, forward, model), {"store": None, "skip_model_parallel_init": False}),
+        ((CONTAINER, data, KIND, forward), {"model_provider": model}),
+        (
+            (),
+            {
+                "cfg_container": CONTAINER,
+                "train_valid_test_dataset_provider": data,
+                "model_type": KIND,
+                "forward_step_func": forward,
+                "model_provider": model,
+            },
+        ),
+    ],
+)
+def test_each_order_is_understood(positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    call = read_call(*positional, get_embedding_ranks=embeddings, **named)
+    assert (call.datasets_provider, call.model_provider, call.forward_step) == (data, model, forward)
+    assert call.get_embedding_ranks is embeddings
+    if CONTAINER in (*positional, *named.values()):
+        assert call.container is CONTAINER
+    else:
+        assert (call.container, call.args_defaults) == (None, {"lr": 1.0})
+
+
+def test_a_container_may_name_the_model() -> None:
+    assert read_call(CONTAINER, data, KIND, forward).model_provider is None
+    with pytest.raises(ConfigError, match="was given no model: pass model_provider"):
+        read_call(pretrain_cfg_container_from_args(Namespace()), data, KIND, forward)
+
+
+@pytest.mark.parametrize("hook", ["process_non_loss_data_func", "non_loss_data_func", "inprocess_call_wrapper"])
+def test_other_hooks_are_refused_by_name(hook: str) -> None:
+    for start in ((data, model, KIND, forward), (CONTAINER, data, KIND, forward)):
+        with pytest.raises(ConfigError, match=f"was given {hook}, which is not supported"):
+            read_call(*start, **{hook: print})
+
+
+def test_what_fits_no_order_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'forward_step_func'"):
+        read_call(data, model, KIND)

@@ -1,0 +1,41 @@
+"""A launcher starts no script that would train with Megatron's own loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.cli.launch import script_command
+from spare_megatron.cli.script_imports import import_lines
+from spare_megatron.config.errors import ConfigError
+
+USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("import torch\nfrom megatron.training import (\n    get_args,\n)\n", [2]),
+        ("from megatron.training.utils import unwrap_model\nimport megatron.training.arguments as a\n", [1, 2]),
+        ("def f():\n    from megatron import training\n", [2]),
+        ("from megatron.core import mpu\nfrom spare_megatron.training import pretrain\n", []),
+        ("from megatron.training_tools import x\nfrom .megatron.training import y\n", []),
+    ],
+)
+def test_imports_of_megatrons_loop_are_found(text: str, lines: list[int]) -> None:
+    assert import_lines(text) == lines
+
+
+def test_a_script_that_was_not_ported_is_refused_with_the_command_that_ports_it(tmp_path: Path) -> None:
+    lines = import_lines(USERS.read_text())
+    assert len(lines) == 4
+    with pytest.raises(ConfigError) as error:
+        script_command(str(USERS), False, ())
+    assert f"in 4 lines ({', '.join(map(str, lines))})" in str(error.value)
+    ported = tmp_path / "own.py"
+    ported.write_text(USERS.read_text().replace("from megatron.training", "from spare_megatron.training"))
+    assert script_command(str(ported), False, ("--lr", "1"))[1:] == (str(ported), "--lr", "1")
+    broken = tmp_path / "broken.py"
+    broken.write_text("from megatron.training import (\n")
+    assert script_command(str(broken), False, ())[1:] == (str(broken),)

@@ -47,19 +47,21 @@ def _measure(options: argparse.Namespace) -> None:
     try:
         addresses = [address for part in parts for address in part.read()]
         everybody = list(range(options.members))
-        first_s, calls, _ = _view(parts, 1, everybody, addresses)
+        incarnations = [0] * options.members
+        first_s, calls, _ = _view(parts, 1, everybody, incarnations, addresses)
         whole_s, back_s, made, cpu_s = [], [], [], []
         for number in range(options.rounds):
             dead = (7 + 31 * number) % options.members
             addresses[dead] = ""
             parts[dead // each].ask({"kill": dead})
             survivors = [member for member in everybody if member != dead]
-            took_s, after, used_s = _view(parts, 2 * number + 2, survivors, addresses)
+            took_s, after, used_s = _view(parts, 2 * number + 2, survivors, incarnations, addresses)
             whole_s.append(took_s)
             cpu_s.append(used_s / len(survivors))
             made.append(after - calls)
-            addresses[dead] = parts[dead // each].ask({"start": dead})
-            took_s, calls, _ = _view(parts, 2 * number + 3, everybody, addresses)
+            incarnations[dead] += 1
+            addresses[dead] = parts[dead // each].ask({"start": dead, "incarnation": incarnations[dead]})
+            took_s, calls, _ = _view(parts, 2 * number + 3, everybody, incarnations, addresses)
             back_s.append(took_s)
     finally:
         for part in parts:
@@ -77,10 +79,12 @@ def _measure(options: argparse.Namespace) -> None:
     report("formation", config, [row])
 
 
-def _view(parts: list[Remote], epoch: int, members: list[int], addresses: list[str]) -> tuple[float, int, float]:
+def _view(
+    parts: list[Remote], epoch: int, members: list[int], incarnations: list[int], addresses: list[str]
+) -> tuple[float, int, float]:
     """Give all members an epoch: seconds until the last one can sum, the calls that all have made so far, and the CPU
     time that it took all together."""
-    order = {"epoch": epoch, "members": members, "addresses": addresses}
+    order = {"epoch": epoch, "members": members, "incarnations": incarnations, "addresses": addresses}
     began_s = time.monotonic()
     for part in parts:
         part.send(order)
@@ -123,7 +127,7 @@ class Part:
         self._calls = 0
         """Of members that are gone."""
         for group in groups:
-            self._start(group)
+            self._start(group, 0)
 
     def run(self) -> None:
         """Serve orders until the input ends."""
@@ -135,18 +139,18 @@ class Part:
                 self._kill(order["kill"])
                 _say("")
             elif "start" in order:
-                self._start(order["start"])
+                self._start(order["start"], order["incarnation"])
                 _say(self._replicas[order["start"]].address)
             else:
                 self._adopt(order)
                 formed_s, used_s = time.monotonic(), time.process_time() - began_s
                 _say([formed_s, self._calls + sum(replicas.calls for replicas in self._replicas.values()), used_s])
 
-    def _start(self, group: int) -> None:
+    def _start(self, group: int, incarnation: int) -> None:
         from spare_megatron.collectives.handshake import Identity, Member
         from spare_megatron.collectives.replica_communicators import ReplicaCommunicators
 
-        self._replicas[group] = ReplicaCommunicators(Identity(Member(group)), "gloo", timeout_s=60.0)
+        self._replicas[group] = ReplicaCommunicators(Identity(Member(group, incarnation)), "gloo", timeout_s=60.0)
 
     def _kill(self, group: int) -> None:
         replicas = self._replicas.pop(group)
@@ -158,7 +162,7 @@ class Part:
         from spare_megatron.collectives.replica_communicators import Membership
 
         members, addresses = order["members"], order["addresses"]
-        everybody = tuple(map(Member, members))
+        everybody = tuple(Member(group, order["incarnations"][group]) for group in members)
         for group, replicas in self._replicas.items():
             right = members[(members.index(group) + 1) % len(members)]
             replicas.adopt(Membership(order["epoch"], everybody, addresses[right]))

@@ -17,7 +17,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
+from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
 
 ENGINE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
 """Modules whose selective recomputation uses transformer-engine without a check that it is installed."""
@@ -145,7 +145,7 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", fo
         *([f"  {chosen}"] if chosen else []),
         "the job needs:",
         f"  {counted(shape.world_size, 'rank')}, one process each",
-        f"  megatron-core {' or '.join(TESTED_CORE_VERSIONS)}",
+        f"  megatron-core {TESTED}",
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from spare_megatron.megatron_adapter.core_differences import QuietLogs, without_triton
 from spare_megatron.megatron_adapter.versions import silence_known_warnings
 
 
@@ -268,7 +270,9 @@ def install_cpu_shims() -> tuple[str, ...]:
     for shim in shims:
         if shim.phase == "before import":
             shim.apply()
-    with _without_wandb():
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(QuietLogs())
+    with _without_wandb(), without_triton():
         import megatron.core
         import megatron.core.models.gpt.gpt_layer_specs
         import megatron.core.optimizer  # noqa: F401

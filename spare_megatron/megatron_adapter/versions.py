@@ -10,19 +10,21 @@ import warnings
 
 from spare_megatron.config.errors import ConfigError
 
-TESTED_CORE_VERSIONS = ("0.16.0", "0.16.1")
-"""Versions of megatron-core that this package's tests ran with."""
+TESTED_CORE_VERSIONS = ("0.16.0", "0.16.1", "0.17.1", "0.18.2", "0.19.2")
+"""Versions of megatron-core that this package's tests ran with; from 0.17 on they need Python 3.12."""
+TESTED = f"{', '.join(TESTED_CORE_VERSIONS[:-1])} or {TESTED_CORE_VERSIONS[-1]}"
 
 _KNOWN_WARNINGS = (
     "Transformer Engine and Apex are not installed",
     "Apex is not installed",
     "The following imports from `dynamic_context.py` will be removed",
     r"\s*The 'megatron.core.transformer.custom_layers.transformer_engine'\s+module is deprecated",
-    "full scope is deprecated. Use empty cuda_graph_scope",
+    "full scope is deprecated. Use empty cuda_graph_(scope|modules)",
     "Warning: tp_group is None, using default tp group",
     "`load_state_dict` is deprecated and will be removed in future versions. Please use `load` instead",
     "If you are using transformer_engine as the transformer implementation, the core_attn is from",
     "MLP requires ffn_hidden_size, but it was not provided",
+    "MimoModelConfig is experimental",
     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
 )
 """Warnings of megatron-core on every start: transformer-engine and apex are optional here, the others concern its own
@@ -42,13 +44,19 @@ def core_version() -> str:
     return importlib.metadata.version("megatron-core")
 
 
+def release() -> tuple[int, int]:
+    """The first two numbers of the installed version."""
+    major, minor = core_version().split(".")[:2]
+    return int(major), int(minor)
+
+
 def check_core_version(allow_untested: bool = False) -> str:
     """The installed version of megatron-core; ConfigError when it is not a tested one, unless ``allow_untested``."""
     version = core_version()
     if version not in TESTED_CORE_VERSIONS and not allow_untested:
         raise ConfigError(
             f"megatron-core {version} is installed, but this version of spare_megatron was tested with "
-            f"{', '.join(TESTED_CORE_VERSIONS)}; install one of these or pass --spare-allow-untested-core"
+            f"{TESTED}; install one of these or pass --spare-allow-untested-core"
         )
     return version
 

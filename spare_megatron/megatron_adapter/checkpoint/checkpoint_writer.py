@@ -13,13 +13,11 @@ saves of the same structure, which never changes within a job, need no collectiv
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import json
 import pickle
-import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +31,13 @@ install_cpu_shims()
 
 from megatron.core.dist_checkpointing.core import CONFIG_FNAME, CheckpointingConfig
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies import torch as core_strategy
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _write_item
 
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
+from spare_megatron.megatron_adapter.core_differences import plan_save, writer_replaced
 
 FileOpener = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a file of the checkpoint, by name, for writing; the file is on the disk when its ``with`` block has ended."""
@@ -139,10 +136,11 @@ class _PlanOnly(TorchDistSaveShardedStrategy):
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> _Planned:
         """Plan a save; collective in the first two saves of a structure."""
-        with _touching_nothing():
-            return super().async_save(sharded_state_dict, checkpoint_dir)
+        with writer_replaced(_Unwritten):
+            planned: _Planned = plan_save(super())(sharded_state_dict, checkpoint_dir)
+            return planned
 
-    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> _Planned:
+    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, *_strategy: Any) -> _Planned:
         return _Planned(writer.write_buckets or [], writer, save_state_dict_ret[1])
 
 
@@ -152,14 +150,3 @@ class _Unwritten(FileSystemWriterAsync):
     def prepare_local_plan(self, plan: Any) -> Any:
         """Return the plan and do not make the directory, which the caller of ``write`` makes."""
         return plan
-
-
-@contextlib.contextmanager
-def _touching_nothing() -> Iterator[None]:
-    """Inside, megatron-core's planning starts no Manager process and makes no directory."""
-    queues, writer = filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync
-    filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync = queue.Queue, _Unwritten
-    try:
-        yield
-    finally:
-        filesystem_async._get_write_results_queue, core_strategy.FileSystemWriterAsync = queues, writer

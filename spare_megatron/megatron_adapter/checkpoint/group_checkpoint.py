@@ -41,6 +41,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
+from spare_megatron.megatron_adapter.core_differences import RATES, rates_identify_groups
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
 
@@ -267,7 +268,9 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
             told = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
             group.update({**told, "params": group["params"]})
-            group["is_expert_parallel"] = own["is_expert_parallel"]
+            for name in ("is_expert_parallel", *(RATES if rates_identify_groups() else ())):
+                group.pop(name, None)
+                group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})
         if steps:
             inner["state"]["common_step"] = steps[0]

@@ -6,6 +6,9 @@ from typing import Any
 
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
+_ENUMS = ("AttnBackend", "CudaGraphModule", "CudaGraphScope", "InferenceCudaGraphScope")
+"""Of megatron-core's transformer settings; all but the first came after 0.16."""
+
 
 def harmless_classes() -> list[Any]:
     """Classes for ``torch.serialization.safe_globals``: enums, and those of which numpy's random states consist."""
@@ -14,7 +17,8 @@ def harmless_classes() -> list[Any]:
 
     import numpy as np
     from megatron.core.enums import ModelType
-    from megatron.core.transformer.enums import AttnBackend
+    from megatron.core.transformer import enums
     from numpy._core.multiarray import _reconstruct
 
-    return [ModelType, AttnBackend, np.ndarray, np.dtype, _reconstruct, type(np.dtype(np.uint32)), codecs.encode]
+    named = [getattr(enums, name) for name in _ENUMS if hasattr(enums, name)]
+    return [ModelType, *named, np.ndarray, np.dtype, _reconstruct, type(np.dtype(np.uint32)), codecs.encode]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.megatron_adapter.core_differences import context_cut
 from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
 
 install_cpu_shims()
@@ -93,6 +94,4 @@ def batch_on_this_tensor_rank(
 
 def batch_on_this_context_rank(batch: dict[str, Any]) -> dict[str, Any]:
     """The slices of each sequence that this context-parallel rank computes (megatron-core's balanced cut)."""
-    from megatron.core.utils import get_batch_on_this_cp_rank
-
-    return get_batch_on_this_cp_rank(batch)
+    return context_cut()(batch)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.core_differences import tokenizer_builder
 
 FILES = {
     "SentencePieceTokenizer": "--tokenizer-model",
@@ -46,8 +47,7 @@ def build_tokenizer(args: Namespace) -> Any:
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
-    from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer as build
-
+    build = tokenizer_builder()
     check_package(args)
     check_files(args)
     if args.tiktoken_special_tokens and not args.tokenizer_special_tokens:

@@ -33,6 +33,7 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.core_differences import GONE_FROM_TRANSFORMER, known_fields
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.settings import (
@@ -124,7 +125,7 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
     elif uses_local_layers(settings):
         values["persist_layer_norm"] = False
     kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
-    return kind(**values)
+    return kind(**known_fields(kind, values, GONE_FROM_TRANSFORMER))
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
@@ -248,15 +249,14 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     module.to(compute_device())
     config = get_model_config(module)
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
-    ddp = DistributedDataParallelConfig(
-        **{
-            **settings.ddp,
-            "grad_reduce_in_fp32": True,
-            "overlap_grad_reduce": False,
-            "average_in_collective": False,
-            "use_distributed_optimizer": split,
-        }
-    )
+    values = {
+        **settings.ddp,
+        "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": False,
+        "average_in_collective": False,
+        "use_distributed_optimizer": split,
+    }
+    ddp = DistributedDataParallelConfig(**known_fields(DistributedDataParallelConfig, values, {}))
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
 
 
@@ -267,4 +267,5 @@ def build_optimizer(
     ranks."""
     values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
-    return get_megatron_optimizer(OptimizerConfig(**values), chunks, use_gloo_process_groups=False)
+    config_of = OptimizerConfig(**known_fields(OptimizerConfig, values, {}))
+    return get_megatron_optimizer(config_of, chunks, use_gloo_process_groups=False)

@@ -1,0 +1,206 @@
+"""What differs between the tested versions of megatron-core, in one place, each with its reason.
+
+The rest of the adapter reads as if there were one megatron-core. What cannot be had from the installed one is a
+ConfigError with one sentence. Where a version only changes numbers (router probabilities in fp32 until the end,
+auxiliary losses per token, ...) nothing is done here: a job computes what megatron-core of that version computes, and
+all groups of a job have the same version, because it is part of the job's identity.
+
+Promises: importing this module imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import logging
+import queue
+import sys
+import types
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.versions import TESTED, core_version, release
+
+# -------------------------------------------------------------------------------------------------------- imports
+
+_STASH = "megatron.core.transformer.moe.ops.paged_stash"
+_TRITON_WORDS = ("jit", "autotune", "heuristics")
+
+
+@contextlib.contextmanager
+def without_triton() -> Iterator[None]:
+    """Inside, the parts of megatron-core that train on the CPU can be imported without the package triton.
+
+    0.18 and newer import it unconditionally where they keep activations of MoE layers in pages
+    (``--moe-paged-stash``, which is refused). 0.19 has those kernels in a module of their own, which is replaced by one
+    that has none; in 0.18 they are beside what is needed, so there triton itself is replaced, during the import.
+    """
+    if release() < (0, 18) or importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    if release() >= (0, 19):
+        none = types.ModuleType(_STASH)
+        none.__dict__.update(GLOBAL_BLOCK_SIZE=1024, paged_stash_copy_kernel=None, paged_stash_pop_kernel=None)
+        sys.modules[_STASH] = none
+        yield
+        return
+    language = types.ModuleType("triton.language")
+    language.__dict__.update(constexpr=object)
+    triton = types.ModuleType("triton")
+    triton.__dict__.update(dict.fromkeys(_TRITON_WORDS, _undecorated), language=language)
+    sys.modules |= {"triton": triton, "triton.language": language}
+    try:
+        yield
+    finally:
+        del sys.modules["triton"], sys.modules["triton.language"]
+
+
+def _undecorated(function: Any = None, **_options: Any) -> Any:
+    return function if function is not None else _undecorated
+
+
+def explain_import(error: ImportError) -> ConfigError | None:
+    """The sentence for a name or module of megatron-core that the installed version does not have; None for other
+    errors."""
+    module = error.name or ""
+    if not module.startswith("megatron."):
+        return None
+    return ConfigError(
+        f"megatron-core {core_version()} is not one that this package can use: {error.msg} ({module}); "
+        f"install megatron-core {TESTED}"
+    )
+
+
+class QuietLogs(logging.Filter):
+    """Drops what megatron-core logs at every start about choices that are this package's, not the user's."""
+
+    _TEXTS = (
+        "GPTModel IS DEPRECATED",  # 0.19: the model that pretrain_gpt.py builds
+        "full_param_layout not provided",  # 0.18: DDP then lays its buffers out as before
+        "async save is deprecated",  # 0.17: only its planning is used here
+        "load_common is deprecated",  # 0.19
+        "Using all-reduce for gradient reductions",  # 0.18: GroupDDP reduces nothing
+    )
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is logged."""
+        return not (record.name.startswith("megatron.") and any(text in str(record.msg) for text in self._TEXTS))
+
+
+# --------------------------------------------------------------------------------------------------------- configs
+
+
+def known_fields(config: type, values: Mapping[str, Any], gone: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` for the dataclass ``config``, without fields that this megatron-core no longer has.
+
+    Args:
+        gone: field -> the default that it had in an older version: a field with this value can be left out.
+
+    Raises:
+        ConfigError: a field that this version does not have was given another value.
+    """
+    fields = {field.name for field in dataclasses.fields(config)}
+    for name in values.keys() - fields:
+        if name not in gone or values[name] != gone[name]:
+            raise ConfigError(
+                f"{name} is {values[name]}, but megatron-core {core_version()} has no such setting in its "
+                f"{config.__name__}; leave its flag out or install megatron-core {TESTED}"
+            )
+    return {name: value for name, value in values.items() if name in fields}
+
+
+GONE_FROM_TRANSFORMER = {"moe_extended_tp": False, "moe_use_legacy_grouped_gemm": False}
+"""Fields of TransformerConfig that 0.17 no longer has -> their default."""
+
+
+# ------------------------------------------------------------------------------------------------------------ data
+
+
+def tokenizer_builder() -> Callable[[Namespace], Any]:
+    """megatron-core's function that builds a tokenizer from flags; 0.17 moved it. It gets a copy of the flags with the
+    names that any version reads, and does not change the caller's."""
+    where = "tokenizers.utils" if release() >= (0, 17) else "tokenizers.text.utils"
+    build = importlib.import_module(f"megatron.core.{where}.build_tokenizer").build_tokenizer
+
+    def build_from(args: Namespace) -> Any:
+        return build(_tokenizer_flags(args))
+
+    return build_from
+
+
+def _tokenizer_flags(args: Namespace) -> Namespace:
+    """``args`` with the names of 0.17 and 0.18 beside those of 0.16, which are the ones of this package's flags."""
+    flags = Namespace(**vars(args))
+    newer = {
+        "tokenizer_hf_no_use_fast": not args.tokenizer_hf_use_fast,
+        "tokenizer_hf_no_include_special_tokens": not args.tokenizer_hf_include_special_tokens,
+        "special_tokens": args.tokenizer_special_tokens,
+        "metadata_path": args.tokenizer_metadata,
+        "chat_template": None,
+        "tokenizer_sentencepiece_ignore_extra_whitespaces": True,
+        "pad_vocab_size": False,  # trainer.tokenizer pads
+    }
+    for name, value in newer.items():
+        if not hasattr(flags, name):
+            setattr(flags, name, value)
+    return flags
+
+
+def context_cut() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """megatron-core's function that cuts a batch for a context-parallel rank; since 0.18 it must be told the group."""
+    from megatron.core import parallel_state
+    from megatron.core.utils import get_batch_on_this_cp_rank as cut
+
+    if "is_hybrid_cp" not in inspect.signature(cut).parameters:
+        return cut  # type: ignore[no-any-return]
+    return lambda batch: cut(batch, is_hybrid_cp=False, cp_group=parallel_state.get_context_parallel_group())
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+def plan_save(strategy: Any) -> Callable[..., Any]:
+    """The method of a torch_dist strategy that plans and writes a checkpoint. Since 0.17 it has a choice of writers, of
+    which the default is another package."""
+    save = strategy.async_save
+    if "async_strategy" in inspect.signature(save).parameters:
+        return lambda *args: save(*args, async_strategy="mcore")
+    return save  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def writer_replaced(writer: type) -> Iterator[None]:
+    """Inside, megatron-core's torch_dist strategy plans with ``writer``, and makes no Manager process for results."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.dist_checkpointing.strategies import torch as core_strategy
+
+    # 0.17 looks its writer up in the writer's own module, and has renamed the function that makes the queue
+    queues = ("_get_write_results_queue", "get_write_results_queue")
+    changes: list[tuple[Any, str, Any]] = [(filesystem_async, name, lambda *_mode: queue.Queue()) for name in queues]
+    changes += [(module, "FileSystemWriterAsync", writer) for module in (filesystem_async, core_strategy)]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes if hasattr(module, name)]
+    for module, name, new in changes:
+        if hasattr(module, name):
+            setattr(module, name, new)
+    try:
+        yield
+    finally:
+        for module, name, old in before:
+            setattr(module, name, old)
+
+
+RATES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
+"""Options of a parameter group by which 0.19 tells groups apart when it loads a state: there they must be those of this
+job's flags. Before that a loaded group has the rates of the job that saved it, as in Megatron."""
+
+
+def rates_identify_groups() -> bool:
+    """Whether the installed version looks at :data:`RATES`."""
+    from megatron.core.optimizer import optimizer
+
+    return "max_lr" in optimizer.param_group_identifier_keys

@@ -12,7 +12,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def write(path: Path, benchmark: str, command: str, config: Mapping[str, object]
     record = {
         "benchmark": benchmark,
         "command": command,
-        "date_utc": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "date_utc": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "hardware": hardware(),
         "versions": versions(),
         "config": dict(config),

@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-  echo "setup.sh: $python is not Python 3.10 or newer; set PYTHON to one that is" >&2
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "setup.sh: $python is not Python 3.11 or newer (3.11 to 3.13 are tested); set PYTHON to one that is" >&2
   exit 1
 fi
 

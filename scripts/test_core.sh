@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # Runs the tests that use megatron-core with another version of it, in an environment beside .venv, which stays as it is.
 # Usage: ./scripts/test_core.sh VERSION [pytest arguments]        e.g. ./scripts/test_core.sh 0.16.0
+# Versions from 0.17 on need Python 3.12. Where .venv has an older one, the tests run in a Debian 13 (scripts/debian13.sh), whose
+# .venv takes torch from the package index: 5 GB on the disk, a few minutes.
 # Add the version to TESTED_CORE_VERSIONS in spare_megatron/megatron_adapter/versions.py first (jobs refuse others), and
 # leave it there if this passes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=${1:?usage: ./scripts/test_core.sh VERSION [pytest arguments]}
+python=${PYTHON:-python3}
+case $version in
+  0.16.*) ;;
+  *) if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then exec ./scripts/debian13.sh "$0" "$@"; fi ;;
+esac
 shift
 ./scripts/setup.sh
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
@@ -23,4 +30,5 @@ fi
 found=$("$beside/bin/python" -c 'import importlib.metadata as m; print(m.version("megatron-core"))')
 [ "$found" = "$version" ] || { echo "test_core.sh: megatron-core $found is found instead of $version" >&2; exit 1; }
 tests=(tests/megatron/test_{core_flags,settings,pretrain_gpt,engine,parity,exact,masking,checkpointing,distributed_state}.py)
+tests+=(tests/megatron/test_{transferred_state,users_script,data}.py)
 "$beside/bin/python" -m pytest -m "not full" "${@:-${tests[@]}}"

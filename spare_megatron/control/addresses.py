@@ -19,7 +19,7 @@ async def unreachable(address: str, who: str) -> str:
         return ""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(*split_address(address)), CONNECT_S)
-    except (OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else f"no answer within {CONNECT_S:g} s"
         return (
             f"{who} listens for the other groups at {address}, which cannot be reached: {why}; give --spare-interface "

@@ -113,7 +113,7 @@ class Uplink:
         try:
             # A stopped process accepts connections, in its kernel, and never answers on them.
             await asyncio.wait_for(channel.channel_ready(), self._patience_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.error = f"no answer within {self._patience_s:g} s ({address})"
             return False
         call = call_stream(channel, self._service, self._security, self._report)

@@ -89,7 +89,7 @@ def values_of(record: Record, before: State, after: State, run_dir: Path) -> Ite
 
 
 def _utc(time_unix_s: float) -> str:
-    at = datetime.datetime.fromtimestamp(time_unix_s, datetime.timezone.utc)
+    at = datetime.datetime.fromtimestamp(time_unix_s, datetime.UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

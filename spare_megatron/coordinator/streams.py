@@ -105,5 +105,5 @@ class Streams:
         """Wait until nobody is connected any more; after ``timeout_s`` close what is left."""
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.end_all()

@@ -21,6 +21,7 @@ import sys
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
@@ -95,7 +96,9 @@ class QuietLogs(logging.Filter):
 # --------------------------------------------------------------------------------------------------------- configs
 
 
-def known_fields(config: type, values: Mapping[str, Any], gone: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(
+    config: type, values: Mapping[str, Any], gone: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """``values`` for the dataclass ``config``, without fields that this megatron-core no longer has.
 
     Args:
@@ -114,8 +117,18 @@ def known_fields(config: type, values: Mapping[str, Any], gone: Mapping[str, Any
     return {name: value for name, value in values.items() if name in fields}
 
 
-GONE_FROM_TRANSFORMER = {"moe_extended_tp": False, "moe_use_legacy_grouped_gemm": False}
+_GONE_FROM_TRANSFORMER = {"moe_extended_tp": False, "moe_use_legacy_grouped_gemm": False}
 """Fields of TransformerConfig that 0.17 no longer has -> their default."""
+_RENAMED_IN_TRANSFORMER = {"cuda_graph_scope": "cuda_graph_modules"}
+"""Fields of TransformerConfig to which 0.18 gave another name."""
+
+
+def transformer_fields(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values``, by the names of 0.16, for megatron-core's TransformerConfig or a subclass. Raises ConfigError as
+    :func:`known_fields`."""
+    fields = {field.name for field in dataclasses.fields(config)}
+    renamed = {old: new for old, new in _RENAMED_IN_TRANSFORMER.items() if new in fields}
+    return known_fields(config, {renamed.get(k, k): v for k, v in values.items()}, _GONE_FROM_TRANSFORMER)
 
 
 # ------------------------------------------------------------------------------------------------------------ data

@@ -270,8 +270,9 @@ def install_cpu_shims() -> tuple[str, ...]:
     for shim in shims:
         if shim.phase == "before import":
             shim.apply()
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(QuietLogs())
+    for handler in (*logging.getLogger().handlers, logging.lastResort):
+        if handler is not None:
+            handler.addFilter(QuietLogs())
     with _without_wandb(), without_triton():
         import megatron.core
         import megatron.core.models.gpt.gpt_layer_specs

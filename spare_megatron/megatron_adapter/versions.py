@@ -35,8 +35,10 @@ _CUDA_ADVICE = ("When using .* it is recommended to set the environment variable
 _DEPRECATED_IN_TORCH = (
     r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
     "Please use DTensor instead and we are deprecating ShardedTensor",
+    "The argument order of load has been changed",
+    "torch.distributed is disabled, unavailable or uninitialized",
 )
-"""Warnings of torch 2.13 about functions that megatron-core 0.16.1 uses."""
+"""Warnings of torch 2.13 about functions that megatron-core uses."""
 
 
 def core_version() -> str:
@@ -66,4 +68,4 @@ def silence_known_warnings(on_cuda: bool) -> None:
     for message in _KNOWN_WARNINGS + (() if on_cuda else _CUDA_ADVICE):
         warnings.filterwarnings("ignore", message=message, module=r"megatron\.core\b")
     for message in _DEPRECATED_IN_TORCH:
-        warnings.filterwarnings("ignore", message=message, category=FutureWarning, module=r"torch\.distributed\b")
+        warnings.filterwarnings("ignore", message=message, module=r"torch\.distributed\b")

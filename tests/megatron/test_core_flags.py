@@ -34,15 +34,17 @@ def test_every_field_of_megatron_core_that_its_command_line_has_is_a_flag_or_ref
 
 def test_words_of_settings_become_objects_that_megatron_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_machine", lambda _: None)  # a config needs no transformer-engine to be built
+    from spare_megatron.megatron_adapter.core_differences import transformer_fields
     from spare_megatron.megatron_adapter.model.config_objects import with_objects
     from spare_megatron.megatron_adapter.model.settings import config_types
 
     types = config_types()
     for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):
         job, _ = job_of(extra)
-        config = types["transformer"](**with_objects(job.transformer))
+        config = types["transformer"](**transformer_fields(types["transformer"], with_objects(job.transformer)))
         assert callable(config.activation_func)
         types["optimizer"](**job.optimizer)
         types["ddp"](**job.ddp)
     job, _ = job_of("--multi-latent-attention --q-lora-rank 16")
-    assert types["mla_transformer"](**with_objects(job.transformer)).q_lora_rank == 16
+    mla = types["mla_transformer"]
+    assert mla(**transformer_fields(mla, with_objects(job.transformer))).q_lora_rank == 16

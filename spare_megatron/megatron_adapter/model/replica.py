@@ -33,7 +33,7 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.core_differences import GONE_FROM_TRANSFORMER, known_fields
+from spare_megatron.megatron_adapter.core_differences import known_fields, transformer_fields
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.settings import (
@@ -125,7 +125,7 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
     elif uses_local_layers(settings):
         values["persist_layer_norm"] = False
     kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
-    return kind(**known_fields(kind, values, GONE_FROM_TRANSFORMER))
+    return kind(**transformer_fields(kind, values))
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
@@ -256,7 +256,7 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
         "average_in_collective": False,
         "use_distributed_optimizer": split,
     }
-    ddp = DistributedDataParallelConfig(**known_fields(DistributedDataParallelConfig, values, {}))
+    ddp = DistributedDataParallelConfig(**known_fields(DistributedDataParallelConfig, values))
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
 
 
@@ -267,5 +267,5 @@ def build_optimizer(
     ranks."""
     values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
-    config_of = OptimizerConfig(**known_fields(OptimizerConfig, values, {}))
+    config_of = OptimizerConfig(**known_fields(OptimizerConfig, values))
     return get_megatron_optimizer(config_of, chunks, use_gloo_process_groups=False)

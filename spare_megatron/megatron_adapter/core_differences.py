@@ -131,6 +131,20 @@ def transformer_fields(config: type, values: Mapping[str, Any]) -> dict[str, Any
     return known_fields(config, {renamed.get(k, k): v for k, v in values.items()}, _GONE_FROM_TRANSFORMER)
 
 
+def auto_scalers() -> tuple[Any, ...]:
+    """megatron-core's autograd functions by which losses beside the main one enter a backward pass; each has a
+    ``main_loss_backward_scale``. That of sparse attention came with 0.16.1."""
+    from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
+
+    found = [MoEAuxLossAutoScaler, MTPLossAutoScaler]
+    with contextlib.suppress(ImportError):
+        from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
+
+        found.append(DSAIndexerLossAutoScaler)
+    return tuple(found)
+
+
 # ------------------------------------------------------------------------------------------------------------ data
 
 

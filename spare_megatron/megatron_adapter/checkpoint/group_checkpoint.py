@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.megatron_adapter.shims import install_cpu_shims
+from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
 
 install_cpu_shims()
 
@@ -155,6 +155,7 @@ def load(
     here = state.pop("optimizer", None)
     if form == RESHARDABLE:
         rename_requests(here)
+    failed: ConfigError | None = None
     try:
         mine = _rank_object(None)
         if optimizer and mine.unique_key in stored:
@@ -165,10 +166,12 @@ def load(
     except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         reason = " ".join(str(first).split())[:_REASON_CHARS]
-        raise ConfigError(
+        failed = ConfigError(
             f"{directory} cannot be loaded into this model: {reason}; "
             "give the flags of the model that it was saved from"
-        ) from error
+        )
+        failed.__cause__ = error
+    _agree(failed, directory)
     for name, module in _modules(replica):
         module.load_state_dict(state[name])
     if optimizer:
@@ -199,6 +202,17 @@ def load(
         args=args,
         rank_state=state.get(_RANK_STATE),
     )
+
+
+def _agree(failed: ConfigError | None, directory: Path) -> None:
+    """Raise ``failed``, or a ConfigError where another rank has failed to load: since 0.18 ranks read on their own, and
+    one that has all it needs would wait for the others for ever. Collective."""
+    flag = torch.tensor([float(failed is not None)]).to(compute_device())
+    dist.all_reduce(flag)
+    if failed is not None:
+        raise failed
+    if flag.item():
+        raise ConfigError(f"{directory} cannot be loaded by another rank of this group; see its log")
 
 
 def _rank_object(data: Any) -> ShardedObject:

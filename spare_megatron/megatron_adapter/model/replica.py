@@ -38,6 +38,7 @@ from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
+    check_routing,
     check_settings,
     splits_optimizer,
     uses_local_layers,
@@ -234,6 +235,7 @@ def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
                 f"the model provider's config has {name} {getattr(config, name)}, but this group has {value}; "
                 f"build the config from the job's flags"
             )
+    check_routing(config.moe_router_load_balancing_type, getattr(config, "moe_router_force_biased", None))
     if not cuda_available():
         for name, (setting, reason) in CPU_TRANSFORMER_SETTINGS.items():
             if getattr(config, name, setting) != setting:

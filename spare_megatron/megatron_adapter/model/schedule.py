@@ -22,12 +22,11 @@ from spare_megatron.megatron_adapter.shims import install_cpu_shims
 install_cpu_shims()
 
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.moe.router import MoEAuxLossAutoScaler
-from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch.autograd import Variable
 
 from spare_megatron.config.engine_hooks import PieceHook
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.core_differences import auto_scalers
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
@@ -40,7 +39,7 @@ MicrobatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """(step, numbers) -> iterator over this rank's microbatches of these numbers, in order. It is called once for each
 chunk, but consumed only where the forward step reads samples, so it must cost nothing before."""
 
-_AUTO_SCALERS = (MoEAuxLossAutoScaler, MTPLossAutoScaler)
+_AUTO_SCALERS = auto_scalers()
 
 
 class PassWatch(Protocol):

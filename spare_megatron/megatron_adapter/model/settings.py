@@ -9,7 +9,7 @@ May assume nothing. Promises: importing this module imports neither torch nor me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,12 +107,9 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
             "attention asserts a context-parallel size of 1; use --context-parallel-size 1 or install "
             "transformer-engine on a machine with CUDA"
         )
-    balancing = transformer.get("moe_router_load_balancing_type", "aux_loss")
-    if "global_aux_loss" in (balancing if isinstance(balancing, (list, tuple)) else [balancing]):
-        raise ConfigError(
-            "--moe-router-load-balancing-type global_aux_loss is not supported: that loss depends on which "
-            "microbatches this group computed before, so moving a microbatch changes it; use aux_loss or seq_aux_loss"
-        )
+    check_routing(
+        transformer.get("moe_router_load_balancing_type", "aux_loss"), transformer.get("moe_router_force_biased")
+    )
     inner = shape.tensor * shape.context * shape.inner_data
     expert_tensor = settings.expert_tensor or shape.tensor
     expert = settings.expert * expert_tensor
@@ -135,6 +132,25 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
         )
 
 
+def check_routing(balancing: str | Sequence[str], force_biased: float | None) -> None:
+    """ConfigError for ways to route tokens to experts that depend on which microbatches a group has computed."""
+    for kind in [balancing] if isinstance(balancing, str) else balancing:
+        if kind in _DEPENDS_ON_THE_GROUP:
+            raise ConfigError(
+                f"--moe-router-load-balancing-type {kind} is not supported: {_DEPENDS_ON_THE_GROUP[kind]}, so moving a "
+                "microbatch changes it; use aux_loss or seq_aux_loss"
+            )
+    if force_biased is not None and force_biased < 0:
+        raise ConfigError(
+            f"moe_router_force_biased {force_biased:g} is not supported: it keeps the random bias of the first "
+            "microbatch that a rank computes; use a positive one or none"
+        )
+
+
+_DEPENDS_ON_THE_GROUP = {
+    "global_aux_loss": "that loss depends on which microbatches this group computed before",
+    "quantile_balancing": "its bias is computed from the microbatches of one group and its audits",
+}
 _SCHEDULER_FIELDS = frozenset(
     {
         "init_lr",

@@ -1,8 +1,8 @@
 """Computes the global batch size of each step: constant, growing as with Megatron's ``--rampup-batch-size``, or
 changing at given points as with its ``--step-batch-size-schedule``.
 
-Megatron's rules (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the size
-grows by ``increment`` in equal shares of ``samples``; with a schedule the size is that of the last point that was
+Megatron's rules (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the
+size grows by ``increment`` in equal shares of ``samples``; with a schedule it is that of the last point that was
 reached. Both are functions of the samples consumed so far. So the size follows from the step alone once a life's first
 step and its consumed samples are known, and no failure can change it.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spare_megatron.config.errors import ConfigError
 
@@ -180,7 +181,7 @@ def schedule_points(text: str, seq_length: int) -> tuple[Point, ...]:
     said = f"{SCHEDULE} '{text}'"
     if not points or points[0][0] != 0:
         raise ConfigError(f"{said} has no batch size for the first step; begin it with 0:SIZE, as in '0:768 250B:1536'")
-    for (before, _), (at, _) in zip(points, points[1:], strict=False):
+    for (before, _), (at, _) in pairwise(points):
         if at == before:
             raise ConfigError(
                 f"{said} has two batch sizes from {at} samples of {seq_length} tokens on; leave one of them out"

@@ -21,7 +21,9 @@ class ModelConfig:
     """Older name of --num-layers."""
     max_position_embeddings: int | None = None
     """Longest sequence that the position embeddings cover; at least --seq-length."""
-    position_embedding_type: Literal["learned_absolute", "rope", "yarn", "mrope", "relative", "none"] = "learned_absolute"
+    position_embedding_type: Literal["learned_absolute", "rope", "yarn", "mrope", "relative", "none"] = (
+        "learned_absolute"
+    )
     """How a token's position enters the model."""
     use_rotary_position_embeddings: bool = False
     """Older name of --position-embedding-type rope."""
@@ -367,7 +369,7 @@ class CheckpointConfig:
     )
     """With --use-checkpoint-args: take --tokenizer-type and --tokenizer-model from the command line nevertheless."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
-    """Format of checkpoints."""
+    """Format of checkpoints; whatever it says, torch_dist is written."""
     dist_ckpt_strictness: Literal[
         "assume_ok_unexpected",
         "log_unexpected",

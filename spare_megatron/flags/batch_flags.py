@@ -13,8 +13,8 @@ from spare_megatron.config.shape import JobShape
 
 
 def points_of(ns: Namespace) -> tuple[Point, ...]:
-    """The points of ``--step-batch-size-schedule``; empty where it is not given. ConfigError for a schedule that is none,
-    and for flags that do not go with one."""
+    """The points of ``--step-batch-size-schedule``; empty where it is not given. ConfigError for a schedule that is
+    none, and for flags that do not go with one."""
     text = ns.step_batch_size_schedule
     if text is None:
         return ()
@@ -28,8 +28,8 @@ def points_of(ns: Namespace) -> tuple[Point, ...]:
             raise ConfigError(f"{flag} does not go with {SCHEDULE} '{text}', which says all batch sizes; leave one out")
     if ns.train_samples is None:
         raise ConfigError(
-            f"{SCHEDULE} '{text}' needs --train-samples: with --train-iters nobody knows of how many samples the job and "
-            "the phases of its learning rate are; give --train-samples, --lr-decay-samples and --lr-warmup-samples"
+            f"{SCHEDULE} '{text}' needs --train-samples: with --train-iters nobody knows of how many samples the job "
+            "and the phases of its learning rate are; give --train-samples, --lr-decay-samples and --lr-warmup-samples"
         )
     return schedule_points(text, ns.seq_length)
 
@@ -61,6 +61,7 @@ def check_evaluation(ns: Namespace) -> None:
         given = getattr(ns, f"eval_{name}_batch_size")
         if given not in (None, size):
             raise ConfigError(
-                f"--eval-{name}-batch-size {given} is not the training's {size}: an evaluation is computed with the pieces "
-                f"of a full training batch, so that a lost group's share of it can move; leave it out or use {size}"
+                f"--eval-{name}-batch-size {given} is not the training's {size}: an evaluation is computed with the "
+                "pieces of a full training batch, so that a lost group's share of it can move; leave it out or use "
+                f"{size}"
             )

@@ -121,7 +121,7 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "checkpoints are written by this framework's own writer, in the background unless --spare-no-async-save is given",
+        "checkpoints are written by this framework's own writer, in the background without --spare-no-async-save",
         (
             "async-strategy",
             "async-ckpt-cpu-priority",
@@ -179,6 +179,8 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "no-ckpt-load-validate-sharding-integrity",
             "disable-ckpt-load-validate-sharding-integrity",
             "ckpt-assume-constant-structure",
+            "no-stream-ckpt-dequant",
+            "disable-stream-ckpt-dequant",
             "use-persistent-ckpt-worker",
             "distrib-optim-fully-reshardable-mem-efficient",
         ),

@@ -45,6 +45,10 @@ GROUPS: dict[str, tuple[str, str]] = {
     "kitchen": ("quantization recipes beyond megatron-core's own fp8 are not supported", "use --fp8-format or --bf16"),
 }
 
+_MUON = (
+    "Muon, Lion and SOAP need the package emerging-optimizers, and a state that checkpoints and returning groups know",
+    "use --optimizer adam",
+)
 FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # (reason, nearest choice, flags without their dashes)
     (
@@ -104,8 +108,8 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "multi-token prediction needs the tokens and the embedding on the last pipeline stage too, where only labels are "
-        "read here, and its losses in the log",
+        "multi-token prediction needs the tokens and the embedding on the last pipeline stage too, where only labels "
+        "are read here, and its losses in the log",
         "leave it out",
         (
             "mtp-num-layers",
@@ -118,8 +122,8 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "offloading to host memory would have to survive a pipeline that stops in the middle of a step, which nothing has "
-        "shown",
+        "offloading to host memory would have to survive a pipeline that stops in the middle of a step, which nothing "
+        "has shown",
         "use --recompute-granularity",
         (
             "cpu-offloading-retain-pinned-cpu-buffers",
@@ -244,7 +248,8 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "maximal update parametrization needs a learning rate for each kind of weight, and the optimizer is built with one",
+        "maximal update parametrization needs a learning rate for each kind of weight, and the optimizer is built with "
+        "one",
         "give the learning rate that the small model's search says for this width with --lr",
         (
             "use-mup",
@@ -307,8 +312,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Muon, Lion and SOAP need the package emerging-optimizers, and a state that returning groups and checkpoints know",
-        "use --optimizer adam",
+        *_MUON,
         (
             "muon-nesterov",
             "muon-coefficient-type",
@@ -495,14 +499,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 # (destination, value) -> (reason, nearest choice)
 VALUES: dict[tuple[str, object], tuple[str, str]] = {
-    **{
-        ("optimizer", name): (
-            "Muon, Lion and SOAP need the package emerging-optimizers, and a state that returning groups and checkpoints "
-            "know",
-            "use --optimizer adam",
-        )
-        for name in ("muon", "dist_muon", "lion", "soap", "adaptive_muon")
-    },
+    **{("optimizer", name): _MUON for name in ("muon", "dist_muon", "lion", "soap", "adaptive_muon")},
     ("dataloader_type", "external"): (
         "a shard's samples must be found again after a failure, which needs a data set with an index",
         "use --dataloader-type single or cyclic",

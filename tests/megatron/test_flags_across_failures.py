@@ -1,4 +1,4 @@
-"""Flags that follow the steps (a growing batch, figures, profiles) do the same whoever dies."""
+"""Flags that follow the steps (a batch that grows and shrinks, figures, profiles) do the same whoever dies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.batches import BatchPlan, schedule_points
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import launch
 
 STEPS = 10
-RAMP = BatchPlan(full=16, unit=2, ramp=(4, 4, 24))
+SIZES = BatchPlan(full=16, unit=2, points=schedule_points("0:4 128:16 1K:8", 16))
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
     *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--lr", "1e-3", "--num-workers", "0"),
-    *("--train-samples", "124", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
-    *("--global-batch-size", "16", "--rampup-batch-size", "4", "4", "24", "--split", "90,10,0"),
+    *("--train-samples", "100", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
+    *("--step-batch-size-schedule", "0:4 128:16 1K:8", "--split", "90,10,0"),
     *("--eval-interval", "4", "--eval-iters", "1", "--log-interval", "2", "--save-interval", "5"),
     *("--log-params-norm", "--log-num-zeros-in-grad", "--log-memory-to-tensorboard", "--log-timers-to-tensorboard"),
     *("--log-validation-ppl-to-tensorboard", "--timing-log-level", "2", "--manual-gc", "--manual-gc-interval", "3"),
@@ -34,11 +34,12 @@ def train(run_dir: Path, *inject: str) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_growing_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
+def test_a_scheduled_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
     calm, expected = train(tmp_path / "calm")
     lines, found = train(tmp_path / "killed", "sigkill:group=1,step=5,at=backward,n=3")
     assert found == expected
-    schedule = RAMP.schedule()
+    schedule = SIZES.schedule()
+    assert [schedule.size(step) for step in range(1, STEPS + 1)] == [4, 4, *[16] * 4, *[8] * 4]
     for line, other in zip(lines, calm, strict=True):
         step = line["step"]
         assert line["pieces"] == schedule.size(step), f"one sample a piece, step {step}"
@@ -53,7 +54,7 @@ def test_a_growing_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Pat
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
     run = tmp_path / "killed"
     printed = (run / "launch.out").read_text()
-    assert " | consumed samples:          124 |" in printed
+    assert " | consumed samples:          104 |" in printed
     assert " params norm: " in printed
     assert [path.name for path in (run / "boards" / "profiles").iterdir()] == ["rank-0.steps-3-4.pt.trace.json"]
     progress = (run / "save" / "progress.txt").read_text()

@@ -175,8 +175,8 @@ def schedule_points(text: str, seq_length: int) -> tuple[Point, ...]:
     has whole samples of ``seq_length`` tokens, rounded down. ConfigError where there is no such schedule."""
     points = []
     for entry in text.replace(",", " ").split():
-        at, _, size = entry.partition(":")
-        points.append((_count(at, entry) // seq_length, _count(size, entry)))
+        tokens, _, samples = entry.partition(":")
+        points.append((_count(tokens, entry) // seq_length, _count(samples, entry)))
     points.sort(key=lambda point: point[0])
     said = f"{SCHEDULE} '{text}'"
     if not points or points[0][0] != 0:

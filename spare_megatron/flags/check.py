@@ -162,6 +162,10 @@ def model_elsewhere(ns: Namespace) -> str:
     return "\n".join([*lines, *_without_effect(ns)]) + "\n"
 
 
+def _changes(ns: Namespace) -> bool:
+    return ns.rampup_batch_size is not None or ns.step_batch_size_schedule is not None
+
+
 def _without_effect(ns: Namespace) -> list[str]:
     notes = [f"  {note}" for note in ns.spare_notes]
     return ["flags that are accepted and change nothing:", *notes] if notes else []
@@ -177,7 +181,8 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", fo
         f"  {counted(shape.pieces_per_shard, 'piece')} per shard, each shard on {counted(redundancy, 'group')}; "
         f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_microbatches, 'microbatch', 'microbatches')}, "
         f"{counted(shape.piece_samples, 'sample')}, per step; "
-        f"{counted(ns.train_iters, 'step')} of {counted(shape.global_batch_size, 'sample')}",
+        f"{counted(ns.train_iters, 'step')} of {'at most ' if _changes(ns) else ''}"
+        f"{counted(shape.global_batch_size, 'sample')}",
         *([f"  {chosen}"] if chosen else []),
         "the job needs:",
         f"  {counted(shape.world_size, 'rank')}, one process each",

@@ -123,7 +123,13 @@ READ_ELSEWHERE = {
 
 def names_read() -> set[str]:
     """Attributes and words of all modules except those that declare, refuse or validate flags."""
-    declaring = ("config/sections.py", "config/spare.py", "flags/refusals.py", "flags/validate.py")
+    declaring = (
+        "config/sections.py",
+        "config/spare.py",
+        "flags/refusals.py",
+        "flags/refused_flags.py",
+        "flags/validate.py",
+    )
     package = Path(refusals.__file__).parents[1]
     names: set[str] = set()
     for path in [*package.rglob("*.py"), package.parent / "pretrain_gpt.py"]:

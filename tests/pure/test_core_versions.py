@@ -89,6 +89,13 @@ def test_a_config_gets_exactly_the_fields_that_its_megatron_core_has(core: str) 
     assert set(job.transformer) - known <= {*MIXED_FIELDS, "cp_comm_type", "cuda_graph_scope"}
 
 
+def test_the_namespace_has_what_tokenizers_of_newer_versions_read() -> None:
+    _, namespace = job_of("--tokenizer-hf-use-fast --tokenizer-special-tokens <a> <b> --tokenizer-metadata about.json")
+    assert (namespace.tokenizer_hf_no_use_fast, namespace.tokenizer_hf_no_include_special_tokens) == (False, True)
+    assert (namespace.special_tokens, namespace.metadata_path) == (["<a>", "<b>"], "about.json")
+    assert (namespace.pad_vocab_size, namespace.chat_template) == (False, None)
+
+
 def test_flags_of_the_small_job_need_no_other_version() -> None:
     from spare_megatron.flags.check import other_cores
     from spare_megatron.flags.parser import parse

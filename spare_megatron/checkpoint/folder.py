@@ -151,7 +151,15 @@ def damage(directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} does not exist"
     if not (directory / MANIFEST).exists():
-        return "" if (directory / CONFIG).exists() else f"{directory} has neither {MANIFEST} nor {CONFIG}"
+        if (directory / CONFIG).exists():
+            return ""
+        torch_own = (directory / ".metadata").exists()
+        return other_format(directory) or f"{directory} has neither {MANIFEST} nor {CONFIG}" + (
+            ": it is incomplete, or has torch's own format (torch_dcp or fsdp_dtensor), which Megatron-LM can load and "
+            "save again with --ckpt-format torch_dist"
+            if torch_own
+            else ""
+        )
     listed = _listed(directory)
     if isinstance(listed, str):
         return listed
@@ -160,6 +168,19 @@ def damage(directory: Path) -> str:
         if reason:
             return reason
     return ""
+
+
+def other_format(directory: Path) -> str:
+    """What makes a checkpoint of Megatron's older format, ``--ckpt-format torch``, loadable; empty where it is not
+    one."""
+    load = directory.parent
+    if not any(directory.glob("mp_rank_*")):
+        return ""
+    return (
+        f"{directory} holds mp_rank files; python tools/checkpoint/convert.py --model-type GPT --loader core --saver "
+        f"core --load-dir {load} --save-dir {load}-torch_dist makes it loadable, with --load {load}-torch_dist "
+        "--finetune (weights are converted, optimizer state is not)"
+    )
 
 
 def file_damage(directory: Path, name: str) -> str:

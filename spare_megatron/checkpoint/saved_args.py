@@ -69,10 +69,18 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
     return None
 
 
+def check_format(load: Path, step: int | None = None) -> None:
+    """ConfigError, with the command that converts it, where the newest checkpoint of ``load``, or that of ``step``, has
+    Megatron's older format."""
+    steps = folder.iterations(load) if step is None else [step]
+    name = folder.iteration_name(steps[0]) if steps else "release"
+    reason = folder.other_format(load / name)
+    if reason:
+        raise ConfigError(f"--load {load}: {reason}")
+
+
 def _damage(directory: Path) -> str:
-    if any(directory.glob("mp_rank_*")):
-        return f"{directory} holds mp_rank files, which tools/checkpoint/convert.py --saver core makes loadable"
-    return folder.file_damage(directory, COMMON)
+    return folder.other_format(directory) or folder.file_damage(directory, COMMON)
 
 
 def read_args(directory: Path) -> dict[str, Any]:

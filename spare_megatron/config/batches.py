@@ -1,8 +1,10 @@
-"""Computes the global batch size of each step: constant, or growing as with Megatron's ``--rampup-batch-size``.
+"""Computes the global batch size of each step: constant, growing as with Megatron's ``--rampup-batch-size``, or
+changing at given points as with its ``--step-batch-size-schedule``.
 
-Megatron's rule (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the size
-grows by ``increment`` in equal shares of ``samples``, as a function of the samples consumed so far. So it follows from
-the step alone once a life's first step and its consumed samples are known, and no failure can change it.
+Megatron's rules (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the
+size grows by ``increment`` in equal shares of ``samples``; with a schedule it is that of the last point that was
+reached. Both are functions of the samples consumed so far. So the size follows from the step alone once a life's first
+step and its consumed samples are known, and no failure can change it.
 
 A step whose batch is smaller has fewer pieces of each shard: pieces keep their numbers ``i * K + j`` with the K of the
 full batch; those with j beyond the step's own number are empty, and the last one before them may be short.
@@ -10,13 +12,21 @@ full batch; those with j beyond the step's own number are empty, and the last on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spare_megatron.config.errors import ConfigError
 
 Phase = tuple[int, int, int]
 """(step, samples consumed before that step, global batch size from that step on)."""
+Point = tuple[int, int]
+"""(samples consumed, global batch size from there on)."""
+
+SCHEDULE = "--step-batch-size-schedule"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?)")
 
 
 @dataclass(frozen=True)
@@ -56,15 +66,19 @@ class BatchPlan:
     """The batch sizes that the flags ask for; :meth:`schedule` gives those from a checkpoint's step on."""
 
     full: int
-    """``--global-batch-size``."""
+    """The largest batch: ``--global-batch-size``, or the largest of ``points``."""
     unit: int
     """Samples of one microbatch of all data-parallel ranks together: N x D x micro batch size."""
     ramp: Sequence[int] | None = None
     """(first size, increment, samples of the ramp); None: the size is constant."""
     round_down: bool = False
     """``--decrease-batch-size-if-needed``: round a size that is no multiple of the unit down to one."""
+    points: tuple[Point, ...] = ()
+    """The points of :func:`schedule_points`; empty: there is no schedule."""
 
     def __post_init__(self) -> None:
+        for _, size in self.points:
+            self._running(size, SCHEDULE)
         if self.ramp is None:
             return
         first, increment, samples = self.ramp
@@ -96,6 +110,8 @@ class BatchPlan:
 
     def schedule(self, first_step: int = 1, consumed: int = 0) -> BatchSchedule:
         """The batch sizes from ``first_step`` on, where ``consumed`` samples were consumed before it."""
+        if self.points:
+            return BatchSchedule(tuple(self._pointed(first_step, consumed)))
         if self.ramp is None or self.full == self.ramp[0]:
             return BatchSchedule(((first_step, consumed, self.full),))
         first, increment, samples = self.ramp
@@ -116,9 +132,28 @@ class BatchPlan:
             step, consumed = step + steps, consumed + steps * size
         return BatchSchedule(tuple(phases))
 
+    def _pointed(self, step: int, consumed: int) -> Iterator[Phase]:
+        """The phases of a schedule of points. A step that passes several points at once begins the last of them."""
+        following = [at for at, _ in self.points if at > consumed]
+        while True:
+            size = next(size for at, size in reversed(self.points) if at <= consumed)
+            yield step, consumed, size
+            following = [at for at in following if at > consumed]
+            if not following:
+                return
+            steps = _steps_until(consumed, size, following[0])
+            step, consumed = step + steps, consumed + steps * size
+
+    @property
+    def changes(self) -> bool:
+        """Whether flags ask for batches of several sizes."""
+        return self.ramp is not None or bool(self.points)
+
     def steps_for(self, samples: int) -> int:
-        """Number of steps of a job of ``samples`` samples, counted as in Megatron: the ramp, then whole full
-        batches."""
+        """Number of steps of a job of ``samples`` samples, counted as in Megatron: the ramp, then whole full batches;
+        with a schedule, until as many samples are consumed."""
+        if self.points:
+            return self.schedule().steps_to(samples - 1) - 1
         if self.ramp is None:
             return samples // self.full
         schedule = self.schedule()
@@ -133,3 +168,36 @@ def _steps_until(consumed: int, size: int, threshold: float) -> int:
     while consumed + steps * size < threshold:
         steps += 1
     return steps
+
+
+def schedule_points(text: str, seq_length: int) -> tuple[Point, ...]:
+    """The points of a ``--step-batch-size-schedule`` such as '0:768 250B:1536', whose thresholds are tokens: a point
+    has whole samples of ``seq_length`` tokens, rounded down. ConfigError where there is no such schedule."""
+    points = []
+    for entry in text.replace(",", " ").split():
+        tokens, _, samples = entry.partition(":")
+        points.append((_count(tokens, entry) // seq_length, _count(samples, entry)))
+    points.sort(key=lambda point: point[0])
+    said = f"{SCHEDULE} '{text}'"
+    if not points or points[0][0] != 0:
+        raise ConfigError(f"{said} has no batch size for the first step; begin it with 0:SIZE, as in '0:768 250B:1536'")
+    for (before, _), (at, _) in pairwise(points):
+        if at == before:
+            raise ConfigError(
+                f"{said} has two batch sizes from {at} samples of {seq_length} tokens on; leave one of them out"
+            )
+    for at, size in points:
+        if size < 1:
+            raise ConfigError(f"{said} has the batch size {size} from {at} samples on, but it must be at least 1")
+    return tuple(points)
+
+
+def _count(word: str, entry: str) -> int:
+    """The number that a word such as '250B' or '1.5K' means."""
+    match = _NUMBER.fullmatch(word.strip().upper())
+    if match is None:
+        raise ConfigError(
+            f"{SCHEDULE} has the entry '{entry}', but takes TOKENS:SIZE with numbers such as 768, 250B or 1.5M, as in "
+            "'0:768 250B:1536'"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])

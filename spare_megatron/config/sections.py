@@ -21,7 +21,9 @@ class ModelConfig:
     """Older name of --num-layers."""
     max_position_embeddings: int | None = None
     """Longest sequence that the position embeddings cover; at least --seq-length."""
-    position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] = "learned_absolute"
+    position_embedding_type: Literal["learned_absolute", "rope", "yarn", "mrope", "relative", "none"] = (
+        "learned_absolute"
+    )
     """How a token's position enters the model."""
     use_rotary_position_embeddings: bool = False
     """Older name of --position-embedding-type rope."""
@@ -64,7 +66,7 @@ class ModelConfig:
     moe_layer_freq: str = "1"
     """Which layers have experts: every n-th, or a list expression such as '([0]+[1]*3)*4'."""
     moe_router_load_balancing_type: tuple[
-        Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"], ...
+        Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none"], ...
     ] = ("aux_loss",)
     """How the router keeps the experts' loads even; several may be given."""
     moe_aux_loss_coeff: tuple[float, ...] = (0.0,)
@@ -153,6 +155,9 @@ class TrainingConfig:
     """Refuse to train on when the loss or the gradient is not finite."""
     rampup_batch_size: tuple[int, ...] | None = flag(None, nargs=3)
     """First batch size, its increment, and the samples over which it grows to --global-batch-size."""
+    step_batch_size_schedule: str | None = None
+    """Batch sizes and the tokens from which on each counts, as in '0:768 250B:1536 500B:3072'; needs --train-samples,
+    and stands in the place of --global-batch-size."""
     decrease_batch_size_if_needed: bool = False
     """Round each batch size of --rampup-batch-size down to what the groups can share out evenly."""
     manual_gc: bool = False
@@ -267,6 +272,10 @@ class EvaluationConfig:
     """Number of batches of one evaluation; 0: no evaluation."""
     eval_interval: int | None = None
     """Steps between evaluations; if it is not given, there are none while training."""
+    eval_global_batch_size: int | None = None
+    """Samples of an evaluation's batch; only the size of the (largest) training batch is possible."""
+    eval_micro_batch_size: int | None = None
+    """Samples of an evaluation's microbatch; only --micro-batch-size is possible."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +369,7 @@ class CheckpointConfig:
     )
     """With --use-checkpoint-args: take --tokenizer-type and --tokenizer-model from the command line nevertheless."""
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = "torch_dist"
-    """Format of checkpoints."""
+    """Format of checkpoints; whatever it says, torch_dist is written."""
     dist_ckpt_strictness: Literal[
         "assume_ok_unexpected",
         "log_unexpected",

@@ -71,7 +71,9 @@ class Records:
         first_step = state.job.first_step
         self._lines = IterationLines(job, first_step)
         if job.batch_phases:
-            self.book.real_pieces = RealPieces(job.batch_schedule(first_step), job.pieces_per_shard)
+            self.book.real_pieces = RealPieces(
+                job.batch_schedule(first_step), job.pieces_per_shard, job.global_batch_size
+            )
         for line in self._lines_of(state.life):
             self._lines.add(line)
         self._worker.submit(self._open_boards)

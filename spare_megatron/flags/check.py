@@ -15,6 +15,7 @@ from pathlib import Path
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags import core_versions
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
@@ -72,6 +73,10 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need("flash-linear-attention", why, has_package("fla"), "leave it out, or pip install it")
     if ns.moe_grouped_gemm:
         yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
+    for name in ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "fp8_output_proj"):
+        if getattr(ns, name):
+            yield Need(engine, "--" + name.replace("_", "-"), has_package("transformer_engine"), "leave it out")
+    yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):
         yield Need(engine, why, here, fix)
@@ -85,6 +90,18 @@ def needs(ns: Namespace) -> Iterable[Need]:
             yield Need(package, f"--tokenizer-type {name}", has_package(package), f"pip install {package}")
     if ns.tokenizer_type == "GPT2BPETokenizer":
         yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
+
+
+def other_cores(ns: Namespace) -> Iterable[Need]:
+    """The versions of megatron-core that flags need because the installed one lacks their field or their value."""
+    for spec in all_specs():
+        value = getattr(ns, spec.dest)
+        if spec.section not in CORE_SECTIONS or value == spec.default:
+            continue
+        what = core_versions.needed(spec.dest, value)
+        if what:
+            why = spec.names[0] if spec.kind in ("on", "off") else f"{spec.names[0]} {value}"
+            yield Need(what, why, lambda: False, "install it, or leave the flag out")
 
 
 def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
@@ -131,6 +148,29 @@ def files_named(ns: Namespace) -> list[Path]:
     return paths
 
 
+def model_elsewhere(ns: Namespace) -> str:
+    """The text of ``--spare-check`` where the model's flags are in a checkpoint that another machine has; empty where
+    they are known."""
+    taken = ns.spare_taken
+    if taken is None or taken.found or taken.where.exists() or ns.num_layers or ns.encoder_num_layers:
+        return ""
+    lines = [
+        "nothing is wrong with the flags that are here, and the model's are not: look again where the checkpoint is",
+        "the job needs:",
+        f"  a checkpoint in {taken.where}, for --use-checkpoint-args (not here)",
+    ]
+    return "\n".join([*lines, *_without_effect(ns)]) + "\n"
+
+
+def _changes(ns: Namespace) -> bool:
+    return ns.rampup_batch_size is not None or ns.step_batch_size_schedule is not None
+
+
+def _without_effect(ns: Namespace) -> list[str]:
+    notes = [f"  {note}" for note in ns.spare_notes]
+    return ["flags that are accepted and change nothing:", *notes] if notes else []
+
+
 def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", forecast: Iterable[str] = ()) -> str:
     """The text of ``--spare-check``: the job's shape, why it was ``chosen`` so where it was, what the job needs, the
     lines of a ``forecast``, and every flag's resolved value."""
@@ -141,7 +181,8 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", fo
         f"  {counted(shape.pieces_per_shard, 'piece')} per shard, each shard on {counted(redundancy, 'group')}; "
         f"{counted(shape.pieces, 'piece')} of {counted(shape.piece_microbatches, 'microbatch', 'microbatches')}, "
         f"{counted(shape.piece_samples, 'sample')}, per step; "
-        f"{counted(ns.train_iters, 'step')} of {counted(shape.global_batch_size, 'sample')}",
+        f"{counted(ns.train_iters, 'step')} of {'at most ' if _changes(ns) else ''}"
+        f"{counted(shape.global_batch_size, 'sample')}",
         *([f"  {chosen}"] if chosen else []),
         "the job needs:",
         f"  {counted(shape.world_size, 'rank')}, one process each",
@@ -157,8 +198,7 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", fo
         lines.append(f"from the checkpoint {taken.where}:" if taken.found else taken.sentences()[0])
         lines += [f"  {name} = {value}" for name, value in taken.values.items()]
         lines += [f"  {sentence}" for sentence in taken.differences]
-    if ns.spare_notes:
-        lines += ["flags that are accepted and change nothing:", *(f"  {note}" for note in ns.spare_notes)]
+    lines += _without_effect(ns)
     titles = {name: title for name, (title, _) in SECTIONS.items()} | CORE_SECTIONS
     shown = ""
     for spec in all_specs():

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from spare_megatron.flags import no_effect, refusals
+from spare_megatron.flags import core_versions, no_effect, refusals
 from spare_megatron.flags.parser import titled
-from spare_megatron.flags.specs import HERE, SECTIONS, docs_of
+from spare_megatron.flags.specs import CORE_SECTIONS, HERE, SECTIONS, docs_of
 from spare_megatron.flags.supported import all_specs
 
 TARGET = Path(__file__).parents[2] / "docs" / "flags.md"
@@ -27,6 +27,9 @@ A flag is never ignored: it does what it does in Megatron, or it changes nothing
 is refused with the reason and the nearest choice. `python pretrain_gpt.py --spare-check FLAGS...` checks a whole
 command line without hardware, data or other ranks, and lists what the job would need. A `--yaml-cfg` file stands for
 flags.
+
+Flags of megatron-core's dataclasses are read from all its versions from {oldest} to {newest}. One that not all of them
+have says which it needs: the check lists it, a job with another version refuses it.
 
 Without a GPU the tests run everything that megatron-core's own layers can do. What needs transformer-engine (fp8,
 context parallelism, gated delta net, multi-latent attention) is handed to megatron-core as Megatron hands it, is listed
@@ -41,7 +44,8 @@ def text() -> str:
 
 def _supported() -> Iterator[str]:
     source = json.loads((HERE / "megatron_lm.json").read_text())["source"]
-    yield INTRODUCTION.format(source=source)
+    versions = [table["megatron_core"] for table in core_versions.tables().values()]
+    yield INTRODUCTION.format(source=source, oldest=versions[0], newest=versions[-1])
     yield "## Supported"
     docs = {}
     for section, (_, cls) in SECTIONS.items():
@@ -54,12 +58,11 @@ def _supported() -> Iterator[str]:
             if spec.choices:
                 takes = ", ".join(map(str, spec.choices))
             default = "" if spec.default is None or spec.kind in ("on", "off") else f"`{spec.default}`"
-            words = [
-                " ".join(f"`{name}`" for name in spec.names),
-                takes,
-                default,
-                docs.get(spec.dest, "as in Megatron"),
-            ]
+            what = docs.get(spec.dest, "as in Megatron")
+            if spec.section in CORE_SECTIONS:
+                only = core_versions.in_words(core_versions.versions_with(spec.dest))
+                what += f" ({only})" if only else ""
+            words = [" ".join(f"`{name}`" for name in spec.names), takes, default, what]
             yield "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
 
 

@@ -16,9 +16,14 @@ ALWAYS_SO: dict[str, str] = {
     "--use-mcore-models": "models are megatron-core's",
     "--use-dist-ckpt": "checkpoints have megatron-core's distributed format",
     "--auto-detect-ckpt-format": "there is one format of checkpoints",
+    "--verify-integrity": "each file of a checkpoint has its checksum in the manifest, and all are verified before the "
+    "checkpoint is loaded; one that Megatron-LM wrote has no manifest and is not",
+    "--no-save-tokenizer-assets": "files of the tokenizer are not copied into checkpoints",
+    "--disable-save-tokenizer-assets": "files of the tokenizer are not copied into checkpoints",
     "--ckpt-fully-parallel-save": "the ranks of a group write in parallel",
     "--dist-ckpt-optim-fully-reshardable": "optimizer state is always written so that any layout can read it",
     "--accumulate-allreduce-grads-in-fp32": "gradients are accumulated in fp32 or better",
+    "--ddp-param-name-patterns-for-fp32-local-accumulation": "gradients are accumulated in fp32 or better",
     "--no-gradient-accumulation-fusion": "the fused accumulation is off: pieces are counted one by one",
     "--disable-gloo-process-groups": "megatron-core's extra gloo groups are not made",
     "--no-async-tensor-model-parallel-allreduce": "the flag has no effect in megatron-core any more",
@@ -32,6 +37,12 @@ ALWAYS_SO: dict[str, str] = {
     "--disable-msc": "the multi-storage client is not used",
     "--no-save-rng": "random numbers follow from seed, step and piece, so their state is not saved",
     "--no-load-rng": "random numbers follow from seed, step and piece, so their state is not loaded",
+    "--te-rng-tracker": "random numbers follow from seed, step and piece, whatever class keeps their states",
+    "--tokenizer-hf-no-use-fast": "the fast implementation is used only with --tokenizer-hf-use-fast",
+    "--tokenizer-hf-no-include-special-tokens": "special tokens are added only with "
+    "--tokenizer-hf-include-special-tokens",
+    "--pytorch-profiler-collect-shapes": "torch's profiler always records the shapes of tensors",
+    "--no-use-layer-wise-param-layout": "the optimizer is not split by layers",
     "--local-rank": "the place of a rank comes from its environment",
 }
 
@@ -41,6 +52,7 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         "gradients are summed over groups by our own replica communicators, in their own buckets",
         (
             "no-align-grad-reduce",
+            "disable-align-grad-reduce",
             "ddp-num-buckets",
             "ddp-bucket-size",
             "ddp-pad-buckets-for-high-nccl-busbw",
@@ -56,7 +68,8 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("overlap-param-gather", "overlap-param-gather-with-optimizer-step", "no-align-param-gather"),
     ),
     (
-        "FSDP shards weights over a group's inner data ranks, of which this job has one: nothing is sharded",
+        "FSDP saves memory by dividing weights and gradients over data-parallel ranks; here they are whole on each of "
+        "these, and --use-distributed-optimizer divides the optimizer state over the inner data ranks of a group",
         (
             "use-megatron-fsdp",
             "data-parallel-sharding-strategy",
@@ -68,9 +81,55 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "fsdp-manual-registration",
             "no-strict-fsdp-dtensor-load",
             "disable-strict-fsdp-dtensor-load",
+            "megatron-fsdp-version",
+            "megatron-fsdp-enable-fine-grained-param-gather",
+            "megatron-fsdp-max-pool-double-buffer",
+            "fsdp-db-use-persist-buf-on-alloc-fail",
         ),
     ),
-    ("gradients are summed in fp32 or better, not in bf16", ("grad-reduce-in-bf16",)),
+    (
+        "the optimizer's weights are kept, and gradients are summed, in fp32 or better",
+        (
+            "grad-reduce-in-bf16",
+            "megatron-fsdp-main-params-dtype",
+            "megatron-fsdp-main-grads-dtype",
+            "megatron-fsdp-grad-comm-dtype",
+        ),
+    ),
+    (
+        "kernels are launched one by one, with the results of a captured graph; a graph fixes the number of "
+        "microbatches, which changes here when a group is lost",
+        (
+            "enable-cuda-graph",
+            "external-cuda-graph",
+            "cuda-graph-impl",
+            "cuda-graph-modules",
+            "cuda-graph-scope",
+            "cuda-graph-warmup-steps",
+            "optimizer-cuda-graph",
+        ),
+    ),
+    (
+        "a microbatch is computed by itself, because each gradient is counted when its backward pass is over: neither "
+        "the experts' communication nor their weight gradients run beside another microbatch",
+        (
+            "overlap-moe-expert-parallel-comm",
+            "delay-wgrad-compute",
+            "ep-overlap-early-attn-memory-release",
+            "overlap-dispatch-backward-with-experts-wgrad",
+            "high-priority-a2a-comm-stream",
+        ),
+    ),
+    (
+        "checkpoints are written by this framework's own writer, in the background without --spare-no-async-save",
+        (
+            "async-strategy",
+            "async-ckpt-cpu-priority",
+            "async-ckpt-io-priority",
+            "async-ckpt-use-cpu-shm",
+            "dist-ckpt-workers",
+        ),
+    ),
     (
         "tensor-parallel communication is not overlapped by transformer-engine's user buffers",
         (
@@ -111,7 +170,17 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "no-ckpt-fully-parallel-save",
             "disable-ckpt-fully-parallel-save",
             "ckpt-fully-parallel-load",
+            "ckpt-fully-parallel-load-exchange-algo",
+            "ckpt-fully-parallel-load-per-rank-objects",
+            "ckpt-fully-parallel-load-process-group",
+            "ckpt-fully-parallel-save-process-group",
+            "ckpt-pg-tensors-cache-path",
+            "ckpt-pg-tensors-cache-create",
+            "no-ckpt-load-validate-sharding-integrity",
+            "disable-ckpt-load-validate-sharding-integrity",
             "ckpt-assume-constant-structure",
+            "no-stream-ckpt-dequant",
+            "disable-stream-ckpt-dequant",
             "use-persistent-ckpt-worker",
             "distrib-optim-fully-reshardable-mem-efficient",
         ),
@@ -119,8 +188,15 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 TIME_ONLY: dict[str, str] = {f"--{name}": reason for reason, names in _TIME_ONLY for name in names}
 
+_FORMAT = (
+    "checkpoints are written in megatron-core's distributed format, which Megatron-LM reads with --ckpt-format "
+    "torch_dist; one of another format in --load is refused with what makes it loadable"
+)
 # (destination, value) -> reason
 VALUES: dict[tuple[str, object], str] = {
+    ("ckpt_format", "torch"): _FORMAT,
+    ("ckpt_format", "torch_dcp"): _FORMAT,
+    ("ckpt_format", "fsdp_dtensor"): _FORMAT,
     ("rerun_mode", "validate_results"): "results that are not finite end the job as they do in Megatron, without the "
     "second computation; faults are found by the votes' digests and the sums' checksums",
 }

@@ -230,7 +230,7 @@ def refuse_values(namespace: argparse.Namespace) -> None:
             raise ConfigError(refusals.Refusal(*why).sentence(specs[dest].names[0]))
     for (dest, value), why in refusals.VALUES.items():
         given = getattr(namespace, dest)
-        if given == value:
+        if given == value or (isinstance(given, list) and value in given):
             raise ConfigError(refusals.Refusal(*why).sentence(f"{specs[dest].names[0]} {value}"))
 
 

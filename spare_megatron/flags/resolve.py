@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import math
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
-from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import WorldHint
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags.batch_flags import batch_plan, resolve_largest
 
 
 def need(namespace: Namespace, dest: str, example: str) -> Any:
@@ -227,8 +226,7 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
     groups = groups or instances
     need(ns, "micro_batch_size", "1")
     at_least(ns, 1, "micro_batch_size")
-    if ns.global_batch_size is None:
-        ns.global_batch_size = ns.micro_batch_size * groups * inner
+    resolve_largest(ns, groups * inner)
     return JobShape(
         num_groups=groups,
         micro_batch_size=ns.micro_batch_size,
@@ -347,12 +345,6 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
         )
 
 
-def batch_plan(ns: Namespace, shape: JobShape) -> BatchPlan:
-    """The plan of batch sizes, step by step."""
-    unit = shape.num_groups * shape.microbatch_samples
-    return BatchPlan(ns.global_batch_size, unit, ns.rampup_batch_size, ns.decrease_batch_size_if_needed)
-
-
 def scheduler_fields(ns: Namespace) -> dict[str, Any]:
     """Arguments of megatron-core's OptimizerParamScheduler after the optimizer; lengths are in samples."""
     if ns.train_samples is None:
@@ -388,24 +380,3 @@ def scheduler_fields(ns: Namespace) -> dict[str, Any]:
         "wsd_decay_steps": wsd,
         "lr_wsd_decay_style": ns.lr_wsd_decay_style,
     }
-
-
-def resolve_data(ns: Namespace) -> None:
-    """Read data paths from --data-args-path, and set Megatron's defaults of --split and --dataloader-type."""
-    if ns.data_args_path is not None:
-        if ns.data_path is not None:
-            raise ConfigError("--data-path and --data-args-path say the same thing; give one of them")
-        # --spare-check needs no data files: it lists those that do not exist
-        if not ns.spare_check or Path(ns.data_args_path).exists():
-            ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
-    if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
-        ns.split = "969, 30, 1"
-    if ns.dataloader_type is None:
-        ns.dataloader_type = "single"
-
-
-def read_words(path: Path, name: str) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError as error:
-        raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give a file that exists") from None

@@ -1,8 +1,8 @@
 """Makes the specifications of all flags from our dataclasses and megatron-core's, with Megatron-LM's names.
 
-``SECTIONS`` are our dataclasses. ``core_flags.json`` lists the fields of megatron-core's dataclasses (made by
-``megatron_adapter.flag_sources``), ``megatron_lm.json`` the whole command line of Megatron-LM. A flag is supported
-when one of our dataclasses has its field, or when megatron-core has it and it is not refused (:mod:`supported`).
+``SECTIONS`` are our dataclasses. ``core_tables/`` lists the fields of megatron-core's dataclasses, by version
+(:mod:`core_versions`), ``megatron_lm.json`` the whole command line of Megatron-LM. A flag is supported when one of our
+dataclasses has its field, or when a megatron-core has it and it is not refused (:mod:`supported`).
 Imports neither torch nor megatron, so that bad flags are refused at once.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from spare_megatron.config import sections
 from spare_megatron.config.flags import FlagMeta
 from spare_megatron.config.spare import SpareConfig
+from spare_megatron.flags import core_versions
 
 HERE = Path(__file__).parent
 
@@ -110,10 +111,9 @@ def megatron_table() -> dict[str, dict[str, Any]]:
     return table
 
 
-@functools.cache
 def core_table() -> dict[str, Any]:
-    """The content of ``core_flags.json``: the fields of megatron-core's dataclasses."""
-    return json.loads((HERE / "core_flags.json").read_text())
+    """The fields of the installed megatron-core's dataclasses."""
+    return core_versions.tables()[core_versions.installed()]
 
 
 def own_specs() -> list[FlagSpec]:
@@ -122,18 +122,18 @@ def own_specs() -> list[FlagSpec]:
 
 
 def core_specs(taken: set[str]) -> list[FlagSpec]:
-    """The flags of megatron-core's fields that Megatron-LM's command line has and ``taken`` does not.
+    """The flags of the fields of any megatron-core that Megatron-LM's command line has and ``taken`` does not.
 
-    Names and defaults are the command line's, which differ from the dataclass here and there (``min_lr``).
+    Names, choices and defaults are the command line's, which differ from the dataclass here and there (``min_lr``).
     """
     specs, seen = [], set(taken)
-    for row in core_table()["fields"]:
+    for row in core_versions.all_rows():
         known = megatron_table().get(row["field"])
         if known is None or row["field"] in seen:
             continue
         seen.add(row["field"])
         kind = known["kind"] if row["kind"] == "bool" else row["kind"]
-        choices = tuple(row.get("choices") or known.get("choices") or ())
+        choices = tuple(known.get("choices") or row.get("choices") or ())
         specs.append(
             FlagSpec(
                 tuple(known["names"]), row["field"], kind, known["default"], row["class"], choices, row.get("nargs", "")

@@ -13,6 +13,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.flags.batch_flags import check_evaluation
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
 
 
@@ -299,11 +300,6 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
     )
     _check_audits(ns, groups)
     refuse(
-        (ns.use_megatron_fsdp or ns.use_torch_fsdp2) and shape.inner_data > 1,
-        f"FSDP with {shape.inner_data} inner data ranks in a group is not supported: weights are whole on each rank; "
-        "use --use-distributed-optimizer",
-    )
-    refuse(
         ns.check_weight_hash_across_dp_replicas_interval is not None and not ns.spare_reduce.startswith("exact"),
         "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
         f"{ns.spare_reduce} does not promise; use --spare-reduce exact",
@@ -348,6 +344,7 @@ def check_all(ns: Namespace, shape: JobShape) -> None:
     check_model(ns)
     check_experts(ns)
     check_training(ns)
+    check_evaluation(ns)
     check_checkpoint(ns)
     check_data(ns)
     check_spare(ns, shape)

@@ -1,11 +1,12 @@
 """Makes a table of the fields of megatron-core's dataclasses, from which flags are made.
 
-The table is kept in ``flags/core_flags.json``, so that flags are read and refused without importing
-megatron-core (a second or more); a test makes it anew and compares. After a change of megatron-core:
+The tables are kept in ``flags/core_tables/``, one for each minor version, so that flags are read and refused without
+importing megatron-core (a second or more); a test makes that of the installed version anew and compares. With another
+megatron-core installed:
 
     python -m spare_megatron.megatron_adapter.flag_sources
 
-writes it. The help text of a field is read from megatron-core's source, only for ``--help``.
+writes its table. The help text of a field is read from megatron-core's source, only for ``--help``.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def field_docs() -> dict[str, str]:
 
 
 def main() -> None:
-    target = Path(__file__).parent.parent / "flags" / "core_flags.json"
     table = core_table()
+    minor = ".".join(table["megatron_core"].split(".")[:2])
+    target = Path(__file__).parent.parent / "flags" / "core_tables" / f"{minor}.json"
     target.write_text(table_text(table))
     sys.stdout.write(f"{target}: {len(table['fields'])} fields of megatron-core {table['megatron_core']}\n")
 

@@ -55,12 +55,13 @@ class RealPieces:
 
     batches: BatchSchedule
     pieces_per_shard: int
-    """K of the largest batch."""
+    """K of the full batch."""
+    full: int
+    """Samples of the full batch; every step's has at most as many."""
 
     def __call__(self, step: int, pieces: Iterable[int]) -> int:
         """How many of ``pieces`` have samples in ``step``."""
-        full = self.batches.phases[-1][2]
-        number = -(-self.pieces_per_shard * self.batches.size(step) // full)
+        number = -(-self.pieces_per_shard * self.batches.size(step) // self.full)
         return sum(piece % self.pieces_per_shard < number for piece in pieces)
 
 

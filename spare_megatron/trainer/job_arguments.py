@@ -12,9 +12,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from spare_megatron.checkpoint.saved_args import saved_args
+from spare_megatron.checkpoint.saved_args import check_format, saved_args
 from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.byte_units import rate_of
@@ -23,7 +24,8 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.flags import check, checkpoint_args, parser, resolve, supported, validate
+from spare_megatron.flags import check, checkpoint_args, data_flags, parser, resolve, supported, validate
+from spare_megatron.flags.batch_flags import batch_plan
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.piece_choice import likely_vocabulary, with_pieces
@@ -169,15 +171,21 @@ def parse_job(
 def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> JobArguments:
     """Resolve the namespace of a command line, check it against every rule, and freeze it."""
     hint = world_hint(environ)
+    if namespace.spare_check and (text := check.model_elsewhere(namespace)):
+        sys.stdout.write(text)
+        raise SystemExit(0)
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
     resolve.say_inner(namespace, shape)
     resolve.say_auto(namespace)
     resolve.resolve_training(namespace, shape)
-    resolve.resolve_data(namespace)
+    data_flags.resolve_data(namespace)
+    data_flags.resolve_names(namespace)
     validate.check_all(namespace, shape)
-    shape, why = with_pieces(namespace, shape, resolve.batch_plan(namespace, shape).schedule())
+    if namespace.load is not None:
+        check_format(Path(namespace.load), namespace.ckpt_step)
+    shape, why = with_pieces(namespace, shape, batch_plan(namespace, shape).schedule())
     place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position
@@ -220,7 +228,7 @@ def job_of(
         ddp=ddp_fields(namespace),
         scheduler=resolve.scheduler_fields(namespace),
         train_iters=namespace.train_iters,
-        batches=resolve.batch_plan(namespace, shape),
+        batches=batch_plan(namespace, shape),
         notes=(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,

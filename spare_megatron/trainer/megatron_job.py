@@ -302,7 +302,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         device=compute_device().type,
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
-        batch_phases=start.batches(job).phases if job.training.rampup_batch_size is not None else (),
+        batch_phases=start.batches(job).phases if job.batches.changes else (),
         pieces_per_shard=job.shape.pieces_per_shard,
         exit_duration_s=60.0 * (job.training.exit_duration_in_mins or 0),
         tensorboard_log_interval=logs.tensorboard_log_interval,

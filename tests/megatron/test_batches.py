@@ -1,27 +1,34 @@
-"""Batch sizes that grow: step for step those of megatron-core's calculator, also from the middle of a ramp on."""
+"""Batch sizes that change: step for step those of megatron-core's calculators, also from the middle of a job on."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.batches import BatchPlan, schedule_points
 from spare_megatron.config.errors import ConfigError
 
 
-def calculator(plan: BatchPlan):  # type: ignore[no-untyped-def]
-    """megatron-core's own."""
+def calculator_class(name: str) -> Any:
+    """A calculator of megatron-core. 0.16 and 0.17 have ramps, 0.18 and later have schedules."""
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
-    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+    from megatron.core import num_microbatches_calculator
 
+    if not hasattr(num_microbatches_calculator, name):
+        pytest.skip(f"this megatron-core has no {name}")
+    return getattr(num_microbatches_calculator, name)
+
+
+def calculator(plan: BatchPlan) -> Any:
+    """megatron-core's own, of a ramp."""
     assert plan.ramp is not None
     first, increment, samples = plan.ramp
-    return RampupBatchsizeNumMicroBatchesCalculator(
-        plan.full, plan.unit, 1, plan.round_down, 0, first, increment, samples
-    )
+    ramp = calculator_class("RampupBatchsizeNumMicroBatchesCalculator")
+    return ramp(plan.full, plan.unit, 1, plan.round_down, 0, first, increment, samples)
 
 
 def plans(seed: int, count: int) -> list[BatchPlan]:
@@ -65,6 +72,27 @@ def test_steps_of_a_job_told_in_samples(plan: BatchPlan) -> None:
             steps += 1
         steps += max(0, samples - consumed) // plan.full
         assert plan.steps_for(samples) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "seq_length"),
+    [
+        ("0:4 128:16 1K:8", 16),
+        ("0:384 200B:768 400B:1152", 4096),
+        ("1.5K:8,0:4", 10),
+        ("0:12 7:4 40:20 41:8", 1),
+    ],
+)
+def test_sizes_of_a_schedule_are_those_of_megatron(text: str, seq_length: int) -> None:
+    other = calculator_class("StepBatchsizeNumMicroBatchesCalculator")(1, 1, False, 1, text, seq_length)
+    points = schedule_points(text, seq_length)
+    assert list(points) == other.schedule
+    schedule, consumed = BatchPlan(max(size for _, size in points), 1, points=points).schedule(), 0
+    for step in range(1, 200):
+        other.update(consumed, consistency_check=True)
+        size = other.get_current_running_global_batch_size()
+        assert (schedule.size(step), schedule.consumed_before(step)) == (size, consumed), step
+        consumed += size
 
 
 @pytest.mark.parametrize(

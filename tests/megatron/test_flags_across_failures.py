@@ -1,4 +1,4 @@
-"""Flags that follow the steps (a growing batch, figures, profiles) do the same whoever dies."""
+"""Flags that follow the steps (a batch that grows and shrinks, figures, profiles) do the same whoever dies."""
 
 from __future__ import annotations
 
@@ -7,38 +7,47 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.config.batches import BatchPlan
+from spare_megatron.config.batches import BatchPlan, schedule_points
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import launch
 
 STEPS = 10
-RAMP = BatchPlan(full=16, unit=2, ramp=(4, 4, 24))
+SIZES = BatchPlan(full=16, unit=2, points=schedule_points("0:4 128:16 1K:8", 16))
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
     *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--lr", "1e-3", "--num-workers", "0"),
-    *("--train-samples", "124", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
-    *("--global-batch-size", "16", "--rampup-batch-size", "4", "4", "24", "--split", "90,10,0"),
+    *("--train-samples", "100", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "63"),
+    *("--step-batch-size-schedule", "0:4 128:16 1K:8", "--split", "90,10,0"),
     *("--eval-interval", "4", "--eval-iters", "1", "--log-interval", "2", "--save-interval", "5"),
     *("--log-params-norm", "--log-num-zeros-in-grad", "--log-memory-to-tensorboard", "--log-timers-to-tensorboard"),
     *("--log-validation-ppl-to-tensorboard", "--timing-log-level", "2", "--manual-gc", "--manual-gc-interval", "3"),
     *("--profile", "--use-pytorch-profiler", "--profile-step-start", "3", "--profile-step-end", "4", "--log-progress"),
     *("--overlap-grad-reduce", "--ddp-average-in-collective"),
 )
+WITHOUT_EFFECT = (
+    *("--verify-integrity", "--async-strategy", "nvrx", "--async-ckpt-use-cpu-shm", "--ckpt-format", "fsdp_dtensor"),
+    *("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params"),
+    *("--cuda-graph-impl", "local", "--cuda-graph-modules", "attn", "mlp", "--te-rng-tracker"),
+    *("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--eval-global-batch-size", "16"),
+)
+"""What only saves time or memory in Megatron, or always holds here; the job that is killed has these, the calm one has
+not."""
 
 
-def train(run_dir: Path, *inject: str) -> tuple[list[dict[str, Any]], str]:
+def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     """The metrics of one job of two groups, and the digest of what it saved last."""
-    words = (*FLAGS, "--save", str(run_dir / "save"), "--tensorboard-dir", str(run_dir / "boards"))
+    words = (*FLAGS, *more, "--save", str(run_dir / "save"), "--tensorboard-dir", str(run_dir / "boards"))
     job = launch(run_dir, *words, groups=2, group_size=None, script="pretrain_gpt.py", inject=inject)
     return job.finish(timeout_s=240), digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
 
 @pytest.mark.timeout(600)
-def test_a_growing_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
+def test_a_scheduled_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
     calm, expected = train(tmp_path / "calm")
-    lines, found = train(tmp_path / "killed", "sigkill:group=1,step=5,at=backward,n=3")
+    lines, found = train(tmp_path / "killed", "sigkill:group=1,step=5,at=backward,n=3", more=WITHOUT_EFFECT)
     assert found == expected
-    schedule = RAMP.schedule()
+    schedule = SIZES.schedule()
+    assert [schedule.size(step) for step in range(1, STEPS + 1)] == [4, 4, *[16] * 4, *[8] * 4]
     for line, other in zip(lines, calm, strict=True):
         step = line["step"]
         assert line["pieces"] == schedule.size(step), f"one sample a piece, step {step}"
@@ -53,7 +62,7 @@ def test_a_growing_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Pat
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
     run = tmp_path / "killed"
     printed = (run / "launch.out").read_text()
-    assert " | consumed samples:          124 |" in printed
+    assert " | consumed samples:          104 |" in printed
     assert " params norm: " in printed
     assert [path.name for path in (run / "boards" / "profiles").iterdir()] == ["rank-0.steps-3-4.pt.trace.json"]
     progress = (run / "save" / "progress.txt").read_text()
@@ -61,5 +70,7 @@ def test_a_growing_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Pat
     assert "Saved checkpoint\tIteration: 10\t" in progress
     log = (run / "logs" / "group-0" / "rank-0.log").read_text()
     assert log.count("--ddp-average-in-collective: gradients are summed over groups by our own") == 1
+    for flag in ("--verify-integrity", "--ckpt-format fsdp_dtensor", "--te-rng-tracker"):
+        assert log.count(f"{flag}: ") == 1, f"{flag} is said once"
     assert "forward-compute" in log
     assert "memory after step 2: mem-allocated-bytes" in log

@@ -228,7 +228,10 @@ def test_the_newest_good_iteration_counts_or_the_one_asked_for(tmp_path: Path) -
 
 def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "old" / "iter_0000001" / "mp_rank_00").mkdir(parents=True)
-    assert "holds mp_rank files, which tools/checkpoint/convert.py --saver core makes" in refusal(tmp_path / "old")
+    assert (
+        "holds mp_rank files; python tools/checkpoint/convert.py --model-type GPT --loader core --saver core"
+        in refusal(tmp_path / "old")
+    )
     directory = tmp_path / "bad" / "iter_0000001"
     write_common(directory, b"\x80\x04.")
     assert f"{directory / 'common.pt'} cannot be read: " in refusal(tmp_path / "bad")
@@ -244,7 +247,7 @@ def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
         ({"rotary_base": 1.5}, "have rotary_base 1.5, which --rotary-base does not take"),
         ({"hidden_dropout": float("nan")}, "have hidden_dropout nan, which --hidden-dropout does not take"),
         ({"normalization": Path("x")}, "have normalization .not a plain value., which --normalization does not take"),
-        ({"mtp_num_layers": 1}, "is of a model with mtp_num_layers 1: multi-token prediction is not supported"),
+        ({"mtp_num_layers": 1}, "is of a model with mtp_num_layers 1: multi-token prediction needs the tokens"),
         ({"is_hybrid_model": True}, "is of a model with is_hybrid_model True: state-space and hybrid models"),
         ({"position_embedding_type": "mrope"}, r"mrope is not supported: .*\(--use-checkpoint-args took --position"),
     ],
@@ -319,3 +322,41 @@ def test_a_checkpoints_args_are_read_without_torch(tmp_path: Path) -> None:
     ).stdout.splitlines()
     assert done[0].startswith("--spare-redundancy 9 is not between 1 and the 1 groups")
     assert done[1] == "[]"
+
+
+def test_the_check_needs_no_checkpoint_that_another_machine_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--use-checkpoint-args", "--load", str(tmp_path / "elsewhere"), *REST.split(), "--async-strategy", "mcore"]
+    with pytest.raises(SystemExit) as left:
+        parse_job(["--spare-check", *words])
+    assert left.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("nothing is wrong with the flags that are here, and the model's are not: ")
+    assert f"  a checkpoint in {tmp_path / 'elsewhere'}, for --use-checkpoint-args (not here)\n" in said
+    assert "  --async-strategy: checkpoints are written by this framework's own writer" in said
+    with pytest.raises(ConfigError, match="--num-layers is missing"):
+        parse_job(words)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigError, match="--num-layers is missing"):
+        parse_job(["--spare-check", *words])
+
+
+def test_a_checkpoint_of_the_older_format_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    load = tmp_path / "old"
+    model = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    words = [*model.split(), *REST.split(), "--tokenizer-type", "NullTokenizer", "--load", str(load)]
+    words += ["--ckpt-format", "torch"]
+    job, _ = parse_job(words)
+    assert any(note.startswith("--ckpt-format torch: checkpoints are written in mega") for note in job.notes)
+    (load / "iter_0000005").mkdir(parents=True)
+    (load / "iter_0000009" / "mp_rank_00").mkdir(parents=True)
+    command = f"python tools/checkpoint/convert.py .* --load-dir {load} --save-dir {load}-torch_dist makes it loadable"
+    with pytest.raises(ConfigError, match=f"^--load {load}: {load}/iter_0000009 holds mp_rank files; {command}"):
+        parse_job(words)
+    with pytest.raises(ConfigError, match=command):
+        parse_job([*words, "--ckpt-step", "9"])
+    parse_job([*words, "--ckpt-step", "5"])
+    assert folder.damage(load / "iter_0000009").startswith(f"{load}/iter_0000009 holds mp_rank files; ")
+    (load / "iter_0000005" / ".metadata").touch()
+    assert "or has torch's own format (torch_dcp or fsdp_dtensor)" in folder.damage(load / "iter_0000005")

@@ -101,7 +101,9 @@ def test_refused_values_belong_to_honoured_flags() -> None:
 
 # honoured flags that no module of ours names -> who reads them
 READ_ELSEWHERE = {
-    **dict.fromkeys(("rerun_mode", "ckpt_format"), "refusals.VALUES leaves one value"),
+    "rerun_mode": "refusals.VALUES leaves one value",
+    "ckpt_format": "no_effect.VALUES says of every other value that one format is written",
+    **dict.fromkeys(("eval_global_batch_size", "eval_micro_batch_size"), "validate: only the training's sizes"),
     "yaml_cfg": "replaced by what the file says before flags are read",
     "add_position_embedding": "validate: only with rope, which has no other embedding",
     **dict.fromkeys(("rotary_scaling_factor", "mscale", "mscale_all_dim"), "MLATransformerConfig, by its table"),
@@ -121,7 +123,13 @@ READ_ELSEWHERE = {
 
 def names_read() -> set[str]:
     """Attributes and words of all modules except those that declare, refuse or validate flags."""
-    declaring = ("config/sections.py", "config/spare.py", "flags/refusals.py", "flags/validate.py")
+    declaring = (
+        "config/sections.py",
+        "config/spare.py",
+        "flags/refusals.py",
+        "flags/refused_flags.py",
+        "flags/validate.py",
+    )
     package = Path(refusals.__file__).parents[1]
     names: set[str] = set()
     for path in [*package.rglob("*.py"), package.parent / "pretrain_gpt.py"]:

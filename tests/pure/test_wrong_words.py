@@ -50,11 +50,11 @@ COMBINATIONS = {
     "--num-experts 4 --tensor-model-parallel-size 2 --disable-bias-linear": "need --sequence-parallel; add it",
     "--moe-token-dispatcher-type flex": "use alltoall or allgather",
     "--rampup-batch-size 4 3 100 --global-batch-size 16": "use multiples of 4, or add --decrease-batch-size-if-needed",
-    "--ckpt-format torch_dcp": "use torch_dist",
+    "--optimizer dist_muon": "use --optimizer adam",
     f"--optimizer sgd {SPLIT}": "use --optimizer adam",
     f"--spare-reduce exact32 {SPLIT}": "use --spare-reduce exact",
     "--fp8-format hybrid --spare-reduce exact": "use --spare-reduce fp32",
-    "--cuda-graph-impl local": "CUDA graphs fix the number of microbatches",
+    "--eval-global-batch-size 8": "leave it out or use 4",
 }
 
 

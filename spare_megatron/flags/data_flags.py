@@ -1,0 +1,41 @@
+"""Derives the flags of data and of the tokenizer as Megatron does.
+
+Imports neither torch nor megatron.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+
+
+def resolve_data(ns: Namespace) -> None:
+    """Read data paths from --data-args-path, and set Megatron's defaults of --split and --dataloader-type."""
+    if ns.data_args_path is not None:
+        if ns.data_path is not None:
+            raise ConfigError("--data-path and --data-args-path say the same thing; give one of them")
+        # --spare-check needs no data files: it lists those that do not exist
+        if not ns.spare_check or Path(ns.data_args_path).exists():
+            ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
+    if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
+        ns.split = "969, 30, 1"
+    if ns.dataloader_type is None:
+        ns.dataloader_type = "single"
+
+
+def resolve_names(ns: Namespace) -> None:
+    """Set the destinations that flags of the tokenizer have in newer versions of Megatron, whose tokenizers read them;
+    the vocabulary is padded here, not by them."""
+    ns.metadata_path, ns.special_tokens = ns.tokenizer_metadata, ns.tokenizer_special_tokens
+    ns.pad_vocab_size = False
+    ns.tokenizer_hf_no_use_fast = not ns.tokenizer_hf_use_fast
+    ns.tokenizer_hf_no_include_special_tokens = not ns.tokenizer_hf_include_special_tokens
+
+
+def read_words(path: Path, name: str) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give a file that exists") from None

@@ -23,6 +23,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 
+from spare_megatron.megatron_adapter import core_differences  # noqa: E402
 from spare_megatron.megatron_adapter.checkpoint import checkpoint_writer  # noqa: E402
 from tests.megatron import plain_reference  # noqa: E402
 
@@ -72,7 +73,7 @@ def _save(
     if dist.get_rank() == 0:
         Path(directory).mkdir(parents=True)
     dist.barrier()
-    with checkpoint_writer._touching_nothing():
+    with core_differences.writer_replaced(checkpoint_writer.FileSystemWriterAsync):
         dist_checkpointing.save(state, directory, _InProcess("torch_dist", 1, thread_count=1), content_metadata=content)
 
 
@@ -80,7 +81,7 @@ class _InProcess(checkpoint_writer.TorchDistSaveShardedStrategy):
     """megatron-core's strategy, whose forked writers this test's processes must not have."""
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        request = self.async_save(sharded_state_dict, checkpoint_dir)
+        request = core_differences.plan_save(self)(sharded_state_dict, checkpoint_dir)
         if request.async_fn is not None:
             import queue
 

@@ -20,16 +20,17 @@ if [ ! -f "$root/ready" ]; then
     >"$root.log" || { tail -5 "$root.log" >&2; exit 1; }
   touch "$root/ready"
 fi
-mkdir -p "$root$PWD" .venv runs/debian-13-venv
+mkdir -p .venv runs/debian-13-venv
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
 # mounts of a namespace of its own: they end with the command
 exec unshare --mount --propagation private bash -euc '
   root=$1 here=$2
   shift 2
-  mount --bind "$here" "$root$here"
-  mount --bind "$here/runs/debian-13-venv" "$root$here/.venv"
   for part in proc sys dev etc/ssl; do mount --rbind "/$part" "$root/$part"; done
   mount -t tmpfs tmpfs "$root/tmp"
+  mkdir -p "$root$here"
+  mount --bind "$here" "$root$here"
+  mount --bind "$here/runs/debian-13-venv" "$root$here/.venv"
   cd "$root$here"
   exec chroot "$root" /usr/bin/env -u LD_LIBRARY_PATH -u PYTHON HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     sh -c "cd \"\$0\" && exec \"\$@\"" "$here" "$@"' debian13.sh "$root" "$PWD" "$@"

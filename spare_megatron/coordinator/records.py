@@ -27,7 +27,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.observe.boards import Boards, Point, points
+from spare_megatron.observe.boards import BoardPoint, Boards, points
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
 
@@ -232,7 +232,7 @@ class Records:
         except Exception as error:
             self._boards_fail(error)
 
-    def _write_boards(self, point: Point) -> None:
+    def _write_boards(self, point: BoardPoint) -> None:
         if self._boards is None and time.monotonic() >= self._boards_again_s:
             self._open_boards()
         if self._boards is None:

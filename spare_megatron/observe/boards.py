@@ -28,7 +28,7 @@ _SPARE = ("epoch", "live_groups", "load_max", "pieces_computed", "pieces_discard
 
 
 @dataclass(frozen=True)
-class Point:
+class BoardPoint:
     """Named scalars of the weights after one step."""
 
     step: int
@@ -41,7 +41,7 @@ class Point:
 
 def points(
     line: Mapping[str, Any], job: JobDescription, consumed_samples: Callable[[int], int], batch_size: int | None = None
-) -> list[Point]:
+) -> list[BoardPoint]:
     """What one line of metrics.jsonl adds to the boards: evaluations of the weights before its step, which Megatron
     writes at the step before, then the step's own scalars, unless --tensorboard-log-interval leaves them out.
 
@@ -51,11 +51,11 @@ def points(
     """
     step = int(line["step"])
     evaluated = evaluations(line, job)
-    found = [Point(step - 1, consumed_samples(step - 1), evaluated, frozenset(evaluated))] if evaluated else []
+    found = [BoardPoint(step - 1, consumed_samples(step - 1), evaluated, frozenset(evaluated))] if evaluated else []
     evaluates_only = step > job.train_iters > 0
     if not evaluates_only and not step % max(1, job.tensorboard_log_interval):
         over_samples = _OVER_SAMPLES | loss_values(line, job).keys()
-        found.append(Point(step, consumed_samples(step), scalars(line, job, batch_size), over_samples))
+        found.append(BoardPoint(step, consumed_samples(step), scalars(line, job, batch_size), over_samples))
     return found
 
 
@@ -120,7 +120,7 @@ class Boards:
         if job.wandb_project:
             self._run = _wandb_run(job, run_dir)
 
-    def write(self, point: Point) -> None:
+    def write(self, point: BoardPoint) -> None:
         """Write the scalars of one point."""
         if self._events is not None:
             self._event(point.values, point.step)

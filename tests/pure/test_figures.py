@@ -196,7 +196,8 @@ UNIT = r"(?:ns|us|ms|s|min|minutes|seconds|hours|h|times|points|[kMG]i?B(?:/s)?)
 FIGURE = re.compile(rf"(?<![\w.,/:#-])[+-]?(?:\d[\d,]*\.\d+(?:e-?\d+)?|\d[\d,]*(?:e-?\d+)?(?=\s*(?:{UNIT})))")
 """A number with a decimal point, or one before a unit."""
 NO_TEXT = re.compile(
-    r"```.*?```|`[^`\n]*`|\]\([^)\s]*\)|arXiv [\d.]+|\b(?:Python|Slurm) \d+\.\d+|\b\d+\.\d+\.\d+\b|^ {4}[^\n]*$",
+    r"```.*?```|`[^`\n]*`|\]\([^)\s]*\)|arXiv [\d.]+|\b\d+\.\d+\.\d+\b|^ {4}[^\n]*$"
+    r"|\b(?:Python|Slurm|megatron-core)\s\d+\.\d+(?:(?:,|\s(?:or|to))\s\d+\.\d+)*",
     re.DOTALL | re.MULTILINE,
 )
 """Code, link targets, numbers of papers and of versions, and formulas that stand by themselves."""

@@ -15,17 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.megatron_adapter.versions import core_version
+from spare_megatron.megatron_adapter.versions import core_version, minor_of
 
 TABLES = Path(__file__).parent / "core_tables"
 Minor = tuple[int, int]
 """A minor version, such as (0, 16)."""
-
-
-def minor_of(version: str) -> Minor:
-    """(0, 16) for '0.16.1'."""
-    first, second = version.split(".")[:2]
-    return int(first), int(second)
 
 
 @functools.cache

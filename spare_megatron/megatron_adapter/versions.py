@@ -6,7 +6,10 @@ May assume nothing. Promises: importing this module imports neither torch nor me
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import re
 import warnings
+from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 
@@ -40,25 +43,58 @@ _DEPRECATED_IN_TORCH = (
 )
 """Warnings of torch 2.13 about functions that megatron-core uses."""
 
+_NUMBERS = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ["']?(\w*)["']?\s*$""", re.MULTILINE)
+
 
 def core_version() -> str:
     """The installed version of megatron-core."""
     return importlib.metadata.version("megatron-core")
 
 
-def release() -> tuple[int, int]:
-    """The first two numbers of the installed version."""
-    major, minor = core_version().split(".")[:2]
+def minor_of(version: str) -> tuple[int, int]:
+    """(0, 16) for '0.16.1'."""
+    major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
+def release() -> tuple[int, int]:
+    """The first two numbers of the installed version."""
+    return minor_of(core_version())
+
+
+def imported_core() -> tuple[Path, str] | None:
+    """Folder and version of the megatron-core that ``import megatron.core`` would find, by its own words; None where
+    there is none, or none that says so. A folder on the path can hide the installed one: a script's own, in a checkout
+    of Megatron-LM. Its ``package_info`` is read and not run: there it asks git for the commit."""
+    try:
+        found = importlib.util.find_spec("megatron.core")
+    except ModuleNotFoundError:
+        return None
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent
+    try:
+        parts = dict(_NUMBERS.findall((folder / "package_info.py").read_text()))
+        version = f"{parts['MAJOR']}.{parts['MINOR']}.{parts['PATCH']}{parts['PRE_RELEASE']}"
+    except (OSError, KeyError):
+        return None
+    return folder, version
+
+
 def check_core_version(allow_untested: bool = False) -> str:
-    """The installed version of megatron-core; ConfigError when it is not a tested one, unless ``allow_untested``."""
+    """The installed version of megatron-core; ConfigError when it is not a tested one, or another is imported instead,
+    unless ``allow_untested``."""
     version = core_version()
     if version not in TESTED_CORE_VERSIONS and not allow_untested:
         raise ConfigError(
             f"megatron-core {version} is installed, but this version of spare_megatron was tested with "
             f"{TESTED}; install one of these or pass --spare-allow-untested-core"
+        )
+    imported = imported_core()
+    if imported is not None and imported[1] != version.partition("+")[0] and not allow_untested:
+        raise ConfigError(
+            f"megatron-core {version} is installed, but import megatron.core finds {imported[1]} in {imported[0]}; "
+            f"run the script from a folder that has no megatron/core, or take that folder out of PYTHONPATH"
         )
     return version
 

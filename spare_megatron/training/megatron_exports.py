@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from spare_megatron.config.errors import ConfigError
+
 _STATE = "spare_megatron.trainer.user_state"
 _UTILS, _ENTRY, _FLAGS = (f"spare_megatron.training.{name}" for name in ("utils", "training", "arguments"))
 
@@ -87,3 +89,12 @@ def missing(module: str, name: str) -> Exception:
     if name in REFUSED:
         return ImportError(f"{module} has no {name}, which Megatron-LM has: {REFUSED[name]}", name=name)
     return AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def refused_kind(name: str, why: str) -> type:
+    """A class for a script to import; ConfigError, with the reason, where it is made an object of."""
+
+    def refuse(self: object, *_args: object, **_kwargs: object) -> None:
+        raise ConfigError(f"{name} of Megatron-LM is not here: {why}")
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"Refused where it is used: {why}."})

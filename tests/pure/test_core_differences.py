@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import subprocess
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter import core_differences
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
-from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version, release
+from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version, core_version, release
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass
@@ -59,6 +65,29 @@ def test_an_untested_core_is_refused_unless_it_is_allowed(monkeypatch: pytest.Mo
     assert check_core_version(allow_untested=True) == "0.21.0"
     with pytest.raises(ConfigError, match=r"0\.21\.0 is installed, but .* pass --spare-allow-untested-core"):
         check_core_version()
+
+
+def test_a_core_that_hides_the_installed_one_is_named_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "megatron" / "core"
+    checkout.mkdir(parents=True)
+    (checkout / "__init__.py").touch()
+    (checkout / "package_info.py").write_text("MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = 'rc0'\n")
+    script = tmp_path / "pretrain_own.py"
+    script.write_text("from spare_megatron.megatron_adapter.versions import check_core_version as c\nc()\n")
+
+    def run() -> subprocess.CompletedProcess[str]:
+        where = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, str(script)], env=where, capture_output=True, text=True)
+
+    assert f"but import megatron.core finds 0.20.0rc0 in {checkout}; run the script from" in run().stderr
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), core_version().split("."), strict=True)
+    said = "".join(f"{name} = {value}\n" for name, value in numbers)
+    (checkout / "package_info.py").write_text(f'{said}PRE_RELEASE = ""\n')
+    assert run().returncode == 0
+    (checkout / "package_info.py").unlink()
+    assert run().returncode == 0
 
 
 def test_tokenizers_get_flags_by_old_and_new_names_and_change_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import core_versions
 from spare_megatron.flags.specs import core_table
+from spare_megatron.megatron_adapter.versions import minor_of
 from spare_megatron.trainer.job_arguments import MIXED_FIELDS
 from tests.pure.flags_of_a_job import SMALL, job_of
 
@@ -25,7 +26,7 @@ def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_there_is_a_table_for_each_version_and_each_has_what_flags_are_made_of() -> None:
     assert list(core_versions.tables()) == [(0, 16), (0, 17), (0, 18), (0, 19)]
     for minor, table in core_versions.tables().items():
-        assert core_versions.minor_of(table["megatron_core"]) == minor
+        assert minor_of(table["megatron_core"]) == minor
         assert len(table["fields"]) > 300
         assert {row["class"] for row in table["fields"]} == {
             *("TransformerConfig", "MLATransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig")

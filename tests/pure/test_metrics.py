@@ -29,7 +29,7 @@ from spare_megatron.controller.messages import (
 from spare_megatron.coordinator.job_tuning import PLANNED
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.records import Records, metrics_lines
-from spare_megatron.observe.boards import Boards, scalars
+from spare_megatron.observe.boards import Boards, points, scalars
 from spare_megatron.observe.iteration_line import IterationLines
 from spare_megatron.observe.metrics import MetricsBook
 
@@ -288,7 +288,8 @@ def test_tensorboard_events_are_written_without_torch(tmp_path: Path) -> None:
     job = JobDescription(global_batch_size=6, tensorboard_dir=str(tmp_path / "tb"), tensorboard_log_interval=2)
     boards = Boards(job, tmp_path)
     for number in range(1, 5):
-        boards.write(line(number, loss=1.0 / number), consumed_samples=6 * number)
+        for point in points(line(number, loss=1.0 / number), job, lambda step: 6 * step):
+            boards.write(point)
     boards.close()
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()

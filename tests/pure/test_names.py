@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.training import megatron_exports
 
 
@@ -36,6 +37,17 @@ def test_other_names_are_refused_with_what_to_use(line: str, sentence: str) -> N
     with pytest.raises(ImportError) as error:
         exec(line, {})
     assert sentence in str(error.value)
+
+
+def test_kinds_of_data_that_are_not_here_are_refused_where_they_are_used() -> None:
+    from spare_megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
+    from spare_megatron.training.datasets.sft_dataset import SFTDataset
+
+    for kind in (GPTFIMDataset, GPTFIMDatasetConfig):
+        with pytest.raises(ConfigError, match=rf"^{kind.__name__} of Megatron-LM is not here: .*--fim-data"):
+            kind(1, name="train")
+    with pytest.raises(ConfigError, match=r"--sft"):
+        SFTDataset(None)
 
 
 def test_the_names_of_every_script_cost_no_import_of_torch() -> None:

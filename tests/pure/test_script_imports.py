@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
     ],
 )
 def test_imports_of_megatrons_loop_are_found(text: str, lines: list[int]) -> None:
-    assert import_lines(text) == lines
+    assert import_lines(ast.parse(text)) == lines
 
 
 def test_a_script_that_was_not_ported_is_refused_with_the_command_that_ports_it(tmp_path: Path) -> None:
-    lines = import_lines(USERS.read_text())
+    lines = import_lines(ast.parse(USERS.read_text()))
     assert len(lines) == 4
     with pytest.raises(ConfigError) as error:
         script_command(str(USERS), False, ())
@@ -39,3 +40,15 @@ def test_a_script_that_was_not_ported_is_refused_with_the_command_that_ports_it(
     broken = tmp_path / "broken.py"
     broken.write_text("from megatron.training import (\n")
     assert script_command(str(broken), False, ())[1:] == (str(broken),)
+
+
+def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
+    script, builders, unused = (tmp_path / f"{name}.py" for name in ("own", "gpt_builders", "unused"))
+    script.write_text("from provider import model_provider\nimport torch\n")
+    (tmp_path / "provider.py").write_text("import gpt_builders\nimport own\n")
+    builders.write_text("\nfrom megatron.training import get_args\n")
+    unused.write_text("from megatron.training import get_args\n")
+    with pytest.raises(ConfigError) as error:
+        script_command(str(script), False, ())
+    assert f"is imported by {builders} in 1 line (2): " in str(error.value)
+    assert str(error.value).endswith(f"/' {builders}")

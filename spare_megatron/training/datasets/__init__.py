@@ -1,0 +1,1 @@
+"""Stands for ``megatron.training.datasets``: scripts import its kinds of data before a flag has chosen one."""

@@ -1,0 +1,18 @@
+"""Stands for ``megatron.training.yaml_arguments``; here a file of --yaml-cfg becomes flags, and scripts see no YAML."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from spare_megatron.trainer.user_state import core_transformer_config_from_args
+from spare_megatron.training import megatron_exports
+
+
+def core_transformer_config_from_yaml(args: Namespace, transformer_key: str = "language_model") -> Any:
+    """The TransformerConfig of the flags, which hold what the file said."""
+    return core_transformer_config_from_args(args)
+
+
+def __getattr__(name: str) -> Any:
+    return megatron_exports.lookup(__name__, name)

@@ -1,24 +1,30 @@
-"""The ``args`` of a checkpoint: Megatron's namespace of all flags, which every save writes into ``common.pt``.
+"""The ``args`` of a checkpoint: Megatron's namespace of all flags, which every save writes.
 
-:func:`read_args` needs neither torch nor megatron and runs no code from the file: it unpickles plain values and
-containers, and puts an inert object in the place of everything else. So a job can take flags from a checkpoint before
-it imports torch, and from a file that it does not trust.
+With everything else that is not a tensor they lie in ``common.pt``, or, since megatron-core 0.19, in one object beside
+the tensors. :func:`read_args` needs neither torch nor megatron and runs no code from the files
+(``checkpoint.inert_pickle``). So a job can take flags from a checkpoint before it imports torch, and from a file that
+it does not trust.
 """
 
 from __future__ import annotations
 
 import argparse
-import pickle
+import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from spare_megatron.checkpoint import folder
+from spare_megatron.checkpoint.inert_pickle import InertUnpickler
 from spare_megatron.config.errors import ConfigError
 
 COMMON = "common.pt"
-"""megatron-core's file for everything that is not a tensor."""
+"""megatron-core's file for everything that is not a tensor, up to 0.18; ours always have it."""
+METADATA = ".metadata"
+"""torch's file that says in which file, and where in it, each tensor and object lies."""
+_COMMON_OBJECT = "common_state/"
+"""How the name of the object begins that holds the same since megatron-core 0.19."""
 _PLAIN = (bool, int, float, str, type(None))
 _REASON_CHARS = 200
 
@@ -43,10 +49,10 @@ def saved_args(load: Path, step: int | None = None) -> tuple[Path, dict[str, Any
 
 
 def iteration_directory(load: Path, step: int | None = None) -> Path | None:
-    """The checkpoint of ``load`` from which flags are taken: that of ``step``, or the newest with a good ``common.pt``.
+    """The checkpoint of ``load`` from which flags are taken: that of ``step``, or the newest whose args are good.
 
-    None where there is no checkpoint at all. Only ``common.pt`` is read. The weights are verified when they are loaded;
-    if an older checkpoint is used then, it is assumed to be one of the same model.
+    None where there is no checkpoint at all. Only the file that leads to the args is looked at. The weights are
+    verified when they are loaded; if an older checkpoint is used then, it is assumed to be one of the same model.
 
     Raises:
         ConfigError: there is no such step, no iteration has a good file, or the files are of Megatron's older layout.
@@ -79,8 +85,15 @@ def check_format(load: Path, step: int | None = None) -> None:
         raise ConfigError(f"--load {load}: {reason}")
 
 
+def has_common_file(directory: Path) -> bool:
+    """Whether the checkpoint has a ``common.pt``, or should have one: only those of megatron-core 0.19 have none."""
+    plain_new = (directory / METADATA).exists() and not (directory / folder.MANIFEST).exists()
+    return (directory / COMMON).exists() or not plain_new
+
+
 def _damage(directory: Path) -> str:
-    return folder.other_format(directory) or folder.file_damage(directory, COMMON)
+    file = COMMON if has_common_file(directory) else METADATA
+    return folder.other_format(directory) or folder.file_damage(directory, file)
 
 
 def read_args(directory: Path) -> dict[str, Any]:
@@ -89,63 +102,32 @@ def read_args(directory: Path) -> dict[str, Any]:
     A value that is not of plain types is replaced by an inert object.
 
     Raises:
-        ConfigError: ``common.pt`` cannot be read.
+        ConfigError: the file that holds them cannot be read.
     """
-    path = directory / COMMON
+    path = directory / (COMMON if has_common_file(directory) else METADATA)
     try:
-        with zipfile.ZipFile(path) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as file:
-                common = _Unpickler(file).load()
+        with path.open("rb") as file:
+            common = _saved_object(file if path.name == COMMON else _common_object(directory, file))
     except Exception as error:  # a damaged pickle may raise anything
         reason = " ".join(str(error).split())[:_REASON_CHARS] or type(error).__name__
         raise ConfigError(f"{path} cannot be read: {reason}; use another checkpoint") from error
+    common = common[0] if isinstance(common, list) else common
     args = common.get("args") if isinstance(common, dict) else None
     return dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
 
 
-class _Inert:
-    """Takes the place of an object of any other class, and accepts whatever a pickle does to build one."""
-
-    def __new__(cls, *_args: Any, **_options: Any) -> _Inert:
-        return object.__new__(cls)
-
-    def __init__(self, *_args: Any, **_options: Any) -> None:
-        """Accept any arguments."""
-
-    def __setstate__(self, _state: Any) -> None:
-        """Accept any state and drop it."""
-
-    def __setitem__(self, _key: Any, _value: Any) -> None:
-        """Accept an item, as a dictionary does, and drop it."""
-
-    def append(self, _value: Any) -> None:
-        """Accept an element, as a list does, and drop it."""
-
-    def extend(self, _values: Any) -> None:
-        """Accept elements, as a list does, and drop them."""
-
-    def add(self, _value: Any) -> None:
-        """Accept an element, as a set does, and drop it."""
+def _saved_object(file: IO[bytes]) -> Any:
+    """What ``torch.save`` wrote into a file."""
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(name) as pickled:
+            return InertUnpickler(pickled).load()
 
 
-class _Unpickler(pickle.Unpickler):
-    """Unpickles with classes that do nothing. It imports no module that the pickle names and calls none of its code.
-
-    Each instance makes its own classes, because a pickle may also set attributes of classes.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-        self._inert = type("Inert", (_Inert,), {})
-        self._known = {
-            ("argparse", "Namespace"): type("Namespace", (argparse.Namespace,), {}),
-            ("collections", "OrderedDict"): type("OrderedDict", (dict,), {}),
-        }
-
-    def find_class(self, module: str, name: str) -> type:
-        return self._known.get((module, name), self._inert)
-
-    def persistent_load(self, _pid: Any) -> Any:
-        """An inert object in the place of a tensor's storage, which is another file of the archive."""
-        return self._inert()
+def _common_object(directory: Path, metadata: IO[bytes]) -> IO[bytes]:
+    """The bytes of the common object, to which torch's metadata lead."""
+    places = InertUnpickler(metadata).load().state["storage_data"]
+    (place,) = (place.state for index, place in places.items() if index.state["fqn"].startswith(_COMMON_OBJECT))
+    with (directory / place["relative_path"]).open("rb") as file:
+        file.seek(place["offset"])
+        return io.BytesIO(file.read(place["length"]))

@@ -21,6 +21,7 @@ import sys
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -219,6 +220,12 @@ def writer_replaced(writer: type) -> Iterator[None]:
     finally:
         for module, name, old in before:
             setattr(module, name, old)
+
+
+def has_readable_common(directory: Path) -> bool:
+    """Whether the installed version finds what a checkpoint has besides tensors. 0.19 and newer save it as one object
+    beside them, which older ones do not look for. Ours have it in a file, for all versions."""
+    return release() >= (0, 19) or (directory / "common.pt").exists()
 
 
 RATES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")

@@ -117,10 +117,14 @@ def same_shape_again(converted: Path, rows: int) -> None:
     assert again == {**first, "padded_vocab_size": rows}
 
 
-def test_args_that_hold_objects_of_torch_and_megatron_are_read(tmp_path: Path) -> None:
-    """As Megatron-LM saves them: types, enums and tensors beside plain values."""
+@pytest.mark.parametrize("form", ["common.pt", "an object beside the tensors"])
+def test_args_that_hold_objects_of_torch_and_megatron_are_read(tmp_path: Path, form: str) -> None:
+    """As Megatron-LM saves them, up to megatron-core 0.18 and since: types, enums and tensors beside plain values."""
     import argparse
     import signal
+
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     from spare_megatron.checkpoint.saved_args import COMMON, is_plain, read_args
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
@@ -131,7 +135,12 @@ def test_args_that_hold_objects_of_torch_and_megatron_are_read(tmp_path: Path) -
     plain = {"num_layers": 4, "moe_layer_freq": [0, 1], "rope": 1e-5, "name": None, "bf16": True}
     objects = {"params_dtype": torch.bfloat16, "backend": AttnBackend.auto, "exit_signal": signal.SIGTERM}
     args = argparse.Namespace(**plain, **objects, tensor=torch.ones(3))
-    torch.save({"args": args, "optimizer": {0: torch.zeros(2)}, "content": {1, 2}}, tmp_path / COMMON)
+    common = {"args": args, "optimizer": {0: torch.zeros(2)}, "content": {1, 2}}
+    if form == COMMON:
+        torch.save(common, tmp_path / COMMON)
+    else:
+        state = {"weight": torch.ones(5), "common_state/shard_0_1": [common]}
+        dcp.save(state, checkpoint_id=str(tmp_path), planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
     found = read_args(tmp_path)
     assert {name: value for name, value in found.items() if is_plain(value)} == plain
     assert found.keys() == plain.keys() | objects.keys() | {"tensor"}

@@ -72,6 +72,19 @@ def checkpoint(save: Path, step: int = 10, **other: Any) -> Path:
     return directory
 
 
+def test_a_checkpoint_whose_args_cannot_be_found_is_one_sentence(tmp_path: Path) -> None:
+    """megatron-core 0.19 has no common.pt; what leads to the args may be damaged like any file."""
+    directory = tmp_path / folder.iteration_name(10)
+    directory.mkdir()
+    (directory / "metadata.json").write_text("{}")
+    assert f"{directory / 'common.pt'} is missing" in refusal(tmp_path)
+    for content in (b"", b"no pickle", pickle.dumps({"storage_data": {}}), pickle.dumps(Namespace(storage_data={}))):
+        (directory / ".metadata").write_bytes(content)
+        said = refusal(tmp_path)
+        assert f"{directory / '.metadata'} cannot be read: " in said
+        assert "\n" not in said
+
+
 def job_of(load: Path, extra: str = "", environ: dict[str, str] | None = None) -> tuple[JobArguments, Namespace]:
     words = [*REST.split(), "--use-checkpoint-args", "--load", str(load), *extra.split()]
     return parse_job(words, environ)

@@ -27,6 +27,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
@@ -41,16 +42,17 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
-from spare_megatron.megatron_adapter.core_differences import RATES, rates_identify_groups
+from spare_megatron.megatron_adapter.core_differences import RATES, has_readable_common, rates_identify_groups
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
+from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
 
 CHECKPOINT_VERSION = 3.0
 _REASON_CHARS = 250
 _HERE = "optimizer of this layout"
 """The key under which a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge
 them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
-have an optimizer of their own only with EP > 1."""
+have an optimizer of their own in some layouts only."""
 _RANK_STATE = "spare_rank_state"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
@@ -223,6 +225,11 @@ def read_common(directory: str | Path) -> dict[str, Any]:
     """What a checkpoint has besides tensors (iteration, args, schedule), without a process group. ConfigError where it
     cannot be read."""
     directory = Path(directory)
+    if (directory / ".metadata").exists() and not has_readable_common(directory):
+        raise ConfigError(
+            f"{directory} has no {COMMON_STATE_FNAME}: megatron-core 0.19 and newer save none, and {core_version()} "
+            f"cannot load without; install megatron-core {TESTED_CORE_VERSIONS[-1]} (it needs Python 3.12)"
+        )
     try:
         ours = dist_checkpointing.check_is_distributed_checkpoint(str(directory))
         common = dist_checkpointing.load_common_state_dict(str(directory)) if ours else {}

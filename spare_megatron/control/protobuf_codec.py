@@ -35,20 +35,18 @@ _NESTED: dict[str, type] = {
 }
 
 
-def fill(message: Message, value: object) -> Message:
-    """Set every field of ``message`` from the field of ``value`` with the same name, except where that is None; returns
-    it."""
+def fill(message: Message, value: object, leave_out: str = "") -> Message:
+    """Set every field of ``message`` but ``leave_out`` from the field of ``value`` with the same name, except where
+    that is None; returns it."""
     for name, nested, repeated in _fields(message.DESCRIPTOR):
         part = getattr(value, name)
-        if part is None:
+        if part is None or name == leave_out:
             continue
-        if not nested:
-            if repeated:
-                getattr(message, name).extend(part)
-            else:
-                setattr(message, name, part)
-        elif repeated:
-            getattr(message, name).extend(_part(nested, item) for item in part)
+        if repeated:
+            if part:
+                getattr(message, name).extend([_part(nested, item) for item in part] if nested else part)
+        elif not nested:
+            setattr(message, name, part)
         else:
             getattr(message, name).CopyFrom(_part(nested, part))
     return message

@@ -9,8 +9,10 @@ written once (``Views``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from spare_megatron.config.job import JobDescription
@@ -36,18 +38,24 @@ def encode(value: Any) -> Any:
     """A message, or any part of one, as JSON values."""
     if type(value) in _SINGLE:
         return value
+    if isinstance(value, tuple | list):
+        return [part if type(part) in _SINGLE else encode(part) for part in value]
     if is_dataclass(value) and not isinstance(value, type):
         plain: dict[str, Any] = {"type": type(value).__name__}
-        for item in fields(value):
-            part = getattr(value, item.name)
-            if item.default is MISSING or part != item.default:
-                plain[item.name] = encode(part)
+        for name, default in _defaults(type(value)):
+            part = getattr(value, name)
+            if part is not default and (default is MISSING or part != default):
+                plain[name] = part if type(part) in _SINGLE else encode(part)
         return plain
-    if isinstance(value, tuple | list):
-        return [encode(part) for part in value]
     if isinstance(value, Mapping):
         return {key: encode(part) for key, part in value.items()}
     return value
+
+
+@cache
+def _defaults(cls: type) -> tuple[tuple[str, Any], ...]:
+    """The name of each field of a dataclass, with its default or MISSING."""
+    return tuple((item.name, item.default) for item in fields(cls))
 
 
 def decode(plain: Any) -> Any:
@@ -116,10 +124,18 @@ def _encode_views(run: Sequence[SendView]) -> list[Any]:
     first = run[0]
     if any(other.delay_s != first.delay_s for other in run):
         return [encode(send) for send in run]
-    same = [n for n in _VIEW_FIELDS if all(getattr(s.view, n) == getattr(first.view, n) for s in run)]
+    views = [send.view for send in run]
+    same = [name for name in _VIEW_FIELDS if _all_equal(map(attrgetter(name), views))]
+    other = [name for name in _VIEW_FIELDS if name not in same]
     common = {name: encode(getattr(first.view, name)) for name in same}
-    each = [{n: encode(getattr(s.view, n)) for n in _VIEW_FIELDS if n not in same} for s in run]
+    each = [{name: encode(getattr(one, name)) for name in other} for one in views]
     return [{"type": "Views", "common": {**common, "delay_s": first.delay_s}, "each": each}]
+
+
+def _all_equal(values: Iterator[Any]) -> bool:
+    """Whether all values are equal; most often they are one object, and are not looked into."""
+    first = next(values)
+    return all(value is first or value == first for value in values)
 
 
 def spec_to_json(spec: JobSpec) -> str:

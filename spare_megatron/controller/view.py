@@ -3,7 +3,7 @@ in."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 
 Segments = tuple[tuple[int, ...], ...]
@@ -71,7 +71,8 @@ class View:
     @property
     def is_member(self) -> bool:
         """False for a learner."""
-        return self.receiver in self.live
+        place = bisect_left(self.live, self.receiver)
+        return place < len(self.live) and self.live[place] == self.receiver
 
     @property
     def live_groups(self) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ class View:
         send in the replica rings. None where there is no other, and for a learner."""
         if len(self.live) < 2 or not self.is_member:
             return None
-        return self.live[bisect_right(self.live, self.receiver) % len(self.live)]
+        return self.live[(bisect_left(self.live, self.receiver) + 1) % len(self.live)]
 
     def audits_of(self, segment: int) -> tuple[int, ...]:
         """The pieces that are audited in the pipeline of a segment."""

@@ -102,7 +102,7 @@ class Speaker:
             self._tell_neighbour(view)
             self._tell_donors(view)
             own = pb.Order()
-            protobuf_codec.fill(own.view, replace(view, live=()))
+            protobuf_codec.fill(own.view, view, leave_out="live")
             order = EncodedOrder("view", self._encoded_live(view), own.SerializeToString())
             self._streams.send(*view.receiver, order)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests that use megatron-core with another version of it, in an environment beside .venv, which stays as it is.
+# Without pytest arguments all of them run, and what passed is kept in benchmarks/results/core_VERSION.txt.
 # Usage: ./scripts/test_core.sh VERSION [pytest arguments]        e.g. ./scripts/test_core.sh 0.16.0
 # Versions from 0.17 on need Python 3.12. Where .venv has an older one, the tests run in a Debian 13 (scripts/debian13.sh), whose
 # .venv takes torch from the package index: 5 GB on the disk, a few minutes.
@@ -31,4 +32,11 @@ found=$("$beside/bin/python" -c 'import importlib.metadata as m; print(m.version
 [ "$found" = "$version" ] || { echo "test_core.sh: megatron-core $found is found instead of $version" >&2; exit 1; }
 tests=(tests/megatron/test_{core_flags,settings,pretrain_gpt,engine,parity,exact,masking,checkpointing,distributed_state}.py)
 tests+=(tests/megatron/test_{transferred_state,users_script,data}.py)
-"$beside/bin/python" -m pytest -m "not full" "${@:-${tests[@]}}"
+python=$beside/bin/python
+if [ $# -gt 0 ]; then exec "$python" -m pytest -m "not full" "$@"; fi
+kept=benchmarks/results/core_$version.txt
+{
+  echo "./scripts/test_core.sh $version, $(date -u +%FT%TZ), commit $(git rev-parse --short HEAD), $(nproc --all) cores"
+  "$python" -c 'import platform, torch; print("Python", platform.python_version(), "torch", torch.__version__)'
+} | tee "$kept"
+"$python" -m pytest --no-header -m "not full" -rs -v "${tests[@]}" 2>&1 | tee -a "$kept"

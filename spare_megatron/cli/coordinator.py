@@ -16,6 +16,7 @@ from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.process import serve_alone, serve_in_turn
 from spare_megatron.coordinator.server import Options
+from spare_megatron.wakeups import ask_for_short_waits
 
 LEASE_S = 5.0
 """Default time of silence after which another candidate takes over."""
@@ -84,6 +85,7 @@ def run(options: Options, candidate: int | None, lease_s: float) -> int:
     """Run one coordinator process; returns its exit code. A user's error is written to standard error as one
     sentence."""
     outlive_the_disk()
+    ask_for_short_waits()
     try:
         failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")
         return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))

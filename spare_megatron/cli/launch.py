@@ -27,6 +27,7 @@ from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.supervisor import Supervisor
+from spare_megatron.wakeups import ask_for_short_waits
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\
@@ -119,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     args = parser().parse_args(argv)
     outlive_the_disk()
+    ask_for_short_waits(inherited=False)  # deaths are seen here; ranks compute
     try:
         failpoints.act_as("launch")
         launch = launch_of(args)

@@ -31,6 +31,7 @@ from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
 from spare_megatron.launch.slurm_life import SlurmLaunch
+from spare_megatron.wakeups import ask_for_short_waits
 
 CANDIDATES = 3
 """Default number of coordinator processes, of which one decides."""
@@ -132,6 +133,7 @@ def start(launch: SlurmLaunch) -> int:
     fate = launch.allocation.shared_fate(launch.group_size)
     if fate:
         display.notice(f"spare-slurm: {fate}")
+    ask_for_short_waits(inherited=False)
 
     async def main() -> ExitCode:
         showing = asyncio.create_task(display.run())

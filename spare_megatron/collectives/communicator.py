@@ -19,6 +19,7 @@ import torch
 
 from spare_megatron.collectives.backend import Backend, BackendError
 from spare_megatron.controller.messages import Link
+from spare_megatron.wakeups import ask_for_short_waits
 
 
 class Communicator:
@@ -160,6 +161,7 @@ class Communicator:
 
         An error ends the connections at once, for the peers too; what the peers know about the cause still arrives for
         ``linger_s``."""
+        ask_for_short_waits()
         try:
             if not backend.forms_alone:
                 backend.form()

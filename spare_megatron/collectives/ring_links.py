@@ -46,6 +46,7 @@ from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import RingLines
 from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
+from spare_megatron.wakeups import ask_for_short_waits
 
 KINDS = (DATA, CONTROL)
 ENTERS = "given up when the epoch was over"
@@ -232,6 +233,7 @@ class RingLinks:
     # --------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
+        ask_for_short_waits()
         try:
             while not self._closing:
                 self._round()

@@ -1,4 +1,5 @@
-"""The control thread of one rank: an asyncio loop that carries orders down and reports up.
+"""The control thread of one rank: an asyncio loop that carries orders down and reports up, soon after it wakes although
+training threads compute on the same cores. (A leader's process, which it starts, does as well.)
 
 A :class:`Follower` talks to the group's :class:`~spare_megatron.control.leader.Leader`, which has a process of its own
 (:mod:`spare_megatron.control.leader_process`); a group of one rank runs it here instead. Both hand orders to the
@@ -44,6 +45,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.view import Offer, View
+from spare_megatron.wakeups import ask_for_short_waits
 
 
 @dataclass(frozen=True)
@@ -378,6 +380,7 @@ class ControlThread:
                 self._loop.call_soon_threadsafe(method, *args)
 
     def _run(self) -> None:
+        ask_for_short_waits()
         try:
             asyncio.run(self._main())
         except BaseException as error:

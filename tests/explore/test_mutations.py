@@ -35,6 +35,9 @@ from tests.explore.shape import Shape
 from tests.explore.shapes import PLAIN
 from tests.pure.scenario import FOLDER, run
 
+pytestmark = pytest.mark.timeout(600)
+"""An exploration computes for up to a minute, and beside other work for longer."""
+
 Patch = pytest.MonkeyPatch
 CUT = Shape(faults=1, kinds=frozenset({"cut"}))
 LOSS = Shape(faults=1, kinds=frozenset({"suspect"}))

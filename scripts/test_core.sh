@@ -12,7 +12,7 @@ version=${1:?usage: ./scripts/test_core.sh VERSION [pytest arguments]}
 python=${PYTHON:-python3}
 case $version in
   0.16.*) ;;
-  *) if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then exec ./scripts/debian13.sh "$0" "$@"; fi ;;
+  *) if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then exec ./scripts/debian13.sh ./scripts/test_core.sh "$@"; fi ;;
 esac
 shift
 ./scripts/setup.sh

@@ -82,8 +82,7 @@ def script_command(script: str, module: bool, flags: Sequence[str]) -> tuple[str
     """The command line of a rank; raises ConfigError where there is no such script, or it is Megatron's own."""
     if not module and not Path(script).is_file():
         raise ConfigError(f"the script {script} does not exist; give its path, or a module with -m")
-    if not module:
-        check_imports(Path(script))
+    check_imports(Path(f"{script.replace('.', '/')}.py" if module else script))
     return (sys.executable, *(("-m", script) if module else (script,)), *flags)
 
 

@@ -14,6 +14,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 
 PACKAGE = "megatron.training"
+SED = r"s/\bmegatron\.training\b/spare_megatron.training/g; s/\bfrom \(megatron import training\)/from spare_\1/"
+"""The command of sed that ports a script."""
 
 
 def check_imports(script: Path) -> None:
@@ -27,19 +29,19 @@ def check_imports(script: Path) -> None:
     )
     raise ConfigError(
         f"{PACKAGE} is imported by {where}: that is Megatron's own loop, which ends with the first rank that is lost; "
-        f"write spare_megatron.training there: sed -i 's/^from megatron\\.training/from spare_megatron.training/' "
-        f"{' '.join(map(str, found))}"
+        f"write spare_megatron.training there: sed -i '{SED}' {' '.join(map(str, found))}"
     )
 
 
 def _script_and_modules(script: Path) -> list[Path]:
-    """The script, and the modules in its folder that it or one of them imports."""
+    """The script, and the modules and packages in its folder that it or one of them imports."""
     found = [script]
     for path in found:  # grows
         for name in _imported(_parsed(path)):
-            module = script.parent / f"{name.partition('.')[0]}.py"
-            if module not in found and module.is_file():
-                found.append(module)
+            parts = name.split(".")
+            places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] != "megatron"]
+            files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
+            found += [file for file in files if file not in found and file.is_file()]
     return found
 
 
@@ -50,23 +52,28 @@ def _parsed(path: Path) -> ast.Module:
         return ast.Module([], [])
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    """The names of the modules that absolute imports name."""
-    nodes = list(ast.walk(tree))
-    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module}
-    return names | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+def _imported(tree: ast.Module) -> list[str]:
+    """The full names that absolute imports name, modules or not."""
+    return sorted({name for names in _imports(tree).values() for name in names})
 
 
 def import_lines(tree: ast.Module) -> list[int]:
     """The numbers of the lines that import from ``megatron.training``."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    inside = f"{PACKAGE}."
+    return [line for line, names in _imports(tree).items() if any(f"{name}.".startswith(inside) for name in names)]
+
+
+def _imports(tree: ast.Module) -> dict[int, list[str]]:
+    """Line -> the full names that absolute imports name there, of imports that are carried out when all goes well."""
+    found: dict[int, list[str]] = {}
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found[node.lineno] = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        if any(name == PACKAGE or name.startswith(f"{PACKAGE}.") for name in names):
-            found.append(node.lineno)
-    return sorted(found)
+            found[node.lineno] = [alias.name for alias in node.names]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif not isinstance(node, ast.ExceptHandler):
+            nodes += ast.iter_child_nodes(node)
+    return dict(sorted(found.items()))

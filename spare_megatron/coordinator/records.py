@@ -227,6 +227,9 @@ class Records:
                 self._worker.submit(self._write_boards, point)
 
     def _open_boards(self) -> None:
+        if self._boards is not None and self._boards.job == self._job:
+            return  # another life of the same job
+        self._close_boards()
         try:
             self._boards = Boards(self._job, self._run_dir.path)
         except Exception as error:

@@ -39,6 +39,15 @@ def resolve_largest(ns: Namespace, data_parallel: int) -> None:
     ``data_parallel`` ranks."""
     points = points_of(ns)
     if points:
+        unit = data_parallel * ns.micro_batch_size
+        for _, size in points:
+            if size % unit:
+                low = size // unit * unit
+                raise ConfigError(
+                    f"{SCHEDULE} '{ns.step_batch_size_schedule}': the batch size {size} is not a multiple of {unit} = "
+                    f"{data_parallel} data-parallel ranks x --micro-batch-size {ns.micro_batch_size}; use "
+                    f"{f'{low} or ' if low else ''}{low + unit}"
+                )
         ns.global_batch_size = max(size for _, size in points)
         if ns.eval_iters and ns.eval_global_batch_size is None:
             ns.spare_notes += (

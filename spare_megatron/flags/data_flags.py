@@ -26,12 +26,14 @@ def resolve_data(ns: Namespace) -> None:
 
 
 def resolve_names(ns: Namespace) -> None:
-    """Set the destinations that flags of the tokenizer have in newer versions of Megatron, whose tokenizers read them;
-    the vocabulary is padded here, not by them."""
-    ns.metadata_path, ns.special_tokens = ns.tokenizer_metadata, ns.tokenizer_special_tokens
+    """Set the destinations that flags of the tokenizer have in newer versions of Megatron, for scripts that make a
+    tokenizer of them; those that a script's own flags have are its own. The vocabulary is padded here, not by them."""
     ns.pad_vocab_size = False
     ns.tokenizer_hf_no_use_fast = not ns.tokenizer_hf_use_fast
     ns.tokenizer_hf_no_include_special_tokens = not ns.tokenizer_hf_include_special_tokens
+    for name, value in (("metadata_path", ns.tokenizer_metadata), ("special_tokens", ns.tokenizer_special_tokens)):
+        if not hasattr(ns, name):
+            setattr(ns, name, value)
 
 
 def read_words(path: Path, name: str) -> list[str]:

@@ -163,19 +163,12 @@ def tokenizer_builder() -> Callable[[Namespace], Any]:
 
 def _tokenizer_flags(args: Namespace) -> Namespace:
     """``args`` with the names of 0.17 and 0.18 beside those of 0.16, which are the ones of this package's flags."""
-    flags = Namespace(**vars(args))
-    newer = {
-        "tokenizer_hf_no_use_fast": not args.tokenizer_hf_use_fast,
-        "tokenizer_hf_no_include_special_tokens": not args.tokenizer_hf_include_special_tokens,
-        "special_tokens": args.tokenizer_special_tokens,
-        "metadata_path": args.tokenizer_metadata,
-        "chat_template": None,
-        "tokenizer_sentencepiece_ignore_extra_whitespaces": True,
-        "pad_vocab_size": False,  # trainer.tokenizer pads
-    }
-    for name, value in newer.items():
-        if not hasattr(flags, name):
-            setattr(flags, name, value)
+    defaults = {"chat_template": None, "tokenizer_sentencepiece_ignore_extra_whitespaces": True}
+    flags = Namespace(**{**defaults, **vars(args)})
+    flags.tokenizer_hf_no_use_fast = not args.tokenizer_hf_use_fast
+    flags.tokenizer_hf_no_include_special_tokens = not args.tokenizer_hf_include_special_tokens
+    flags.special_tokens, flags.metadata_path = args.tokenizer_special_tokens, args.tokenizer_metadata
+    flags.pad_vocab_size = False  # trainer.tokenizer pads
     return flags
 
 
@@ -229,12 +222,21 @@ def has_readable_common(directory: Path) -> bool:
 
 
 RATES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
-"""Options of a parameter group by which 0.19 tells groups apart when it loads a state: there they must be those of this
-job's flags. Before that a loaded group has the rates of the job that saved it, as in Megatron."""
+"""Options of a parameter group that follow from this job's flags, whatever a checkpoint's groups had."""
 
 
-def rates_identify_groups() -> bool:
-    """Whether the installed version looks at :data:`RATES`."""
-    from megatron.core.optimizer import optimizer
+def load_optimizer(chained: Any, state: Any) -> None:
+    """Load a state into a chained optimizer. It finds its parameter groups by their learning rates too, as it does
+    since 0.19; before, groups that differ in nothing else (``--decoupled-lr``) were taken for one."""
+    from megatron.core.optimizer import distrib_optimizer, optimizer
 
-    return "max_lr" in optimizer.param_group_identifier_keys
+    before = optimizer.param_group_identifier_keys
+    groups = [group for one in chained.chained_optimizers for group in one.param_groups]
+    more = [name for name in RATES[:2] if name not in before and all(name in group for group in groups)]
+    for module in (optimizer, distrib_optimizer):
+        module.param_group_identifier_keys = (*before, *more)
+    try:
+        chained.load_state_dict(state)
+    finally:
+        for module in (optimizer, distrib_optimizer):
+            module.param_group_identifier_keys = before

@@ -84,7 +84,12 @@ def imported_core() -> tuple[Path, str] | None:
 def check_core_version(allow_untested: bool = False) -> str:
     """The installed version of megatron-core; ConfigError when it is not a tested one, or another is imported instead,
     unless ``allow_untested``."""
-    version = core_version()
+    try:
+        version = core_version()
+    except importlib.metadata.PackageNotFoundError:
+        imported = imported_core()
+        where = "" if imported is None else f"; the one in {imported[0]} is not: take its folder out of PYTHONPATH"
+        raise ConfigError(f"megatron-core is not installed as a package{where}; pip install megatron-core") from None
     if version not in TESTED_CORE_VERSIONS and not allow_untested:
         raise ConfigError(
             f"megatron-core {version} is installed, but this version of spare_megatron was tested with "

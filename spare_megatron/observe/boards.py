@@ -37,6 +37,7 @@ class BoardPoint:
     values: Mapping[str, float]
     over_samples: frozenset[str]
     """Names of the scalars that Megatron also draws over the samples consumed."""
+    is_evaluation: bool = False
 
 
 def points(
@@ -51,7 +52,9 @@ def points(
     """
     step = int(line["step"])
     evaluated = evaluations(line, job)
-    found = [BoardPoint(step - 1, consumed_samples(step - 1), evaluated, frozenset(evaluated))] if evaluated else []
+    found = (
+        [BoardPoint(step - 1, consumed_samples(step - 1), evaluated, frozenset(evaluated), True)] if evaluated else []
+    )
     evaluates_only = step > job.train_iters > 0
     if not evaluates_only and not step % max(1, job.tensorboard_log_interval):
         over_samples = _OVER_SAMPLES | loss_values(line, job).keys()
@@ -110,15 +113,18 @@ class Boards:
     """The TensorBoard writer and the W&B run of a job; each exists only where the job's flags ask for it."""
 
     def __init__(self, job: JobDescription, run_dir: Path) -> None:
-        self._job = job
+        self.job = job
         self._events: Any = None
         self._run: Any = None
+        self._begins_at = 0
+        """The first step that can be written to the W&B run: behind the last one of a run that goes on."""
         if job.tensorboard_dir:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
             self._events = EventFileWriter(job.tensorboard_dir, max_queue_size=job.tensorboard_queue_size)
         if job.wandb_project:
             self._run = _wandb_run(job, run_dir)
+            self._begins_at = int(self._run.step)
 
     def write(self, point: BoardPoint) -> None:
         """Write the scalars of one point."""
@@ -127,8 +133,16 @@ class Boards:
             again = {f"{name} vs samples": v for name, v in point.values.items() if name in point.over_samples}
             self._event(again, point.consumed_samples)
             self._events.flush()
-        if self._run is not None and point.step >= self._run.step:
+        if self._run is not None:
+            self._log(point)
+
+    def _log(self, point: BoardPoint) -> None:
+        """Write a point to W&B, if its step is not over there. The evaluation of the last step of a run that goes on,
+        computed before the next one, is written at the first step that can be."""
+        if point.step >= self._run.step:
             self._run.log({**point.values, "samples vs steps": point.consumed_samples}, step=point.step)
+        elif point.is_evaluation and point.step == self._begins_at - 1 == self._run.step - 1:
+            self._run.log(dict(point.values), step=self._begins_at)
 
     def close(self) -> None:
         """Write out what is buffered and close both."""

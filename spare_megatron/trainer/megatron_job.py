@@ -123,9 +123,11 @@ def run_megatron_job(
         if slow:
             log.warning("%s", slow)
         append_progress(job, "Starting job")
+    needed = start.batches(job).consumed_before(job.train_iters + 1)
+    train_samples, *others = sample_counts(job.train_iters, args)
     datasets = build_datasets(
         datasets_provider,
-        sample_counts(job.train_iters, args),
+        (max(train_samples, needed), *others),  # a schedule's last step may go beyond --train-samples
         args,
         files,
         leads=place.is_leader,
@@ -133,7 +135,7 @@ def run_megatron_job(
         tensor_rank=world.tensor_rank,
     )
     loaders = _Loaders(job, args, world, placement, start)
-    train = loaders.make("training", datasets.train, start.batches(job).consumed_before(job.train_iters + 1))
+    train = loaders.make("training", datasets.train, needed)
     engine = MegatronEngine(
         replica,
         world,

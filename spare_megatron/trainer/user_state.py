@@ -26,7 +26,8 @@ class UserState:
 
     args: Namespace
     tokenizer: Any = None
-    make_transformer_config: Callable[[], Any] | None = None
+    """None before ``pretrain`` has begun, where only flags are known."""
+    make_transformer_config: Callable[[], Any] = lambda: None
     """Makes megatron-core's TransformerConfig of this rank."""
 
     @cached_property
@@ -36,6 +37,8 @@ class UserState:
 
         return timers.make_timers(self.args.timing_log_level, self.args.timing_log_option)
 
+
+_TOO_EARLY = "{} was called before pretrain() started the job; call it inside forward_step or a provider"
 
 _state: UserState | None = None
 _startup: dict[str, float] = {}
@@ -87,10 +90,16 @@ def clear() -> None:
 def current(name: str) -> UserState:
     """The state of this process; ``name`` is the function that asks, for the error message."""
     if _state is None:
-        raise RuntimeError(
-            f"{name} was called before pretrain() started the job; call it inside forward_step or a provider"
-        )
+        raise RuntimeError(_TOO_EARLY.format(name))
     return _state
+
+
+def begun(name: str) -> UserState:
+    """The state of this process, with what ``pretrain`` makes of the flags."""
+    state = current(name)
+    if state.tokenizer is None:
+        raise RuntimeError(_TOO_EARLY.format(name))
+    return state
 
 
 def get_args() -> Namespace:
@@ -100,7 +109,7 @@ def get_args() -> Namespace:
 
 def get_tokenizer() -> Any:
     """The job's tokenizer."""
-    return current("get_tokenizer()").tokenizer
+    return begun("get_tokenizer()").tokenizer
 
 
 def get_timers() -> Any:
@@ -121,10 +130,7 @@ def core_transformer_config_from_args(args: Namespace | None = None, config_clas
 
     ``args`` is accepted as in Megatron but not used: the config is that of the job's flags.
     """
-    make = current("core_transformer_config_from_args()").make_transformer_config
-    if make is None:
-        raise RuntimeError("this process trains no Megatron model, so it has no TransformerConfig")
-    config = make()
+    config = begun("core_transformer_config_from_args()").make_transformer_config()
     if config_class is None or type(config) is config_class:
         return config
     import dataclasses

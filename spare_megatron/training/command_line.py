@@ -17,11 +17,12 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.flags.supported import all_specs
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.job_arguments import JobArguments, parse_job
 
-_parsed: tuple[JobArguments, Namespace] | None = None
-"""What :func:`parse_and_validate_args` has read."""
+_parsed: tuple[JobArguments, Namespace, dict[str, Any]] | None = None
+"""What :func:`parse_and_validate_args` has read: the job, its flags, and a copy of them."""
 
 
 def read(
@@ -57,19 +58,29 @@ def parse_and_validate_args(
     except ConfigError as error:
         leave(refuse(str(error), None))
     global _parsed
-    _parsed = job, args
+    _parsed = job, args, dict(vars(args))
     user_state.start(user_state.UserState(args))
     return args
 
 
 def parsed(args: Namespace) -> tuple[JobArguments, Namespace]:
-    """The job of flags that :func:`parse_and_validate_args` has returned. Raises ConfigError for others."""
+    """The job of flags that :func:`parse_and_validate_args` has returned. Raises ConfigError for others, and for flags
+    that were changed since: the job has been checked and made of what they were."""
     if _parsed is None or _parsed[1] is not args:
         raise ConfigError(
             "pretrain() was given flags that parse_and_validate_args() of spare_megatron.training.arguments did not "
             "return; pass on the namespace itself"
         )
-    return _parsed
+    job, _, before = _parsed
+    known = {spec.dest for spec in all_specs()}
+    changed = [name for name in before if name in known and getattr(args, name, None) != before[name]]
+    if changed:
+        said = ", ".join(f"{name} from {before[name]} to {getattr(args, name, None)}" for name in changed)
+        raise ConfigError(
+            f"the script changed {said} between parse_and_validate_args() and pretrain(), which has no effect on this "
+            "job; give the flags on the command line, or defaults as args_defaults of parse_and_validate_args()"
+        )
+    return job, args
 
 
 def refuse(sentence: str, place: Place | None) -> ExitCode:

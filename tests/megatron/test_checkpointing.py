@@ -57,7 +57,45 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
         "histories": histories,
         "plain": plain_load(rank, store, f"{directory}/dense"),
         "unused": unused(rank, store, f"{directory}/unused"),
+        "rates": rates(rank, PrefixStore("rates", store), f"{directory}/rates"),
     }
+
+
+def rates(rank: int, store: Any, path: str) -> dict[str, list[float]] | None:
+    """The learning rates of all groups after a load with other flags; embeddings have rates of their own. On rank 0."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from tests.megatron import groups, toy
+
+    if rank:
+        return None
+    found = {}
+    for name, lr, kept in (
+        ("saved", 1.0, ""),
+        ("same", 1.0, ""),
+        ("flags", 0.5, "override"),
+        ("its", 0.5, "use_checkpoint"),
+    ):
+        optimizer = {"lr": lr * toy.OPTIMIZER["lr"], "min_lr": 0.0}
+        optimizer |= {"decoupled_lr": 0.125 * optimizer["lr"], "decoupled_min_lr": 0.0}
+        one = case(groups=1, steps=STEPS, tied=False, optimizer=optimizer)
+        engine = groups.engine_of(one, 0, PrefixStore(name, store))
+        try:
+            scheduler = engine.replica.scheduler
+            scheduler.max_lr, scheduler.min_lr = optimizer["lr"], 0.0
+            if kept:
+                setattr(scheduler, f"{kept}_opt_param_scheduler", True)
+            if name == "saved":
+                groups.one_step(engine, groups.peers_of(PrefixStore("peers", store), 0, 1), one, 0, 1)
+                group_checkpoint.save(path, engine.replica, step=1, consumed_samples=16, args={})
+            else:
+                group_checkpoint.load(path, engine.replica)
+            scheduler.step(16)
+            found[name] = [group["lr"] for group in engine.replica.optimizer.param_groups]
+        finally:
+            groups.group_world.destroy()
+    return found
 
 
 def unused(rank: int, store: Any, path: str) -> list[Any]:
@@ -191,6 +229,17 @@ def test_resumes_under_this_layout(results: list[Any], kind: str, name: str) -> 
 def test_plain_megatron_core_reads_it(results: list[Any]) -> None:
     expected = results[0]["histories"]["dense"]["first"][SAVED]["loss"]
     assert results[0]["plain"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_rates_are_those_that_the_flags_or_the_checkpoint_say(results: list[Any]) -> None:
+    """Parameter groups that differ in their rates alone are told apart; the schedule that is asked for counts."""
+    found = results[0]["rates"]
+    saved = found["saved"]
+    assert len(set(saved)) == 2
+    assert found["same"] == saved
+    assert found["flags"] == pytest.approx([0.5 * rate for rate in saved])
+    # rates that are not the schedule's are the flags'
+    assert found["its"] == pytest.approx([rate if rate == max(saved) else 0.5 * rate for rate in saved])
 
 
 def test_state_before_the_first_update(results: list[Any]) -> None:

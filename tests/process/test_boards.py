@@ -106,7 +106,9 @@ class OfflineRun:
         self.history: dict[int, dict[str, Any]] = {}
         for record in _records(path):
             if record.WhichOneof("record_type") == "run":
-                self.id, self.project, self.name = record.run.run_id, record.run.project, record.run.display_name
+                run = record.run  # a later one has only what changed
+                self.id, self.project = run.run_id or self.id, run.project or self.project
+                self.name = run.display_name or self.name
                 self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif record.WhichOneof("record_type") == "history":
                 values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}

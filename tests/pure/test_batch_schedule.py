@@ -99,7 +99,12 @@ def test_the_jobs_batches_follow_it() -> None:
         ("--rampup-batch-size 4 4 100", "--rampup-batch-size does not go with --step-batch-size-schedule"),
         ("--decrease-batch-size-if-needed", "--decrease-batch-size-if-needed does not go with"),
         ("--train-iters 5", "needs --train-samples: with --train-iters nobody knows of how many samples"),
-        ("--micro-batch-size 4", "the batch size 8 is not a multiple of 16, .* use multiples of 16, or begin at 16"),
+        (
+            "--micro-batch-size 4",
+            "'0:8,1K:16': the batch size 8 is not a multiple of 16 = 4 data-parallel ranks x --micro-batch-size 4; "
+            "use 16$",
+        ),
+        ("--micro-batch-size 3", "the batch size 8 is not a multiple of 12 = .*; use 12$"),
         (
             "--eval-global-batch-size 8",
             "--eval-global-batch-size 8 is not the training's 16: .* leave it out or use 16",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 import os
 import subprocess
@@ -64,6 +65,18 @@ def test_an_untested_core_is_refused_unless_it_is_allowed(monkeypatch: pytest.Mo
     monkeypatch.setattr("spare_megatron.megatron_adapter.versions.core_version", lambda: "0.21.0")
     assert check_core_version(allow_untested=True) == "0.21.0"
     with pytest.raises(ConfigError, match=r"0\.21\.0 is installed, but .* pass --spare-allow-untested-core"):
+        check_core_version()
+
+
+def test_a_core_that_is_no_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise importlib.metadata.PackageNotFoundError("megatron-core")
+
+    monkeypatch.setattr("spare_megatron.megatron_adapter.versions.core_version", none)
+    with pytest.raises(ConfigError, match=r"not installed as a package; the one in .*core is not: take its folder out"):
+        check_core_version(allow_untested=True)
+    monkeypatch.setattr("spare_megatron.megatron_adapter.versions.imported_core", lambda: None)
+    with pytest.raises(ConfigError, match=r"^megatron-core is not installed as a package; pip install megatron-core$"):
         check_core_version()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import core_versions
 from spare_megatron.flags.specs import core_table
 from spare_megatron.megatron_adapter.versions import minor_of
-from spare_megatron.trainer.job_arguments import MIXED_FIELDS
+from spare_megatron.trainer.job_arguments import MIXED_FIELDS, parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 
@@ -95,6 +97,16 @@ def test_the_namespace_has_what_tokenizers_of_newer_versions_read() -> None:
     assert (namespace.tokenizer_hf_no_use_fast, namespace.tokenizer_hf_no_include_special_tokens) == (False, True)
     assert (namespace.special_tokens, namespace.metadata_path) == (["<a>", "<b>"], "about.json")
     assert (namespace.pad_vocab_size, namespace.chat_template) == (False, None)
+
+
+def test_a_scripts_own_flags_of_these_names_are_its_own() -> None:
+    def own(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser.add_argument("--special-tokens", type=int, default=3)
+        parser.add_argument("--metadata-path")
+        return parser
+
+    _, namespace = parse_job([*SMALL.split(), "--special-tokens", "5", "--metadata-path", "here"], {}, own)
+    assert (namespace.special_tokens, namespace.metadata_path, namespace.pad_vocab_size) == (5, "here", False)
 
 
 def test_flags_of_the_small_job_need_no_other_version() -> None:

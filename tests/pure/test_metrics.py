@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,6 +280,31 @@ def test_scalars_have_megatrons_names() -> None:
         "spare/recovery/total_s": 0.5,
     }
     assert expected.items() <= values.items()
+
+
+def test_an_evaluation_between_two_runs_is_written_where_a_wandb_run_goes_on(tmp_path: Path) -> None:
+    """An online run that goes on begins behind its last step, of whose weights the evaluation is."""
+    job = JobDescription(global_batch_size=6)
+    boards = Boards(job, tmp_path)
+    logged: list[tuple[int, dict[str, float]]] = []
+    run = SimpleNamespace(step=4)
+
+    def log(values: dict[str, float], step: int) -> None:
+        logged.append((step, values))
+        run.step = step
+
+    run.log = log
+    boards._run, boards._begins_at = run, run.step
+    evaluated = line(4, loss=0.5) | {"validation": {"lm loss": 0.25}}
+    for point in points(evaluated, job, lambda step: 6 * step):
+        boards.write(point)
+    assert [step for step, _ in logged] == [4, 4]
+    assert logged[0][1] == {"lm loss validation": 0.25}
+    assert logged[1][1].items() >= {"lm loss": 0.5, "samples vs steps": 24}.items()
+    for number in (2, 5, 4):
+        for point in points(line(number, loss=0.5) | {"validation": {"lm loss": 9.0}}, job, lambda step: 6 * step):
+            boards.write(point)
+    assert [step for step, _ in logged[2:]] == [4, 5], "steps that are computed again are written once"
 
 
 @pytest.mark.filterwarnings("default")

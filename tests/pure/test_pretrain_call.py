@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.trainer import user_state
+from spare_megatron.training import command_line
 from spare_megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from spare_megatron.training.command_line import parse_and_validate_args
 from spare_megatron.training.model_type import ModelType
 from spare_megatron.training.pretrain_call import read_call
+from tests.pure.flags_of_a_job import SMALL
 
 KIND = ModelType.encoder_or_decoder
 
@@ -77,3 +83,32 @@ def test_other_hooks_are_refused_by_name(hook: str) -> None:
 def test_what_fits_no_order_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'forward_step_func'"):
         read_call(data, model, KIND)
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+    """What a script gets that reads its flags first."""
+    monkeypatch.setattr(sys, "argv", ["own.py", *SMALL.split()])
+    yield parse_and_validate_args(args_defaults={"lr_decay_style": "cosine"})
+    user_state.clear()
+
+
+def test_flags_that_a_script_changed_after_they_were_read_are_refused(flags: Namespace) -> None:
+    flags.own_name = 5
+    job, args = command_line.parsed(flags)
+    assert (job.train_iters, args) == (20, flags)
+    flags.train_iters, flags.lr = 7, 5e-3
+    with pytest.raises(
+        ConfigError, match=r"changed train_iters from 20 to 7, lr from 0\.001 to 0\.005 between"
+    ) as error:
+        command_line.parsed(flags)
+    assert "args_defaults" in str(error.value)
+    with pytest.raises(ConfigError, match="did not return"):
+        command_line.parsed(Namespace(**vars(flags)))
+
+
+@pytest.mark.parametrize("ask", [user_state.get_tokenizer, user_state.core_transformer_config_from_args])
+def test_what_pretrain_makes_of_flags_is_not_there_before_it(flags: Namespace, ask: Callable[[], Any]) -> None:
+    assert user_state.get_args() is flags
+    with pytest.raises(RuntimeError, match=rf"^{ask.__name__}\(\) was called before pretrain\(\) started the job"):
+        ask()

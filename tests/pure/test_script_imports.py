@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from spare_megatron.cli.launch import script_command
-from spare_megatron.cli.script_imports import import_lines
+from spare_megatron.cli.script_imports import SED, import_lines
 from spare_megatron.config.errors import ConfigError
 
 USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
@@ -20,6 +22,9 @@ USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
         ("import torch\nfrom megatron.training import (\n    get_args,\n)\n", [2]),
         ("from megatron.training.utils import unwrap_model\nimport megatron.training.arguments as a\n", [1, 2]),
         ("def f():\n    from megatron import training\n", [2]),
+        ("try:\n    import megatron.training as m\nexcept ImportError:\n    m = None\n", [2]),
+        ("try:\n    import spare_megatron.training as m\nexcept ImportError:\n    import megatron.training as m\n", []),
+        ("if TYPE_CHECKING:\n    from megatron.training import x\nelse:\n    import megatron.training\n", [4]),
         ("from megatron.core import mpu\nfrom spare_megatron.training import pretrain\n", []),
         ("from megatron.training_tools import x\nfrom .megatron.training import y\n", []),
     ],
@@ -42,6 +47,33 @@ def test_a_script_that_was_not_ported_is_refused_with_the_command_that_ports_it(
     assert script_command(str(broken), False, ())[1:] == (str(broken),)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from megatron.training import get_args",
+        "    import megatron.training.utils as u",
+        "from megatron import training",
+    ],
+)
+def test_the_command_that_is_named_ports_a_line_once(tmp_path: Path, line: str) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(line + "\n")
+    for _ in range(2):
+        subprocess.run(["sed", "-i", SED, str(script)], check=True)
+        assert script.read_text() == line.replace("megatron", "spare_megatron", 1) + "\n"
+
+
+def test_packages_beside_the_script_are_read_too(tmp_path: Path) -> None:
+    script, package = tmp_path / "own.py", tmp_path / "models" / "gpt"
+    package.mkdir(parents=True)
+    script.write_text("from models.gpt import provider\n")
+    (package.parent / "__init__.py").touch()
+    (package / "provider.py").write_text("import megatron.training\n")
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=re.escape(f"is imported by {package / 'provider.py'} in 1 line (1): ")):
+        script_command(str(script), False, ())
+
+
 def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
     script, builders, unused = (tmp_path / f"{name}.py" for name in ("own", "gpt_builders", "unused"))
     script.write_text("from provider import model_provider\nimport torch\n")
@@ -51,4 +83,4 @@ def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         script_command(str(script), False, ())
     assert f"is imported by {builders} in 1 line (2): " in str(error.value)
-    assert str(error.value).endswith(f"/' {builders}")
+    assert str(error.value).endswith(f"sed -i '{SED}' {builders}")

@@ -42,7 +42,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
-from spare_megatron.megatron_adapter.core_differences import RATES, has_readable_common, rates_identify_groups
+from spare_megatron.megatron_adapter.core_differences import RATES, has_readable_common, load_optimizer
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
@@ -54,6 +54,8 @@ _HERE = "optimizer of this layout"
 them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
 have an optimizer of their own in some layouts only."""
 _RANK_STATE = "spare_rank_state"
+_SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""Rates of a schedule that a parameter group may have of its own."""
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
 
@@ -183,17 +185,9 @@ def load(
             state[_HERE] = dict(enumerate(mine_now)) if isinstance(mine_now, list) else mine_now
         else:
             saved = common["optimizer"]
-        whole.optimizer.load_state_dict(_with_saved_options(state[_HERE], saved, whole))
+        load_optimizer(whole.optimizer, _with_saved_options(state[_HERE], saved, whole))
         optimizer_gather.scatter(whole, replica)
-        replica.scheduler.num_steps = 0
-        try:
-            replica.scheduler.load_state_dict(common["opt_param_scheduler"])
-        except AssertionError as error:  # megatron-core's way to say that two schedules differ
-            raise ConfigError(
-                f"the learning-rate schedule of {directory} is not that of these flags ({error}); add "
-                "--override-opt_param-scheduler to go on with that of the flags, or "
-                "--use-checkpoint-opt_param-scheduler to go on with the checkpoint's"
-            ) from None
+        _load_schedule(replica, common["opt_param_scheduler"], directory)
     else:
         replica.optimizer.reload_model_params()
     args = vars(common["args"]) if "args" in common else {}
@@ -204,6 +198,26 @@ def load(
         args=args,
         rank_state=state.get(_RANK_STATE),
     )
+
+
+def _load_schedule(replica: Replica, saved: dict[str, Any], directory: Path) -> None:
+    """Go on with a saved learning-rate schedule, or at its place in that of the flags. Groups that have the schedule's
+    own rates keep to it: megatron-core asks a group's rates first."""
+    scheduler = replica.scheduler
+    scheduler.num_steps = 0
+    before = {name: getattr(scheduler, name) for name in _SCHEDULED}
+    try:
+        scheduler.load_state_dict(saved)
+    except AssertionError as error:  # megatron-core's way to say that two schedules differ
+        raise ConfigError(
+            f"the learning-rate schedule of {directory} is not that of these flags ({error}); add "
+            "--override-opt_param-scheduler to go on with that of the flags, or "
+            "--use-checkpoint-opt_param-scheduler to go on with the checkpoint's"
+        ) from None
+    for group in replica.optimizer.param_groups:
+        own = {name for name, rate in before.items() if name in group and group[name] == rate}
+        group.update({name: getattr(scheduler, name) for name in own})
+    scheduler.step(0)
 
 
 def _agree(failed: ConfigError | None, directory: Path) -> None:
@@ -289,7 +303,7 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
             told = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
             group.update({**told, "params": group["params"]})
-            for name in ("is_expert_parallel", *(RATES if rates_identify_groups() else ())):
+            for name in ("is_expert_parallel", *RATES):
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})

@@ -17,6 +17,7 @@ import torch
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import is_split
+from spare_megatron.megatron_adapter.core_differences import load_optimizer
 from spare_megatron.megatron_adapter.model.replica import Replica
 
 
@@ -36,7 +37,7 @@ def put_back(replica: Replica, snapshot: dict[str, Any]) -> None:
     if is_split(replica):
         _put_back_parts(replica, snapshot["optimizer"])
     else:
-        replica.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+        load_optimizer(replica.optimizer, copy.deepcopy(snapshot["optimizer"]))
     scheduler = replica.scheduler
     scheduler.num_steps = 0
     scheduler.load_state_dict(snapshot["scheduler"])

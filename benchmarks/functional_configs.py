@@ -1,0 +1,194 @@
+"""Trains configurations of Megatron-LM's functional tests, made small, with plain megatron-core and here, and compares.
+
+    python benchmarks/functional_configs.py [--count 20] [--seed 2026]
+    python benchmarks/functional_configs.py --only moe/deepseek_proxy_fsdp_ep2_fsdp2_1node --folder /tmp/compared
+
+Of the GPT and MoE configurations that train and pass --spare-check (tests/data/megatron_functional_tests.json),
+--count are drawn by --seed. ``_shrunk_flags.py`` has the rules by which they are made small enough for a machine without
+GPU; each flag without a rule stays. A configuration then trains 10 steps twice, in real processes and with the same
+flags: as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see
+``_plain_training.py``), and as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to
+a relative 1e-5.
+
+Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, keep gradients and
+the optimizer's weights in fp32, and where the number of microbatches is a power of two all factors between them
+(Megatron divides each loss by that number, here the sum is divided) are exact. What can differ is the order of fp32
+sums, and that of the squares in the norm of gradients where plain megatron-core splits its optimizer over
+data-parallel ranks: one part in 10^7 of an update, which seldom moves the bf16 weight that is rounded from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks._report import RESULTS, command, show, write
+from benchmarks._shrunk_flags import GROUPS, RULES, STEPS, Shrunk, shrink
+from tests.pure.functional_sets import answers_of, functional_sets
+
+TOLERANCE = 1e-5
+PATIENCE_S = 600.0
+OURS_ONLY = "--num-distributed-optimizer-instances"
+"""Megatron's instances are groups here; the plain side sums over all of its data-parallel ranks."""
+SHOWN = ("configuration", "layout", "precision", "loss_first", "loss_last", "difference", "bits_equal", "verdict")
+
+
+def main() -> None:
+    """Print a line for each configuration and the table, write the JSON; exit code 1 if any differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20, help="number of configurations to draw")
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="compare these instead, and write no results")
+    parser.add_argument("--folder", type=Path, help="keep records and logs there")
+    options = parser.parse_args()
+    sets = functional_sets()["training"]
+    accepted = sorted(name for name, said in answers_of("training").items() if not said)
+    drawn = options.only or sorted(random.Random(options.seed).sample(accepted, options.count))
+    print(f"seed {options.seed}: {len(drawn)} of {len(accepted)} configurations", flush=True)
+    rows = []
+    with _folder(options.folder) as folder:
+        for number, name in enumerate(drawn, 1):
+            rows.append(compare(name, shrink(sets[name]), folder / name))
+            said = {key: rows[-1][key] for key in SHOWN[1:]}
+            print(f"{number}/{len(drawn)} {name}: " + ", ".join(f"{k} {v}" for k, v in said.items()), flush=True)
+    equal = sum(row["verdict"] == "equal" for row in rows)
+    config = {
+        "seed": options.seed,
+        "accepted": len(accepted),
+        "drawn": len(rows),
+        "equal": equal,
+        "bits_equal": sum(bool(row["bits_equal"]) for row in rows),
+        "largest_difference": max((row["difference"] for row in rows if row["difference"] is not None), default=None),
+        "tolerance": TOLERANCE,
+        "steps": STEPS,
+        "groups": GROUPS,
+    }
+    show("functional_configs", config, [{key: row[key] for key in SHOWN} for row in rows])
+    if not options.only:
+        config["rules"] = {flag: rule.reason for rule in RULES for flag in rule.flags}
+        write(RESULTS / "functional_configs.json", "functional_configs", command(), config, rows)
+    sys.exit(int(equal < len(rows)))
+
+
+def compare(name: str, small: Shrunk, folder: Path) -> dict:
+    """Train one configuration on both sides; its row of the results."""
+    folder.mkdir(parents=True)
+    words = [*small.words, "--spare-reduce", "fp32"]
+    row = {
+        "configuration": name,
+        "layout": " x ".join([f"{k}{v}" for k, v in small.layout.items() if v > 1] + [f"{GROUPS} groups"]),
+        "precision": next((kind for kind in ("bf16", "fp16") if f"--{kind}" in small.kept), "fp32"),
+    }
+    try:
+        plain, ours = _plain(folder, words, small), _ours(folder / "ours", words)
+        row |= judge(plain, ours)
+    except Unfinished as error:
+        row |= {key: None for key in judge([], [])} | {"verdict": str(error)}
+    there = {flag: " ".join(values) for flag, values in {**small.kept, **small.dropped}.items()}
+    row |= {
+        "kept": " ".join(f"{flag} {there[flag]}".strip() for flag in small.kept),
+        "changed": ", ".join(f"{flag} {' '.join(old)} -> {' '.join(new)}" for flag, (old, new) in small.changed.items()),
+        "dropped": " ".join(f"{flag} {there[flag]}".strip() for flag in small.dropped),
+        "added": " ".join(small.added),
+    }
+    return row
+
+
+def judge(plain: list[dict], ours: list[dict]) -> dict:
+    """What two histories have in common."""
+    pairs = list(zip(plain, ours, strict=True))
+    difference = max((_relative(a["loss"], b["loss"]) for a, b in pairs), default=0.0)
+    same_rates = all(a["lr"] == b["lr"] and a["skipped"] == b["skipped"] for a, b in pairs)
+    learnt = not plain or plain[-1]["loss"] < plain[0]["loss"]
+    verdict = "equal" if difference <= TOLERANCE else "losses differ"
+    if not same_rates:
+        verdict = "learning rates or skipped steps differ"
+    if not learnt:
+        verdict = "the reference learns nothing"
+    return {
+        "loss_first": plain[0]["loss"] if plain else None,
+        "loss_last": plain[-1]["loss"] if plain else None,
+        "skipped": sum(a["skipped"] for a, _ in pairs),
+        "difference": difference,
+        "grad_norm_difference": max((_relative(a["grad_norm"], b["grad_norm"]) for a, b in pairs), default=0.0),
+        "bits_equal": all(a["loss"] == b["loss"] for a, b in pairs),
+        "verdict": verdict,
+    }
+
+
+def _relative(one: float | None, other: float | None) -> float:
+    if not one or not other:
+        return 0.0 if one == other else float("inf")
+    return abs(one - other) / abs(one)
+
+
+class Unfinished(Exception):
+    """A side did not train all its steps."""
+
+
+def _plain(folder: Path, words: list[str], small: Shrunk) -> list[dict]:
+    record, ranks = folder / "plain.jsonl", GROUPS * small.group_size
+    flags = [*words, "--spare-inner-data-parallel", str(GROUPS * small.inner_data)]
+    if OURS_ONLY in flags:
+        at = flags.index(OURS_ONLY)
+        del flags[at : at + 2]
+    start = [sys.executable, "benchmarks/plain_losses.py", str(record)]
+    _run([[*start, str(rank), str(ranks), *flags] for rank in range(ranks)], folder / "plain")
+    return _history(record, "plain megatron-core")
+
+
+def _ours(run_dir: Path, words: list[str]) -> list[dict]:
+    start = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", str(run_dir)]
+    patience = ("--spare-heartbeat-timeout-s", "120")
+    _run([[*start, "pretrain_gpt.py", *words, *patience]], run_dir.parent / "launch")
+    return _history(run_dir / "metrics.jsonl", "the job of groups")
+
+
+def _run(commands: list[list[str]], log: Path) -> None:
+    """Run processes to their end, or until one fails; what they print goes to files."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(Path(f"{log}-{n}.log").open("w")) for n in range(len(commands))]
+        processes = [
+            subprocess.Popen(command, cwd=ROOT, env=environ, stdout=file, stderr=subprocess.STDOUT)
+            for command, file in zip(commands, files, strict=True)
+        ]
+        try:
+            for process in processes:
+                if process.wait(PATIENCE_S):
+                    break
+        finally:
+            for process in processes:
+                process.terminate()
+                process.wait()
+
+
+def _history(record: Path, side: str) -> list[dict]:
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    if len(lines) != STEPS:
+        raise Unfinished(f"{side} trained {len(lines)} of {STEPS} steps")
+    return lines
+
+
+@contextlib.contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="spare-") as name:
+        yield Path(name)
+
+
+if __name__ == "__main__":
+    main()

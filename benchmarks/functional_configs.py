@@ -4,11 +4,10 @@
     python benchmarks/functional_configs.py --only moe/deepseek_proxy_fsdp_ep2_fsdp2_1node --folder /tmp/compared
 
 Of the GPT and MoE configurations that train and pass --spare-check (tests/data/megatron_functional_tests.json),
---count are drawn by --seed. ``_shrunk_flags.py`` has the rules by which they are made small enough for a machine without
-GPU; each flag without a rule stays. A configuration then trains 10 steps twice, in real processes and with the same
-flags: as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see
-``_plain_training.py``), and as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to
-a relative 1e-5.
+--count are drawn by --seed. ``_shrinking_rules.py`` says how they are made small enough for a machine without GPU;
+each flag without a rule stays. A configuration then trains 10 steps twice, in real processes and with the same flags:
+as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see ``_plain_training.py``), and
+as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to a relative 1e-5.
 
 Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, keep gradients and
 the optimizer's weights in fp32, and where the number of microbatches is a power of two all factors between them
@@ -24,19 +23,21 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import RESULTS, command, show, write
-from benchmarks._shrunk_flags import GROUPS, RULES, STEPS, Shrunk, shrink
+from benchmarks._shrinking_rules import RULES, STEPS
+from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
 from tests.pure.functional_sets import answers_of, functional_sets
 
+ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
 PATIENCE_S = 600.0
 OURS_ONLY = "--num-distributed-optimizer-instances"
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="number of configurations to draw")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="compare these instead, and write no results")
-    parser.add_argument("--folder", type=Path, help="keep records and logs there")
+    parser.add_argument("--folder", type=Path, help="keep logs there, and do not train again what is there")
     options = parser.parse_args()
     sets = functional_sets()["training"]
     accepted = sorted(name for name, said in answers_of("training").items() if not said)
@@ -82,26 +83,30 @@ def main() -> None:
 
 
 def compare(name: str, small: Shrunk, folder: Path) -> dict:
-    """Train one configuration on both sides; its row of the results."""
-    folder.mkdir(parents=True)
-    words = [*small.words, "--spare-reduce", "fp32"]
-    row = {
+    """The row of the results of one configuration: what was done to it, and how both sides trained it, which is taken
+    from ``folder`` where it is known."""
+    there = {flag: " ".join(values) for flag, values in {**small.kept, **small.dropped}.items()}
+    said = {
         "configuration": name,
         "layout": " x ".join([f"{k}{v}" for k, v in small.layout.items() if v > 1] + [f"{GROUPS} groups"]),
         "precision": next((kind for kind in ("bf16", "fp16") if f"--{kind}" in small.kept), "fp32"),
-    }
-    try:
-        plain, ours = _plain(folder, words, small), _ours(folder / "ours", words)
-        row |= judge(plain, ours)
-    except Unfinished as error:
-        row |= {key: None for key in judge([], [])} | {"verdict": str(error)}
-    there = {flag: " ".join(values) for flag, values in {**small.kept, **small.dropped}.items()}
-    row |= {
         "kept": " ".join(f"{flag} {there[flag]}".strip() for flag in small.kept),
-        "changed": ", ".join(f"{flag} {' '.join(old)} -> {' '.join(new)}" for flag, (old, new) in small.changed.items()),
+        "changed": ", ".join(
+            f"{flag} {' '.join(old)} -> {' '.join(new)}" for flag, (old, new) in small.changed.items()
+        ),
         "dropped": " ".join(f"{flag} {there[flag]}".strip() for flag in small.dropped),
         "added": " ".join(small.added),
     }
+    known = folder / "row.json"
+    if known.exists() and (row := json.loads(known.read_text())).items() >= said.items():
+        return row
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [*small.words, "--spare-reduce", "fp32"]
+    try:
+        row = {**said, **judge(_plain(folder, words, small), _ours(folder / "ours", words))}
+    except UnfinishedError as error:
+        return {**said, **dict.fromkeys(judge([], [])), "verdict": str(error)}
+    known.write_text(json.dumps(row))
     return row
 
 
@@ -133,12 +138,14 @@ def _relative(one: float | None, other: float | None) -> float:
     return abs(one - other) / abs(one)
 
 
-class Unfinished(Exception):
+class UnfinishedError(Exception):
     """A side did not train all its steps."""
 
 
 def _plain(folder: Path, words: list[str], small: Shrunk) -> list[dict]:
     record, ranks = folder / "plain.jsonl", GROUPS * small.group_size
+    for left in (record, record.with_suffix(".store")):
+        left.unlink(missing_ok=True)
     flags = [*words, "--spare-inner-data-parallel", str(GROUPS * small.inner_data)]
     if OURS_ONLY in flags:
         at = flags.index(OURS_ONLY)
@@ -151,6 +158,7 @@ def _plain(folder: Path, words: list[str], small: Shrunk) -> list[dict]:
 def _ours(run_dir: Path, words: list[str]) -> list[dict]:
     start = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", str(run_dir)]
     patience = ("--spare-heartbeat-timeout-s", "120")
+    shutil.rmtree(run_dir, ignore_errors=True)
     _run([[*start, "pretrain_gpt.py", *words, *patience]], run_dir.parent / "launch")
     return _history(run_dir / "metrics.jsonl", "the job of groups")
 
@@ -177,7 +185,7 @@ def _run(commands: list[list[str]], log: Path) -> None:
 def _history(record: Path, side: str) -> list[dict]:
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     if len(lines) != STEPS:
-        raise Unfinished(f"{side} trained {len(lines)} of {STEPS} steps")
+        raise UnfinishedError(f"{side} trained {len(lines)} of {STEPS} steps")
     return lines
 
 

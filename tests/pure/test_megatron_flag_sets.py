@@ -16,7 +16,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.job_arguments import parse_job
-from tests.pure.functional_sets import DATA, answer, answers_of, functional_sets
+from tests.pure.functional_sets import DATA, answer, answers_of
 
 SUPPORTED_MIN = 0.85
 

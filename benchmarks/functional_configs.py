@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -82,11 +83,10 @@ def main() -> None:
     sys.exit(int(equal < len(rows)))
 
 
-def compare(name: str, small: Shrunk, folder: Path) -> dict:
-    """The row of the results of one configuration: what was done to it, and how both sides trained it, which is taken
-    from ``folder`` where it is known."""
+def described(name: str, small: Shrunk) -> dict:
+    """What was done to a configuration, as its row of the results has it."""
     there = {flag: " ".join(values) for flag, values in {**small.kept, **small.dropped}.items()}
-    said = {
+    return {
         "configuration": name,
         "layout": " x ".join([f"{k}{v}" for k, v in small.layout.items() if v > 1] + [f"{GROUPS} groups"]),
         "precision": next((kind for kind in ("bf16", "fp16") if f"--{kind}" in small.kept), "fp32"),
@@ -97,6 +97,11 @@ def compare(name: str, small: Shrunk, folder: Path) -> dict:
         "dropped": " ".join(f"{flag} {there[flag]}".strip() for flag in small.dropped),
         "added": " ".join(small.added),
     }
+
+
+def compare(name: str, small: Shrunk, folder: Path) -> dict:
+    """The row of one configuration, which is trained unless its row is in ``folder``."""
+    said = described(name, small)
     known = folder / "row.json"
     if known.exists() and (row := json.loads(known.read_text())).items() >= said.items():
         return row
@@ -134,8 +139,9 @@ def judge(plain: list[dict], ours: list[dict]) -> dict:
 
 def _relative(one: float | None, other: float | None) -> float:
     if not one or not other:
-        return 0.0 if one == other else float("inf")
-    return abs(one - other) / abs(one)
+        return 0.0 if one == other else math.inf
+    difference = abs(one - other) / abs(one)
+    return difference if math.isfinite(difference) else math.inf
 
 
 class UnfinishedError(Exception):

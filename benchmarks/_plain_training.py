@@ -28,10 +28,17 @@ class PlainTraining:
     """Model, optimizer and data of one rank."""
 
     def __init__(
-        self, job: JobArguments, args: Namespace, world: GroupWorld, shape: JobShape, data_rank: int | None = None
+        self,
+        job: JobArguments,
+        args: Namespace,
+        world: GroupWorld,
+        shape: JobShape,
+        data_rank: int | None = None,
+        instances: int = 1,
     ) -> None:
         """``shape`` is the shape of the whole job, whose samples are those of its ``data_rank`` here (default: this
-        rank's number in ``world``); ``world`` may have fewer data-parallel ranks than the job."""
+        rank's number in ``world``); ``world`` may have fewer data-parallel ranks than the job. ``instances``: those of
+        a distributed optimizer, as ``world`` has them."""
         from megatron.core.distributed import finalize_model_grads
 
         from spare_megatron.megatron_adapter.model import rng
@@ -40,8 +47,13 @@ class PlainTraining:
         user_state.begin(job, args, tokenizer)
         rng.seed_start(job.training.seed, world.pipeline_rank)
         self._modules = _modules(world.virtual_pipeline)
-        split = bool(job.optimizer["use_distributed_optimizer"])
-        self._chunks = [_distributed(module, index, split) for index, module in enumerate(self._modules)]
+        options = {
+            "grad_reduce_in_fp32": True,
+            "overlap_grad_reduce": False,
+            "use_distributed_optimizer": job.optimizer["use_distributed_optimizer"],
+            "num_distributed_optimizer_instances": instances,
+        }
+        self._chunks = [_distributed(module, index, options) for index, module in enumerate(self._modules)]
         self.optimizer = _optimizer(job, self._chunks)
         for module in self._modules:
             module.config.grad_scale_func = self.optimizer.scale_loss
@@ -115,8 +127,8 @@ def _modules(virtual_pipeline: int | None) -> list[torch.nn.Module]:
     return made
 
 
-def _distributed(module: Any, index: int, split: bool) -> Any:
-    """``module`` as Megatron's ``get_model`` wraps it; with ``split`` for the distributed optimizer."""
+def _distributed(module: Any, index: int, options: dict[str, Any]) -> Any:
+    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP."""
     from megatron.core import tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
@@ -125,9 +137,7 @@ def _distributed(module: Any, index: int, split: bool) -> Any:
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     config = module.config
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=split
-    )
+    ddp = DistributedDataParallelConfig(**options)
     return DistributedDataParallel(config, ddp, wrapped, disable_bucketing=index > 0)
 
 

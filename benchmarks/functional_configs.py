@@ -9,11 +9,12 @@ each flag without a rule stays. A configuration then trains 10 steps twice, in r
 as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see ``_plain_training.py``), and
 as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to a relative 1e-5.
 
-Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, keep gradients and
-the optimizer's weights in fp32, and where the number of microbatches is a power of two all factors between them
-(Megatron divides each loss by that number, here the sum is divided) are exact. What can differ is the order of fp32
-sums, and that of the squares in the norm of gradients where plain megatron-core splits its optimizer over
-data-parallel ranks: one part in 10^7 of an update, which seldom moves the bf16 weight that is rounded from it.
+Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations and keep gradients
+and the optimizer's weights in fp32; where the number of microbatches is a power of two, all factors between them
+(Megatron divides each loss by that number, here the sum is divided) are exact. A plain distributed optimizer has as
+many instances as there are groups: with one instance over all data-parallel ranks the squares in the norm of the
+gradients are summed in another order. That moves an update by one part in 10^7, and with it, now and then, a bf16
+weight to its neighbour, which is worth some 10^-5 of a loss.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ from tests.pure.functional_sets import answers_of, functional_sets
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
 PATIENCE_S = 600.0
-OURS_ONLY = "--num-distributed-optimizer-instances"
-"""Megatron's instances are groups here; the plain side sums over all of its data-parallel ranks."""
+SPLIT, INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
 SHOWN = ("configuration", "layout", "precision", "loss_first", "loss_last", "difference", "bits_equal", "verdict")
 
 
@@ -153,11 +153,12 @@ def _plain(folder: Path, words: list[str], small: Shrunk) -> list[dict]:
     for left in (record, record.with_suffix(".store")):
         left.unlink(missing_ok=True)
     flags = [*words, "--spare-inner-data-parallel", str(GROUPS * small.inner_data)]
-    if OURS_ONLY in flags:
-        at = flags.index(OURS_ONLY)
+    if INSTANCES in flags:
+        at = flags.index(INSTANCES)
         del flags[at : at + 2]
+    instances = GROUPS if SPLIT in flags else 1
     start = [sys.executable, "benchmarks/plain_losses.py", str(record)]
-    _run([[*start, str(rank), str(ranks), *flags] for rank in range(ranks)], folder / "plain")
+    _run([[*start, str(rank), str(ranks), str(instances), *flags] for rank in range(ranks)], folder / "plain")
     return _history(record, "plain megatron-core")
 
 

@@ -11,10 +11,12 @@ as a job of 2 groups with --spare-reduce fp32. The losses of each step must be e
 
 Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations and keep gradients
 and the optimizer's weights in fp32; where the number of microbatches is a power of two, all factors between them
-(Megatron divides each loss by that number, here the sum is divided) are exact. A plain distributed optimizer has as
-many instances as there are groups: with one instance over all data-parallel ranks the squares in the norm of the
-gradients are summed in another order. That moves an update by one part in 10^7, and with it, now and then, a bf16
-weight to its neighbour, which is worth some 10^-5 of a loss.
+(Megatron divides each loss by that number, here the sum is divided) are exact.
+
+A distributed optimizer sums the squares in the norm of the gradients in an order of its own. That moves an update by
+one part in 10^7 and, now and then, a bf16 weight to its neighbour. So the plain job has one exactly where each group
+has one (over its inner data ranks, with an instance for each group), and none where the flag splits nothing here.
+``split_difference`` is what the plain job's own losses differ by if it has one over all of its data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
 PATIENCE_S = 600.0
 SPLIT, INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
-SHOWN = ("configuration", "layout", "precision", "loss_first", "loss_last", "difference", "bits_equal", "verdict")
+SHOWN = (
+    *("configuration", "layout", "precision", "loss_first", "loss_last", "difference", "bits_equal"),
+    *("split_difference", "verdict"),
+)
 
 
 def main() -> None:
@@ -108,9 +113,12 @@ def compare(name: str, small: Shrunk, folder: Path) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     words = [*small.words, "--spare-reduce", "fp32"]
     try:
-        row = {**said, **judge(_plain(folder, words, small), _ours(folder / "ours", words))}
+        plain = _plain(folder / "plain", words, small, GROUPS if small.inner_data > 1 else 0)
+        row = {**said, **judge(plain, _ours(folder / "ours", words)), "split_difference": None}
+        if SPLIT in words:
+            row["split_difference"] = judge(plain, _plain(folder / "split", words, small, 1))["difference"]
     except UnfinishedError as error:
-        return {**said, **dict.fromkeys(judge([], [])), "verdict": str(error)}
+        return {**said, **dict.fromkeys([*judge([], []), "split_difference"]), "verdict": str(error)}
     known.write_text(json.dumps(row))
     return row
 
@@ -148,17 +156,19 @@ class UnfinishedError(Exception):
     """A side did not train all its steps."""
 
 
-def _plain(folder: Path, words: list[str], small: Shrunk) -> list[dict]:
-    record, ranks = folder / "plain.jsonl", GROUPS * small.group_size
+def _plain(record: Path, words: list[str], small: Shrunk, instances: int) -> list[dict]:
+    """The history of the plain job, whose distributed optimizer, if it has any, has so many instances."""
+    record, ranks = record.with_suffix(".jsonl"), GROUPS * small.group_size
     for left in (record, record.with_suffix(".store")):
         left.unlink(missing_ok=True)
     flags = [*words, "--spare-inner-data-parallel", str(GROUPS * small.inner_data)]
-    if INSTANCES in flags:
-        at = flags.index(INSTANCES)
-        del flags[at : at + 2]
-    instances = GROUPS if SPLIT in flags else 1
+    for flag, length in ((INSTANCES, 2), *(() if instances else ((SPLIT, 1),))):
+        if flag in flags:
+            at = flags.index(flag)
+            del flags[at : at + length]
     start = [sys.executable, "benchmarks/plain_losses.py", str(record)]
-    _run([[*start, str(rank), str(ranks), str(instances), *flags] for rank in range(ranks)], folder / "plain")
+    has = instances if SPLIT in flags else 1
+    _run([[*start, str(rank), str(ranks), str(has), *flags] for rank in range(ranks)], record.with_suffix(""))
     return _history(record, "plain megatron-core")
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from spare_megatron.trainer.job_arguments import JobArguments, parse_job
@@ -67,6 +68,8 @@ def _world(job: JobArguments, rank: int, store: Any, instances: int) -> GroupWor
 
     from spare_megatron.megatron_adapter.model.world import GroupWorld
 
+    if not getattr(state, "HAVE_EINOPS", True):
+        state.HAVE_EINOPS, state.einops = True, SimpleNamespace(rearrange=_rearranged)
     shape, settings, timeout_s = job.shape, job.settings(0), 600.0
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=shape.world_size, timeout=timedelta(seconds=timeout_s)
@@ -93,6 +96,13 @@ def _world(job: JobArguments, rank: int, store: Any, instances: int) -> GroupWor
         virtual_pipeline=settings.virtual_pipeline,
         timeout_s=timeout_s,
     )
+
+
+def _rearranged(ranks: Any, pattern: str, **sizes: int) -> Any:
+    """What megatron-core asks of the package einops where the optimizer has instances, which this package does not
+    need."""
+    assert pattern == "(l s u) -> (l u) s", pattern
+    return ranks.reshape(sizes["l"], sizes["s"], sizes["u"]).swapaxes(1, 2).reshape(-1, sizes["s"])
 
 
 def _loss(reports: list[dict[str, Any]]) -> float:

@@ -9,8 +9,8 @@ each flag without a rule stays. A configuration then trains 10 steps twice, in r
 as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see ``_plain_training.py``), and
 as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to a relative 1e-5.
 
-Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations and keep gradients
-and the optimizer's weights in fp32; where the number of microbatches is a power of two, all factors between them
+Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, and keep gradients
+(Megatron's default for bf16, not for fp16) and the optimizer's weights in fp32; where the number of microbatches is a power of two, all factors between them
 (Megatron divides each loss by that number, here the sum is divided) are exact.
 
 A distributed optimizer sums the squares in the norm of the gradients in an order of its own. That moves an update by

@@ -10,8 +10,9 @@ as one plain megatron-core job (its own DDP, optimizer, schedules and order of s
 as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to a relative 1e-5.
 
 Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, and keep gradients
-(Megatron's default for bf16, not for fp16) and the optimizer's weights in fp32; where the number of microbatches is a power of two, all factors between them
-(Megatron divides each loss by that number, here the sum is divided) are exact.
+(Megatron's default for bf16, not for fp16) and the optimizer's weights in fp32. Megatron divides each loss by the
+number of microbatches of a rank, here the sum is divided: where that number is a power of two, as the rules make it,
+bf16 has the same bits. fp16 has not, as small gradients lose bits at another size of the loss.
 
 A distributed optimizer sums the squares in the norm of the gradients in an order of its own. That moves an update by
 one part in 10^7 and, now and then, a bf16 weight to its neighbour. So the plain job has one exactly where each group

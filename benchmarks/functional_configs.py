@@ -12,7 +12,8 @@ as a job of 2 groups with --spare-reduce fp32. The losses of each step must be e
 Half precision needs no wider tolerance. Both sides compute a microbatch with the same operations, and keep gradients
 (Megatron's default for bf16, not for fp16) and the optimizer's weights in fp32. Megatron divides each loss by the
 number of microbatches of a rank, here the sum is divided: where that number is a power of two, as the rules make it,
-bf16 has the same bits. fp16 has not, as small gradients lose bits at another size of the loss.
+bf16 has the same bits. fp16 has not, as small gradients lose bits at another size of the loss; and as large ones
+overflow at another size, the loss scale begins where neither side must skip a step to find it.
 
 A distributed optimizer sums the squares in the norm of the gradients in an order of its own. That moves an update by
 one part in 10^7 and, now and then, a bf16 weight to its neighbour. So the plain job has one exactly where each group

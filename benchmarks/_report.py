@@ -62,6 +62,18 @@ def versions() -> dict[str, str]:
 def report(benchmark: str, config: Mapping[str, object], rows: Sequence[Row], path: Path | None = None) -> Path:
     """Prints header and table, writes the JSON (default: benchmarks/results/BENCHMARK.json); returns its path."""
     path = path or RESULTS / f"{benchmark}.json"
+    show(benchmark, config, rows)
+    write(path, benchmark, command(), config, rows)
+    return path
+
+
+def command() -> str:
+    """The command line of this process."""
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def show(benchmark: str, config: Mapping[str, object], rows: Sequence[Row]) -> None:
+    """Prints header and table."""
     machine, packages = hardware(), versions()
     # Piped output has no width, and the table must not be cut to a default one.
     console = Console() if sys.stdout.isatty() else Console(width=200)
@@ -73,8 +85,6 @@ def report(benchmark: str, config: Mapping[str, object], rows: Sequence[Row], pa
     for row in rows:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
-    write(path, benchmark, shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]), config, rows)
-    return path
 
 
 def write(path: Path, benchmark: str, command: str, config: Mapping[str, object], rows: Sequence[Row]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from tests.pure.claim import Claim, Results
 
+FUNCTIONAL = ("accepted", "drawn", "steps", "equal", "bits_equal", "largest_difference")
+
 
 def operation() -> Iterator[Claim]:
     save = Results("checkpoint.json")
@@ -32,6 +34,14 @@ def operation() -> Iterator[Claim]:
         "docs/from_megatron.md",
         "{} times (tiktoken) to {} times (GPT-2) as fast",
         tuple(tool("rate_ratio", tokenizer=name) for name in ("tiktoken", "gpt2")),
+    )
+    trained = Results("functional_configs.json")
+    yield Claim(
+        "docs/from_megatron.md",
+        "Of the {} that pass, {} drawn by a seed were made small enough for a machine without GPU and trained for {} "
+        "steps: the losses of {} are those of plain megatron-core, of {} bit for bit, and differ by {} of their value "
+        "at most",
+        tuple(trained.config(key) for key in FUNCTIONAL),
     )
     masked = Results("masked_failure.json")
     yield Claim(

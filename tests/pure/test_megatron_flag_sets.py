@@ -7,9 +7,6 @@ exception; how many sets that are, and why, is written down here.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 import json
 import shlex
 from collections import Counter
@@ -19,10 +16,8 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.job_arguments import parse_job
+from tests.pure.functional_sets import DATA, answer, answers_of
 
-DATA = Path(__file__).parent.parent / "data"
-DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
-"""What Megatron's pretrain_gpt.py gives, and ours."""
 SUPPORTED_MIN = 0.85
 
 TRAINED = {"gpt": (152, 161), "moe": (38, 51)}
@@ -43,34 +38,6 @@ OF_NO_TRAINING = {
     "inference": "inference is not part of this framework",
     "reinforcement learning": "reinforcement learning is not part of this framework",
 }
-
-
-def answer(words: list[str]) -> str:
-    """What ``--spare-check`` says: empty when the flags are good."""
-    try:
-        parse_job(["--spare-check", *words], {}, None, DEFAULTS)
-    except SystemExit as left:
-        return "" if left.code == 0 else f"left with {left.code}"
-    except ConfigError as error:
-        return str(error)
-    return "did not leave"
-
-
-@functools.cache
-def functional_sets() -> dict[str, dict[str, list[str]]]:
-    """Kind of functional test -> folder and name of a test -> its words."""
-    content = json.loads((DATA / "megatron_functional_tests.json").read_text())
-    split = [entry.split(" ") if isinstance(entry, str) else entry for entry in content["words"]]
-    return {
-        kind: {name: [word for place in places for word in split[place]] for name, places in sets.items()}
-        for kind, sets in content["sets"].items()
-    }
-
-
-def answers_of(kind: str) -> dict[str, str]:
-    """Folder and name of a functional test of this kind -> the answer."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return {name: answer(words) for name, words in functional_sets()[kind].items()}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,70 @@
+"""Configurations of Megatron-LM's functional tests, made small for benchmarks/functional_configs.py."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+
+import pytest
+
+from benchmarks._shrinking_rules import RULES, STEPS
+from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
+from benchmarks.functional_configs import described, judge
+from spare_megatron.trainer.job_arguments import parse_job
+from tests.pure.claim import RESULTS
+from tests.pure.functional_sets import answers_of, functional_sets
+
+
+@functools.cache
+def small() -> dict[str, Shrunk]:
+    """Every configuration that passes the check, made small."""
+    sets = functional_sets()["training"]
+    return {name: shrink(sets[name]) for name, said in answers_of("training").items() if not said}
+
+
+def test_every_small_configuration_is_a_job_of_this_machine() -> None:
+    for name, shrunk in small().items():
+        job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+        assert (job.train_iters, job.shape.group_size) == (STEPS, shrunk.group_size), name
+
+
+def test_each_flag_is_kept_changed_or_dropped() -> None:
+    sets = functional_sets()["training"]
+    for name, shrunk in small().items():
+        fates = Counter([*shrunk.kept, *shrunk.changed, *shrunk.dropped])
+        assert fates == Counter({word for word in sets[name] if word.startswith("--")}), name
+
+
+def test_each_rule_is_of_use_and_no_flag_has_two() -> None:
+    flags = Counter(flag for rule in RULES for flag in rule.flags)
+    assert max(flags.values()) == 1
+    assert flags.keys() <= {word for words in functional_sets()["training"].values() for word in words}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "equal"),
+        ({"loss": 4.00001}, "equal"),
+        ({"loss": 4.0001}, "losses differ"),
+        ({"loss": float("nan")}, "losses differ"),
+        ({"lr": 0.2}, "learning rates or skipped steps differ"),
+        ({"skipped": 1}, "learning rates or skipped steps differ"),
+    ],
+)
+def test_a_difference_in_one_step_is_told(change: dict[str, float], verdict: str) -> None:
+    plain = [{"loss": loss, "grad_norm": 1.0, "lr": 0.1, "skipped": 0} for loss in (5.0, 4.0)]
+    assert judge(plain, [plain[0], {**plain[1], **change}])["verdict"] == verdict
+
+
+def test_a_reference_that_learns_nothing_is_told() -> None:
+    plain = [{"loss": 5.0, "grad_norm": 1.0, "lr": 0.1, "skipped": 0}] * 2
+    assert judge(plain, plain)["verdict"] == "the reference learns nothing"
+
+
+def test_the_results_are_of_the_rules_that_are_here() -> None:
+    content = json.loads((RESULTS / "functional_configs.json").read_text())
+    for row in content["results"]:
+        name = row["configuration"]
+        assert row.items() >= described(name, small()[name]).items()

@@ -107,7 +107,7 @@ class RingLinks:
                 if present is not None:
                     present.give_up(ENTERS)
                 self._begin(epoch, now_s)
-            changed = epoch.changed()
+            changed = epoch.changed() or bool(epoch.over)  # one that was cut before has told nobody yet
         if changed:
             epoch.tell()
 

@@ -22,6 +22,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.megatron_adapter.versions import core_version
+
 # class -> the module that defines it
 CLASSES = {
     "TransformerConfig": "megatron.core.transformer.transformer_config",
@@ -75,8 +77,6 @@ def plain_default(field: dataclasses.Field[Any]) -> Any:
 def core_table() -> dict[str, Any]:
     """Every field of every class that can be a flag. Imports megatron-core."""
     classes = dataclass_types()
-    from megatron.core import __version__
-
     rows = []
     for name, cls in classes.items():
         hints = typing.get_type_hints(cls)
@@ -87,7 +87,7 @@ def core_table() -> dict[str, Any]:
             kind = kind_of(hints[field.name])
             if kind is not None and field.init and field.name not in inherited:
                 rows.append({"class": name, "field": field.name, **kind, "default": plain_default(field)})
-    return {"megatron_core": __version__, "fields": rows}
+    return {"megatron_core": core_version(), "fields": rows}
 
 
 def table_text(table: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ _KNOWN_WARNINGS = (
     "MLP requires ffn_hidden_size, but it was not provided",
     "MimoModelConfig is experimental",
     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed",
+    "Could not determine rank from torch.distributed, RANK, or SLURM_PROCID",
 )
 """Warnings of megatron-core on every start: transformer-engine and apex are optional here, the others concern its own
 code."""

@@ -21,11 +21,18 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._corpus import tokenizer_flags, write_corpus
+from spare_megatron.megatron_adapter.versions import release
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "preprocess"
 GOLDEN = FOLDER / "golden.json"
 VOCABULARY, MEGABYTES = 2000, 5
 COMMON = ["--append-eod", "--workers", "2", "--log-interval", "100000"]
+
+
+def numbers_before(end: int) -> list[str]:
+    """Flags of a tokenizer of numbers whose last token, the end of a document, is ``end``: the size of the vocabulary
+    counts it since megatron-core 0.18."""
+    return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(end + (release() >= (0, 18)))]
 
 
 def sha256(path: Path) -> str:

@@ -13,8 +13,9 @@ import pytest
 from spare_megatron.data.data_files import check_file
 from spare_megatron.data.preprocess import command
 from spare_megatron.megatron_adapter.data import tokenizers
+from tests.megatron.golden_preprocess import numbers_before
 
-NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+NULL = numbers_before(100)
 DOCUMENTS = ["1 2 3", "4", "99 98 97 96"]
 
 
@@ -154,7 +155,7 @@ def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partiti
     draw = random.Random(1)
     texts = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 400))) for _ in range(300)]
     path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in texts])
-    words = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod", "--partitions", partitions]
+    words = [*numbers_before(1000), "--append-eod", "--partitions", partitions]
     assert command.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
     made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
     assert tuple(made) == GOLDEN[partitions]

@@ -19,9 +19,9 @@ import pytest
 
 from benchmarks._corpus import tokenizer_flags, write_corpus
 from spare_megatron.data.preprocess import command, merge
-from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, sha256, sums
+from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, numbers_before, sha256, sums
 
-FLAGS = tokenizer_flags(FOLDER, VOCABULARY)
+FLAGS = {**tokenizer_flags(FOLDER, VOCABULARY), "null": [*numbers_before(100_000), "--json-keys", "numbers"]}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.collectives import handshake
-from spare_megatron.collectives.backend import Seat
+from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.backend_nccl import ENVIRONMENT, NcclBackend
 from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.communicator import Communicator
@@ -217,6 +217,24 @@ def test_a_member_that_never_came_is_found_before_nccl_is_called(ring: list[Ring
     member.until(lambda one: one.dead)
     assert "rank 1 of the ring did not come" in member.communicator.error
     assert not Group.made
+
+
+def test_a_meeting_that_was_cut_before_it_began_is_over_at_once(ring: list[RingLinks]) -> None:
+    """The thread that gives an epoch up may be quicker than the owner's thread, which then waits for nobody."""
+    seat = Seat(1, tuple(map(handshake.Member, range(2))), 0, ring[1].address)
+    backend = RingBackend(seat, ring[0], TIMEOUT_S)
+    backend.cut("the epoch is over")
+    said: list[str] = []
+
+    def form() -> None:
+        try:
+            backend.form()
+        except BackendError as error:
+            said.append(str(error))
+
+    threading.Thread(target=form, daemon=True).start()
+    until(lambda: said == ["the epoch is over"])
+    backend.release()
 
 
 def test_a_cut_before_the_initialisation_ends_the_meeting(ring: list[RingLinks]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,15 @@ class OfflineRun:
         self.id = self.project = self.name = ""
         self.config: dict[str, Any] = {}
         self.history: dict[int, dict[str, Any]] = {}
+        self.has_ended = False
         for record in _records(path):
             if record.WhichOneof("record_type") == "run":
                 run = record.run  # a later one has only what changed
                 self.id, self.project = run.run_id or self.id, run.project or self.project
                 self.name = run.display_name or self.name
                 self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif record.WhichOneof("record_type") == "exit":
+                self.has_ended = True
             elif record.WhichOneof("record_type") == "history":
                 values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
                 self.history.setdefault(int(values["_step"]), {}).update(values)
@@ -137,7 +141,14 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def offline_runs(folder: Path) -> list[OfflineRun]:
-    return [OfflineRun(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+    """What the files say once W&B's own process, which writes them, has written the ends of all runs."""
+    deadline_s = time.monotonic() + 30.0
+    while True:
+        runs = [OfflineRun(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+        if all(run.has_ended for run in runs):
+            return runs
+        assert time.monotonic() < deadline_s, "W&B does not write the end of a run"
+        time.sleep(0.05)
 
 
 def assert_steps(history: Mapping[int, Mapping[str, Any]], steps: range) -> None:

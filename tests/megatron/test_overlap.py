@@ -55,7 +55,7 @@ def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> N
     assert {line["buckets_early"] for line in plain} == {0}
     inject = (
         "bitflip:group=3,position=0,step=2,at=accumulate",
-        "slow=4.0:group=1,position=1,step=3,at=forward,n=1",
+        "slow=8.0:group=1,position=1,step=3,at=forward,n=1",
         "exception:group=1,position=1,step=3,at=reduce,n=0",
         "sigkill:group=2,position=0,step=5,at=backward,n=0",
     )

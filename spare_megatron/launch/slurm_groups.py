@@ -181,14 +181,17 @@ class SlurmGroups:
             "SPARE_LOCAL_RANK_FROM": str(places[0][1]),
             "SLURM_HOSTFILE": str(hosts),
         }
-        environ.pop("SLURM_NTASKS_PER_NODE", None)
+        for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
+            environ.pop(
+                name, None
+            )  # the file of hosts says it all, and newer versions take no number of nodes beside it
         log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
         self._newest[group] = start
         self._steps[start] = self._processes.start(
             f"group {group}",
             [
                 *(*SRUN, "--no-kill", "--open-mode=append", "--overlap", "--distribution=arbitrary"),
-                *(f"--nodes={len({node for node, _ in places})}", f"--ntasks={len(places)}", f"--output={log}"),
+                *(f"--ntasks={len(places)}", f"--output={log}"),
                 *(*ranks.srun_options, f"--job-name={ranks.step_name}-group-{group}", *ranks.command),
             ],
             environ,

@@ -46,9 +46,10 @@ def _script_and_modules(script: Path) -> list[Path]:
 
 
 def _parsed(path: Path) -> ast.Module:
+    """A source; an empty one for a file that is not there (a module of an installed package) or is no Python."""
     try:
         return ast.parse(path.read_text())
-    except (SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
 
 

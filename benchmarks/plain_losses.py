@@ -66,7 +66,7 @@ def _world(job: JobArguments, rank: int, store: Any, instances: int) -> GroupWor
     install_cpu_shims()
     from megatron.core import parallel_state as state
 
-    from spare_megatron.megatron_adapter.model.world import GroupWorld
+    from spare_megatron.megatron_adapter.model.world import world_here
 
     if not getattr(state, "HAVE_EINOPS", True):
         state.HAVE_EINOPS, state.einops = True, SimpleNamespace(rearrange=_rearranged)
@@ -84,18 +84,7 @@ def _world(job: JobArguments, rank: int, store: Any, instances: int) -> GroupWor
         create_gloo_process_groups=False,
         order="tp-cp-ep-pp-dp" if job.training.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
     )
-    return GroupWorld(
-        shape=shape,
-        position=rank,
-        tensor_rank=state.get_tensor_model_parallel_rank(),
-        pipeline_rank=state.get_pipeline_model_parallel_rank(),
-        context_rank=state.get_context_parallel_rank(),
-        data_rank=state.get_data_parallel_rank(),
-        expert_rank=state.get_expert_model_parallel_rank(),
-        expert_tensor_rank=state.get_expert_tensor_parallel_rank(),
-        virtual_pipeline=settings.virtual_pipeline,
-        timeout_s=timeout_s,
-    )
+    return world_here(shape, rank, settings.virtual_pipeline, timeout_s)
 
 
 def _rearranged(ranks: Any, pattern: str, **sizes: int) -> Any:

@@ -85,14 +85,14 @@ def check_format(load: Path, step: int | None = None) -> None:
         raise ConfigError(f"--load {load}: {reason}")
 
 
-def has_common_file(directory: Path) -> bool:
+def _has_common_file(directory: Path) -> bool:
     """Whether the checkpoint has a ``common.pt``, or should have one: only those of megatron-core 0.19 have none."""
     plain_new = (directory / METADATA).exists() and not (directory / folder.MANIFEST).exists()
     return (directory / COMMON).exists() or not plain_new
 
 
 def _damage(directory: Path) -> str:
-    file = COMMON if has_common_file(directory) else METADATA
+    file = COMMON if _has_common_file(directory) else METADATA
     return folder.other_format(directory) or folder.file_damage(directory, file)
 
 
@@ -104,7 +104,7 @@ def read_args(directory: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file that holds them cannot be read.
     """
-    path = directory / (COMMON if has_common_file(directory) else METADATA)
+    path = directory / (COMMON if _has_common_file(directory) else METADATA)
     try:
         with path.open("rb") as file:
             common = _saved_object(file if path.name == COMMON else _common_object(directory, file))

@@ -21,7 +21,8 @@ SED = r"s/\bmegatron\.training\b/spare_megatron.training/g; s/\bfrom \(megatron 
 def check_imports(script: Path) -> None:
     """ConfigError for a script that imports from ``megatron.training`` instead of ``spare_megatron.training``, itself
     or in a module beside it that it imports; what Python cannot parse it says itself when it runs."""
-    found = {path: lines for path in _script_and_modules(script) if (lines := import_lines(_parsed(path)))}
+    sources = _script_and_modules(script)
+    found = {path: lines for path, tree in sources.items() if (lines := import_lines(tree))}
     if not found:
         return
     where = " and ".join(
@@ -33,15 +34,17 @@ def check_imports(script: Path) -> None:
     )
 
 
-def _script_and_modules(script: Path) -> list[Path]:
-    """The script, and the modules and packages in its folder that it or one of them imports."""
-    found = [script]
-    for path in found:  # grows
-        for name in _imported(_parsed(path)):
+def _script_and_modules(script: Path) -> dict[Path, ast.Module]:
+    """The sources of the script, and of the modules and packages in its folder that it or one of them imports."""
+    found: dict[Path, ast.Module] = {}
+    waiting = [script]
+    for path in waiting:  # grows
+        found[path] = _parsed(path)
+        for name in _imported(found[path]):
             parts = name.split(".")
             places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] != "megatron"]
             files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
-            found += [file for file in files if file not in found and file.is_file()]
+            waiting += [file for file in files if file not in waiting and file.is_file()]
     return found
 
 
@@ -70,9 +73,9 @@ def _imports(tree: ast.Module) -> dict[int, list[str]]:
     nodes: list[ast.AST] = [tree]
     for node in nodes:  # grows
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found[node.lineno] = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.setdefault(node.lineno, []).extend(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            found[node.lineno] = [alias.name for alias in node.names]
+            found.setdefault(node.lineno, []).extend(alias.name for alias in node.names)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             nodes += node.orelse
         elif not isinstance(node, ast.ExceptHandler):

@@ -181,10 +181,9 @@ class SlurmGroups:
             "SPARE_LOCAL_RANK_FROM": str(places[0][1]),
             "SLURM_HOSTFILE": str(hosts),
         }
+        # the file of hosts says it all, and newer versions take no number of nodes beside it
         for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-            environ.pop(
-                name, None
-            )  # the file of hosts says it all, and newer versions take no number of nodes beside it
+            environ.pop(name, None)
         log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
         self._newest[group] = start
         self._steps[start] = self._processes.start(

@@ -221,7 +221,10 @@ def has_readable_common(directory: Path) -> bool:
     return release() >= (0, 19) or (directory / "common.pt").exists()
 
 
-RATES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
+_LEARNING_RATES = ("max_lr", "min_lr")
+SCHEDULED = (*_LEARNING_RATES, "start_wd", "end_wd")
+"""Rates of a schedule that a parameter group may have of its own."""
+RATES = (*SCHEDULED, "optimizer")
 """Options of a parameter group that follow from this job's flags, whatever a checkpoint's groups had."""
 
 
@@ -232,7 +235,7 @@ def load_optimizer(chained: Any, state: Any) -> None:
 
     before = optimizer.param_group_identifier_keys
     groups = [group for one in chained.chained_optimizers for group in one.param_groups]
-    more = [name for name in RATES[:2] if name not in before and all(name in group for group in groups)]
+    more = [name for name in _LEARNING_RATES if name not in before and all(name in group for group in groups)]
     for module in (optimizer, distrib_optimizer):
         module.param_group_identifier_keys = (*before, *more)
     try:

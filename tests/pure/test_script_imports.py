@@ -22,6 +22,7 @@ USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
         ("import torch\nfrom megatron.training import (\n    get_args,\n)\n", [2]),
         ("from megatron.training.utils import unwrap_model\nimport megatron.training.arguments as a\n", [1, 2]),
         ("def f():\n    from megatron import training\n", [2]),
+        ("import megatron.training; import os\n", [1]),
         ("try:\n    import megatron.training as m\nexcept ImportError:\n    m = None\n", [2]),
         ("try:\n    import spare_megatron.training as m\nexcept ImportError:\n    import megatron.training as m\n", []),
         ("if TYPE_CHECKING:\n    from megatron.training import x\nelse:\n    import megatron.training\n", [4]),

@@ -42,7 +42,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
-from spare_megatron.megatron_adapter.core_differences import RATES, has_readable_common, load_optimizer
+from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
@@ -54,8 +54,6 @@ _HERE = "optimizer of this layout"
 them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
 have an optimizer of their own in some layouts only."""
 _RANK_STATE = "spare_rank_state"
-_SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
-"""Rates of a schedule that a parameter group may have of its own."""
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
 
@@ -205,7 +203,7 @@ def _load_schedule(replica: Replica, saved: dict[str, Any], directory: Path) -> 
     own rates keep to it: megatron-core asks a group's rates first."""
     scheduler = replica.scheduler
     scheduler.num_steps = 0
-    before = {name: getattr(scheduler, name) for name in _SCHEDULED}
+    before = {name: getattr(scheduler, name) for name in SCHEDULED}
     try:
         scheduler.load_state_dict(saved)
     except AssertionError as error:  # megatron-core's way to say that two schedules differ

@@ -107,6 +107,13 @@ def init_group_world(
         get_embedding_ranks=embeddings.word,
         get_position_embedding_ranks=embeddings.position,
     )
+    return world_here(shape, position, virtual_pipeline, timeout_s)
+
+
+def world_here(shape: JobShape, position: int, virtual_pipeline: int | None, timeout_s: float) -> GroupWorld:
+    """This rank's place in megatron-core's parallel state, which is initialised."""
+    from megatron.core import parallel_state
+
     return GroupWorld(
         shape=shape,
         position=position,

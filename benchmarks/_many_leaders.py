@@ -27,6 +27,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import COORDINATOR, Security, call_stream, open_channel
 from spare_megatron.control.heartbeat_timer import leader_interval_s
+from spare_megatron.control.reconnecting_stream import joined, queued
 from spare_megatron.control.reports import Heartbeat, LastRank
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.codec import job_to_json, spec_to_json
@@ -69,7 +70,9 @@ class PlayedLeader:
         self._standing: tuple[int, ...] = ()
         self._segments, self._counter, self._phase = 0, 0, "start"
         self._vote: asyncio.TimerHandle | None = None
-        self._queue: asyncio.Queue[pb.GroupReport | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[pb.GroupReport] = asyncio.Queue()
+        self._waiting: list[pb.GroupReport] = []
+        self._seen_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self, address: str, security: Security, arrival: pb.Arrival) -> None:
@@ -90,11 +93,20 @@ class PlayedLeader:
         await self._channel.close()
 
     async def _write(self) -> None:
-        while (report := await self._queue.get()) is not None:
-            await self._call.write(report)
-            if report.WhichOneof("kind") == "ballot":
-                result = report.ballot.vote.result
-                self._times.voted[result.step, result.epoch] = time.monotonic()
+        while True:
+            said = await queued(self._queue)
+            said[:0], self._waiting = self._waiting, []
+            await self._call.write(joined(said))
+            for report in said:
+                if report.WhichOneof("kind") == "ballot":
+                    result = report.ballot.vote.result
+                    self._times.voted[result.step, result.epoch] = time.monotonic()
+
+    def _say(self, report: pb.GroupReport, waits: bool) -> None:
+        if waits:
+            self._waiting.append(report)
+        else:
+            self._queue.put_nowait(report)
 
     async def _beats(self) -> None:
         await asyncio.sleep(self._interval_s * (self.group % 97) / 97)
@@ -130,13 +142,13 @@ class PlayedLeader:
         """Report the step, and begin the next one."""
         told = {"lm loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens": 4096} if self.group == 0 else {}
         report = pb.StepReport(step=self._step, report_json=json.dumps(told))
-        self._queue.put_nowait(pb.GroupReport(step_report=report))
+        self._say(pb.GroupReport(step_report=report), waits=not told)
         self._begin(self._step + 1, self._standing, 1)
 
     def _adopt(self, view: pb.View) -> None:
         """A new epoch: go on with the step in flight, with what was added to its plan."""
         self._epoch, self._standing = view.epoch, tuple(view.standing)
-        self._queue.put_nowait(pb.GroupReport(seen=pb.Seen(epoch=view.epoch)))
+        self._seen_s = time.monotonic()
         pieces = tuple(piece for segment in view.segments for piece in segment.values)
         if view.step != self._step:
             self._begin(view.step, pieces, len(view.segments))
@@ -163,6 +175,7 @@ class PlayedLeader:
             self._step, self._epoch, True, self._pieces, result_digest="r" * 32, weights_digest="w" * 32
         )
         ballot = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in FIGURES])
+        ballot.since_seen_s = time.monotonic() - self._seen_s
         protobuf_codec.fill(ballot.vote, Vote(self.group, 0, result))
         self._queue.put_nowait(pb.GroupReport(ballot=ballot))
 

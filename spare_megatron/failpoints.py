@@ -60,7 +60,7 @@ PLACES = {
     "report.withdrawn": "a leader or a rank writes that an offer is served no longer",
     "report.saved": "a leader asks the coordinator whether a complete checkpoint counts",
     "report.step_report": "a leader or a rank writes the figures of a step",
-    "report.seen": "a leader or a rank writes that an epoch is known",
+    "report.seen": "a rank writes that an epoch is known",
     "report.stop_request": "a leader or a rank writes that the job is asked to leave",
     "report.rank_closed": "a leader writes that a rank's connection closed or is back",
     "report.beat": "a rank writes its heartbeat",

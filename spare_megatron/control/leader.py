@@ -74,6 +74,7 @@ class Leader:
         self._reported = Roll(size, -1)
         self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
+        self._seen_s = 0.0
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._asked: list[pb.GroupReport] = []
         self._welcome: pb.Order | None = None
@@ -171,6 +172,8 @@ class Leader:
         self._addresses[position] = first.arrival.address
         self._serving_at[position] = first.arrival.serving_at
         self._admit(position, orders, first.arrival.last_applied)
+        for report in first.then:
+            self._listen_to(position, report)
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
             while (order := await orders.get()) is not None:
@@ -223,16 +226,20 @@ class Leader:
     ) -> None:
         """Take one rank's reports until its stream ends."""
         while (message := await context.read()) is not grpc.aio.EOF:
-            kind = message.WhichOneof("kind")
-            if kind == "beat":
-                self._hear_beat(position, message.beat)
-            elif kind == "seen":
-                self._saw(position, message.seen.epoch)
-            else:
-                report = report_of(message)
-                if report is not None:
-                    self._hear(position, report)
+            for one in (message, *message.then):
+                self._listen_to(position, one)
         orders.put_nowait(None)
+
+    def _listen_to(self, position: int, message: pb.RankReport) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "beat":
+            self._hear_beat(position, message.beat)
+        elif kind == "seen":
+            self._saw(position, message.seen.epoch)
+        else:
+            report = report_of(message)
+            if report is not None:
+                self._hear(position, report)
 
     def _closed(self, position: int, orders: asyncio.Queue[pb.Order | None]) -> None:
         if self._ranks.get(position) is not orders:
@@ -258,7 +265,7 @@ class Leader:
         if isinstance(report, Reduced):
             ballot = self._ballots.add(position, report)
             if ballot is not None:
-                self._uplink.send(_ballot(*ballot))
+                self._uplink.send(self._ballot(*ballot))
         elif isinstance(report, StepReport):
             self._hear_step_report(position, report)
         elif isinstance(report, RankApplied):
@@ -284,7 +291,9 @@ class Leader:
     def _hear_step_report(self, position: int, report: StepReport) -> None:
         self._reports.setdefault(report.step, {})[position] = report.report
         if self._reported.add(position, report.step):
-            self._uplink.send(self._step_report(self._reported.reached))
+            # All groups say the same; only one need say it at once.
+            speaks = [group for group, _ in self._agent.orders.view.live[:1]] == [self._setup.group]
+            self._uplink.send(self._step_report(self._reported.reached), waits=not speaks)
             for step in [s for s in self._reports if s <= self._reported.reached - REPORTS_KEPT]:
                 del self._reports[step]
 
@@ -294,12 +303,19 @@ class Leader:
         self._uplink.send(message)
 
     def _saw(self, position: int, epoch: int) -> None:
-        if self._seen.add(position, epoch) and self._seen.reached > 0:
-            self._uplink.send(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
+        if self._seen.add(position, epoch):
+            self._seen_s = time.monotonic()
 
     def _step_report(self, step: int) -> pb.GroupReport:
         merged = merge_reports(self._reports.get(step, {}))
         return pb.GroupReport(step_report=pb.StepReport(step=step, report_json=json.dumps(merged)))
+
+    def _ballot(self, vote: Vote, figures: VoteFigures) -> pb.GroupReport:
+        message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
+        if self._seen.reached >= vote.result.epoch:
+            message.since_seen_s = time.monotonic() - self._seen_s
+        protobuf_codec.fill(message.vote, vote)
+        return pb.GroupReport(ballot=message)
 
     def _applied_message(self) -> pb.GroupReport:
         step, epoch = self._applied.reached
@@ -346,8 +362,6 @@ class Leader:
         ]
         done = [s for s in sorted(self._reports) if s <= self._reported.reached]
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
-        if self._seen.reached > 0:
-            greeting.append(pb.GroupReport(seen=pb.Seen(epoch=self._seen.reached)))
         if self._applied.reached >= (0, 0):
             greeting.append(self._applied_message())
         return [*greeting, *map(_word, self._learning.again()), *self._asked]
@@ -379,7 +393,7 @@ class Leader:
                 self._saw(0, view.epoch)
         ballot = self._ballots.last
         if change is Change.SAME and ballot is not None and ballot[0].result.at == (view.step, view.epoch):
-            self._uplink.send(_ballot(*ballot))
+            self._uplink.send(self._ballot(*ballot))
 
     async def _send_beats(self) -> None:
         """Send heartbeats, each of the whole group; an only rank's is of now."""
@@ -427,12 +441,6 @@ class Leader:
         order = pb.Order()
         protobuf_codec.fill(order.view, orders.view)
         return order
-
-
-def _ballot(vote: Vote, figures: VoteFigures) -> pb.GroupReport:
-    message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
-    protobuf_codec.fill(message.vote, vote)
-    return pb.GroupReport(ballot=message)
 
 
 def _word(word: GroupWord) -> pb.GroupReport:

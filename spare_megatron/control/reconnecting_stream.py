@@ -51,6 +51,7 @@ class Uplink:
         self._find, self._greet, self._take, self._done = find, greet, take, done
         self._patience_s, self._look_s = patience_s, look_s
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._waiting: list[Any] = []
         self._closing = asyncio.Event()
         self._connected_once = False
         self.error = ""
@@ -58,9 +59,13 @@ class Uplink:
         self.refused = ""
         """Why no further attempt makes sense; empty while one does."""
 
-    def send(self, report: Any) -> None:
-        """Queue a message; it is dropped when the connection breaks before it is sent."""
-        self._queue.put_nowait(report)
+    def send(self, report: Any, waits: bool = False) -> None:
+        """Queue a message; it is dropped when the connection breaks before it is sent. One that ``waits`` goes with the
+        next that does not."""
+        if waits:
+            self._waiting.append(report)
+        else:
+            self._queue.put_nowait(report)
 
     async def run(self, first_s: float, again_s: float) -> None:
         """Connect, and connect again after each loss.
@@ -117,7 +122,7 @@ class Uplink:
             self.error = f"no answer within {self._patience_s:g} s ({address})"
             return False
         call = call_stream(channel, self._service, self._security, self._report)
-        self._queue = asyncio.Queue()
+        self._queue, self._waiting = asyncio.Queue(), []
         for message in self._greet():
             self.send(message)
         writer = asyncio.create_task(self._write(call))
@@ -138,18 +143,44 @@ class Uplink:
         return answered
 
     async def _write(self, call: Any) -> None:
-        """Send the queued messages in order; None ends the stream."""
+        """Send the queued messages in order, those that are there together as one; None ends the stream."""
         try:
-            while (message := await self._queue.get()) is not None:
-                failpoints.hit_message("report", message)
-                await call.write(message)
-                failpoints.hit("report.sent")
+            over = False
+            while not over:
+                said = await queued(self._queue)
+                said[:0], self._waiting = self._waiting, []
+                over = any(message is None for message in said)
+                messages = [message for message in said if message is not None]
+                for message in messages:
+                    failpoints.hit_message("report", message)
+                if messages:
+                    await call.write(joined(messages))
+                for _ in messages:
+                    failpoints.hit("report.sent")
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reading side sees the same end and says why
         except OSError as error:
             self.error = str(error)
             await call.done_writing()  # the other side ends the stream, and the reading side here sees that
+
+
+async def queued(queue: asyncio.Queue[Any]) -> list[Any]:
+    """Everything that is in the queue, once there is anything."""
+    said = [await queue.get()]
+    while not queue.empty():
+        said.append(queue.get_nowait())
+    return said
+
+
+def joined(messages: Sequence[Any]) -> Any:
+    """Reports as one message: the first, with those that follow it in its field ``then``."""
+    if len(messages) == 1:
+        return messages[0]
+    one = type(messages[0])()
+    one.CopyFrom(messages[0])
+    one.then.extend(messages[1:])
+    return one
 
 
 async def _first_of(*waits: Any) -> None:

@@ -354,6 +354,8 @@ class Coordinator:
         self._addresses.learn(hello.group, hello.incarnation, addresses, first.arrival.serving_at)
         self._speaker.heard(hello.group, hello.incarnation)
         self._apply(hello)
+        for report in first.then:
+            self._hear(stream, report)
         listener = asyncio.create_task(self._listen(stream, context))
         try:
             await stream.write()
@@ -383,7 +385,8 @@ class Coordinator:
 
     async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         while (report := await context.read()) is not grpc.aio.EOF:
-            self._hear(stream, report)
+            for one in (report, *report.then):
+                self._hear(stream, one)
         stream.end()
 
     def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
@@ -396,6 +399,7 @@ class Coordinator:
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(*vote.result.at, group, figures)
+                self._records.book.seen(group, time.time() - report.ballot.since_seen_s)
                 self._tuning.figures(*vote.result.at, figures)
             self._apply(vote if vote.result.ok else replace(vote, failing_s=self._suspicion.failing_s()))
         elif kind == "applied":
@@ -408,8 +412,6 @@ class Coordinator:
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)
             self._tuning.report(told)
-        elif kind == "seen" and report.seen.epoch == self._state.epoch:
-            self._records.book.seen(group, time.time())
         elif kind == "stop_request":
             self._apply(StopRequested(report.stop_request.reason))
         elif kind == "rank_closed":

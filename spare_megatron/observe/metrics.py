@@ -33,7 +33,9 @@ class _Recovery:
     computed_by_dead: int = 0
     decided_s: float = 0.0
     missing: set[int] = field(default_factory=set)
-    """Groups of which some rank has not dropped the communicators of the old epoch yet."""
+    """Groups that have not said when their last rank dropped the communicators of the old epoch."""
+    seen_s: float = 0.0
+    """When the last of the others did."""
 
 
 @dataclass
@@ -193,7 +195,7 @@ class MetricsBook:
         self._figures[group] = dict(figures)
 
     def seen(self, group: int, time_s: float) -> None:
-        """Note that all ranks of a group have dropped the communicators of older epochs.
+        """Note when all ranks of a group had dropped the communicators of older epochs.
 
         The last live group to do so ends the time ``agree_s`` of the recovery.
         """
@@ -201,8 +203,9 @@ class MetricsBook:
         if recovery is None or group not in recovery.missing:
             return
         recovery.missing.discard(group)
+        recovery.seen_s = max(recovery.seen_s, time_s)
         if not recovery.missing:
-            recovery.agree_s += time_s - recovery.decided_s
+            recovery.agree_s += max(0.0, recovery.seen_s - recovery.decided_s)
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:
         """Take what one group reports of a step that it applied; of several reports the first counts."""

@@ -243,3 +243,16 @@ def load_optimizer(chained: Any, state: Any) -> None:
     finally:
         for module in (optimizer, distrib_optimizer):
             module.param_group_identifier_keys = before
+
+
+# ------------------------------------------------------------------------------------------------------- schedules
+
+
+def backward_step(given: Any, output: Any, gradient: Any, model: Any, config: Any) -> Any:
+    """The backward pass of one microbatch on one chunk, by megatron-core's ``backward_step``; returns the gradient of
+    what was given. The model's type is an argument of it until encoder-decoder models left megatron-core (0.17)."""
+    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.utils import get_model_type
+
+    kind = (get_model_type(model),) if "model_type" in inspect.signature(schedules.backward_step).parameters else ()
+    return schedules.backward_step(given, output, gradient, *kind, config)

@@ -144,6 +144,7 @@ class JobArguments:
             fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
             transformer_impl=model.transformer_impl or "auto",
             seed=self.training.seed,
+            schedule=self.spare.schedule,
         )
 
 

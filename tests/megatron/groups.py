@@ -34,6 +34,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
         max_position_embeddings=toy.SEQ,
         untie_embeddings_and_output_weights=not case["tied"],
         seed=case["seed"],
+        schedule=case.get("schedule", "core"),
     )
 
 

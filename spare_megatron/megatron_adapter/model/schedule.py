@@ -29,8 +29,10 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.core_differences import auto_scalers
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
+from spare_megatron.megatron_adapter.model.program_runner import ProgramRunner, program_of
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
 from spare_megatron.megatron_adapter.model.world import GroupWorld
+from spare_megatron.pipeline.programs import run
 
 ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""
@@ -88,18 +90,34 @@ class PieceRun:
         order = self._order = self._ordered()
         for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
             self._set_run_fields(chunk_config, len(order))
-        run = get_forward_backward_func()
-        run(
-            forward_step_func=self._forward_step,
-            data_iterator=[source(self.step, [which.microbatch for which in order]) for _ in chunks],
-            model=list(chunks),
-            num_microbatches=len(order),
-            seq_length=seq_length,
-            micro_batch_size=shape.micro_batch_size,
-            decoder_seq_length=seq_length,
-            forward_only=self.forward_only,
-        )
+        numbers = [which.microbatch for which in order]
+        iterators = [source(self.step, numbers) for _ in chunks]
+        if self._own_program:
+            self._run_program(iterators, seq_length)
+        else:
+            get_forward_backward_func()(
+                forward_step_func=self._forward_step,
+                data_iterator=iterators,
+                model=list(chunks),
+                num_microbatches=len(order),
+                seq_length=seq_length,
+                micro_batch_size=shape.micro_batch_size,
+                decoder_seq_length=seq_length,
+                forward_only=self.forward_only,
+            )
         config.grad_scale_func = None
+
+    @property
+    def _own_program(self) -> bool:
+        return self.replica.settings.schedule == "tickets"
+
+    def _run_program(self, iterators: Sequence[Any], seq_length: int) -> None:
+        chunks, config = self.replica.chunks, self.replica.config
+        runner = ProgramRunner(
+            chunks, config, self._forward_step, iterators, seq_length, self.world.shape.micro_batch_size,
+            self.forward_only,
+        )  # fmt: skip
+        runner.carry_out(run(program_of(len(chunks), self.forward_only), len(self._order)))
 
     def _ordered(self) -> list[_Which]:
         """What the run computes: the microbatches of the audits, then those of the pieces, then pads."""
@@ -112,8 +130,8 @@ class PieceRun:
                     for number in numbers
                 ]
         if self.world.virtual_pipeline:
-            pad = replace(order[-1], is_audit=False, is_pad=True)
-            order += [pad] * (self.world.shape.pipeline - len(order))
+            pad, pipeline = replace(order[-1], is_audit=False, is_pad=True), self.world.shape.pipeline
+            order += [pad] * (-len(order) % pipeline if self._own_program else pipeline - len(order))
         return order
 
     def _set_run_fields(self, config: Any, load: int) -> None:
@@ -123,12 +141,12 @@ class PieceRun:
         263-269, aux losses 292); multiplying the gradient by the same number first cancels that exactly, because the
         backward of a division computes n / n.
         """
-        factor = 1.0 if config.calculate_per_token_loss else float(load)
+        factor = 1.0 if config.calculate_per_token_loss or self._own_program else float(load)
         scale = self.replica.optimizer.get_loss_scale() * factor
         config.grad_scale_func = lambda loss: loss * scale
         config.finalize_model_grads_func = None
         config.grad_sync_func = config.param_sync_func = config.no_sync_func = None
-        if self.world.virtual_pipeline:
+        if self.world.virtual_pipeline and not self._own_program:
             config.microbatch_group_size_per_vp_stage = interleaved_group(load, self.world.shape.pipeline)
 
     # ------------------------------------------------------------------------------- called by the schedule

@@ -43,6 +43,8 @@ class MegatronSettings:
     transformer_impl: str = "auto"
     """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and there is CUDA."""
     seed: int = 1234
+    schedule: str = "core"
+    """'core': megatron-core's own pipeline schedules; 'tickets': our programs, on its forward and backward steps."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field of ``transformer``."""
@@ -125,6 +127,9 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
         raise ConfigError(
             f"{virtual} virtual stages need --pipeline-model-parallel-size of at least 2, but it is {shape.pipeline}"
         )
+    given = [name for name in _ONLY_CORE if settings.schedule != "core" and transformer.get(name)]
+    if given:
+        raise ConfigError(f"--spare-schedule {settings.schedule} knows no {given[0]}; use --spare-schedule core")
     unknown = set(settings.scheduler) - _SCHEDULER_FIELDS
     if unknown:
         raise ConfigError(
@@ -151,6 +156,8 @@ _DEPENDS_ON_THE_GROUP = {
     "global_aux_loss": "that loss depends on which microbatches this group computed before",
     "quantile_balancing": "its bias is computed from the microbatches of one group and its audits",
 }
+_ONLY_CORE = ("variable_seq_lengths", "num_microbatches_with_partial_activation_checkpoints", "use_ring_exchange_p2p")
+"""Fields of TransformerConfig that megatron-core's schedules honour and our programs do not."""
 _SCHEDULER_FIELDS = frozenset(
     {
         "init_lr",

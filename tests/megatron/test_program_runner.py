@@ -1,0 +1,110 @@
+"""Own pipeline programs train the same bits as megatron-core's schedules, in every shape, for any number of pieces.
+
+All cases run in one start of four processes, each first with megatron-core's schedules, then with programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from tests.megatron.test_parity import BALANCED, MOE, SEED, case
+from tests.spawn import run_ranks
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 20
+FEWER = 8
+"""Where four processes share two cores."""
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+BF16 = {"bf16": True}
+
+
+def one_group(**changes: Any) -> dict[str, Any]:
+    return case(**{"groups": 1, "steps": STEPS, "transformer": DROPOUT, **changes})
+
+
+CASES = {
+    # those of four ranks come first, so that no rank waits for others that are at a case of two
+    "PP4": one_group(pipeline=4),
+    "TP2 x PP2, sequence parallel": one_group(
+        tensor=2, pipeline=2, steps=FEWER, transformer={**DROPOUT, "sequence_parallel": True}
+    ),
+    "TP2 x PP2, virtual stages, bf16, exact": one_group(
+        tensor=2, pipeline=2, virtual=2, reduce="exact", steps=FEWER, transformer={**DROPOUT, **BF16}, optimizer=BF16
+    ),
+    "D2 x PP2, exact": one_group(pipeline=2, inner_data=2, reduce="exact", steps=FEWER),
+    "MoE, EP2 x PP2": one_group(pipeline=2, inner_data=2, expert=2, steps=FEWER, transformer=MOE),
+    "PP2": one_group(pipeline=2),
+    "PP2, exact, pieces of two microbatches": one_group(pipeline=2, reduce="exact", piece_microbatches=2),
+    "PP2, older loss convention": one_group(pipeline=2, convention="mean"),
+    "PP2, virtual stages, exact": one_group(pipeline=2, virtual=2, reduce="exact"),
+    "MoE, PP2, virtual stages, pads": one_group(pipeline=2, virtual=2, transformer=BALANCED),
+    "D2": one_group(inner_data=2),
+}
+
+
+def worker(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Digest of the weights and the figures of all steps, of each case and schedule."""
+    from torch.distributed import PrefixStore
+
+    found: dict[str, Any] = {}
+    for name, one in cases.items():
+        if rank < one["tensor"] * one["pipeline"] * one["inner_data"]:
+            found[name] = {
+                schedule: trained(rank, PrefixStore(f"{name}/{schedule}", store), {**one, "schedule": schedule})
+                for schedule in ("core", "tickets")
+            }
+    return found
+
+
+def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
+    """One job that is this group only: each step cuts its pieces in other segments, and an evaluation follows."""
+    from spare_megatron.megatron_adapter.model import world
+    from tests.megatron import groups
+
+    engine = groups.engine_of(one, position, store)
+    try:
+        shape = groups.shape_of(one)
+        pieces, steps = list(range(shape.pieces)), []
+        for step in range(1, one["steps"] + 1):
+            engine.begin_step(step)
+            first, second = step % 3, step % 3 + 1 + step % 4
+            for segment in (pieces[:first], pieces[first:second], pieces[second:]):
+                engine.run(step, segment)
+            tensors = [tensor.clone() for tensor in engine.local_sum()]
+            report = engine.apply(step, tensors, engine.scalars())
+            steps.append([report["loss"], report["grad_norm"]])
+        source = groups.source_of(shape, engine.world.data_rank)
+        evaluated = [dict(engine.evaluate(one["steps"] + 1, pieces[:count], source)) for count in (1, 3)]
+        return {"steps": steps, "evaluated": evaluated, "weights": digest(engine)}
+    finally:
+        world.destroy()
+
+
+def digest(engine: Any) -> str:
+    """sha256 of all weights."""
+    import torch
+
+    found = hashlib.sha256()
+    for chunk in engine.replica.chunks:
+        for parameter in chunk.parameters():
+            found.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Any]:
+    return run_ranks("tests.megatron.test_program_runner:worker", [CASES] * 4, timeout_s=580.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_as_megatron_core(results: list[Any], name: str) -> None:
+    print(f"seed {SEED}")
+    ranks = [result[name] for result in results if name in result]
+    assert ranks
+    for rank in ranks:
+        assert rank["core"]["steps"][-1][0] < rank["core"]["steps"][0][0], "the reference itself must learn"
+        assert rank["tickets"] == rank["core"]

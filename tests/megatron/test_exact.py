@@ -60,10 +60,11 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_the_bits_do_not_depend_on_failures_or_on_the_number_of_groups(tmp_path: Path, dense: str) -> None:
+def test_the_bits_do_not_depend_on_failures_groups_or_the_schedule(tmp_path: Path, dense: str) -> None:
     inject = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
     assert train(tmp_path / "killed", 3, DENSE, *inject)[1] == dense
-    assert train(tmp_path / "two", 2, DENSE)[1] == dense
+    tickets = (*DENSE, "--spare-schedule", "tickets")
+    assert train(tmp_path / "two", 2, tickets, "sigkill:group=1,step=3,at=backward,n=1")[1] == dense
 
 
 @pytest.mark.timeout(600)

@@ -1,7 +1,7 @@
 """Pipeline programs against all shapes up to four stages, two virtual stages and nine tickets, with pauses anywhere.
 
-The oracle is the rehearsal of all stages with exchanges that buffer nothing: it ends, or the programs are wrong. What the
-rehearsal itself would overlook is tried on programs that were made wrong.
+The oracle is the rehearsal of all stages with exchanges that buffer nothing: it ends, or the programs are wrong. What
+the rehearsal itself would overlook is tried on programs that were made wrong.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def divisions(total: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in range(1, total + 1) for rest in divisions(total - first)]
 
 
-# ----------------------------------------------------------------------------------- what the rehearsal must not overlook
+# -------------------------------------------------------------------------------- what the rehearsal must not overlook
 
 
 def two_stages() -> list[list[Operation]]:

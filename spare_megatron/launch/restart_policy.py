@@ -155,6 +155,8 @@ class SlurmFacts:
     """Whether Slurm allows the job to be queued again, by the site's configuration and sbatch's ``--requeue``."""
     next_element: bool
     """Whether the job is an element of a job array and another element comes after it."""
+    queued_by_slurm: bool = False
+    """Whether Slurm queues the job again by itself when its batch script ends, because it is preempting it."""
     batch_script: bool = True
     """Whether the node of the batch script is still in the job."""
     left_over: bool = False
@@ -185,4 +187,7 @@ def slurm_obstacles(facts: SlurmFacts) -> Obstacles:
         queue = f"Slurm has the job in state {state}, so it is not queued again from here"
     elif not facts.requeue_allowed:
         queue = "Slurm was told not to queue the job again; give its script to sbatch once more"
+    elif facts.queued_by_slurm and facts.batch_script:
+        # Had it been queued from here, Slurm would still take its next start for preempted, and start it once more.
+        queue = "Slurm preempts the job and queues it again by itself"
     return Obstacles(here, queue)

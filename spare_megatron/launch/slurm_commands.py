@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 from spare_megatron.config.allocation import Allocation
 
+QUEUES_PREEMPTED = (24, 5)
+"""The first version of Slurm that queues a job again by itself when its batch script ends while it is preempted."""
 ANSWER_S = 30.0
 """Time-out of one command of Slurm."""
 NODES_ANSWER_S = 20.0
@@ -39,6 +41,44 @@ def told_of(job: str) -> Mapping[str, str]:
     """The fields of ``scontrol show job``; empty where Slurm does not answer."""
     shown = ask("scontrol", "--oneliner", "show", "job", job).stdout
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def slurm_queues_again(told: Mapping[str, str]) -> bool:
+    """Whether Slurm puts the job back into the queue by itself when its batch script ends, because it is preempting it.
+    ``told`` is what Slurm says of the job; an answer that does not come counts as no."""
+    if not _is_preempted(told):
+        return False
+    shown = ask("scontrol", "show", "config").stdout
+    fields = (line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    config = {name.strip(): value.strip() for name, value in fields}
+    partition = ask("scontrol", "--oneliner", "show", "partition", told.get("Partition", "")).stdout
+    mode = re.search(r"\bPreemptMode=(\S+)", partition)
+    return queues_preempted(told, config, mode.group(1) if mode else "")
+
+
+def queues_preempted(told: Mapping[str, str], config: Mapping[str, str], partition_mode: str) -> bool:
+    """:func:`slurm_queues_again`, from the fields of ``scontrol show job`` and ``show config`` and the PreemptMode of
+    the job's partition.
+
+    Each such requeue counts towards MaxBatchRequeue, at which Slurm holds the job; it is no use where it would be held.
+    The mode of a quality of service is not known here, so with preempt/qos the answer is no."""
+    version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
+    counted, limit = told.get("BatchFlag", ""), config.get("MaxBatchRequeue", "")
+    return (
+        _is_preempted(told)
+        and version is not None
+        and tuple(map(int, version.groups())) >= QUEUES_PREEMPTED
+        and config.get("PreemptType") == "preempt/partition_prio"
+        and "REQUEUE" in partition_mode.split(",")
+        and counted.isdigit()
+        and limit.isdigit()
+        and int(counted) < int(limit)
+    )
+
+
+def _is_preempted(told: Mapping[str, str]) -> bool:
+    """Whether Slurm has told the job to leave for another one, and may queue it again."""
+    return told.get("PreemptTime", "None") != "None" and told.get("Requeue") == "1"
 
 
 def time_left_s(told: Mapping[str, str]) -> float | None:

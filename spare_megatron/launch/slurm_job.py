@@ -36,6 +36,7 @@ from spare_megatron.launch.slurm_commands import (
     end_array,
     nodes_answer,
     requeue,
+    slurm_queues_again,
     time_left_s,
     told_of,
 )
@@ -140,6 +141,7 @@ def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:
         time_left_s=time_left_s(told),
         requeue_wanted=launch.requeue,
         requeue_allowed=told.get("Requeue") != "0",
+        queued_by_slurm=slurm_queues_again(told),
         next_element=allocation.next_element,
     )
 

@@ -8,7 +8,7 @@ from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator.election import STAGGER, VACANT_LOOKS, Watch
 from spare_megatron.coordinator.terms import Term
-from spare_megatron.launch.slurm_commands import time_left_s
+from spare_megatron.launch.slurm_commands import queues_preempted, time_left_s
 
 LEASE_S, TICK_S = 4.0, 0.2
 
@@ -130,3 +130,34 @@ def test_an_element_of_an_array_knows_whether_another_one_comes() -> None:
 )
 def test_the_time_that_slurm_leaves(limit: str, run: str, left_s: float | None) -> None:
     assert time_left_s({"TimeLimit": limit, "RunTime": run}) == left_s
+
+
+PREEMPTED = {"PreemptTime": "2026-01-02T03:04:05", "Requeue": "1", "BatchFlag": "1"}
+CONFIG = {"SLURM_VERSION": "24.11.5", "PreemptType": "preempt/partition_prio", "MaxBatchRequeue": "5"}
+
+
+@pytest.mark.parametrize(
+    ("told", "config", "mode", "by_itself"),
+    [
+        ({}, {}, "REQUEUE", True),
+        ({}, {}, "GANG,REQUEUE", True),
+        ({}, {"SLURM_VERSION": "24.05.0-0rc1"}, "REQUEUE", True),
+        ({"BatchFlag": "4"}, {}, "REQUEUE", True),
+        ({"BatchFlag": "5"}, {}, "REQUEUE", False),
+        ({"PreemptTime": "None"}, {}, "REQUEUE", False),
+        ({"Requeue": "0"}, {}, "REQUEUE", False),
+        ({}, {"SLURM_VERSION": "23.11.11"}, "REQUEUE", False),
+        ({}, {"PreemptType": "preempt/qos"}, "REQUEUE", False),
+        ({}, {}, "CANCEL", False),
+    ],
+)
+def test_who_queues_a_preempted_job_again(
+    told: dict[str, str], config: dict[str, str], mode: str, by_itself: bool
+) -> None:
+    assert queues_preempted({**PREEMPTED, **told}, {**CONFIG, **config}, mode) is by_itself
+
+
+@pytest.mark.parametrize("absent", [*PREEMPTED, *CONFIG, "mode"])
+def test_what_slurm_does_not_tell_counts_as_no(absent: str) -> None:
+    told, config = ({name: text for name, text in all_.items() if name != absent} for all_ in (PREEMPTED, CONFIG))
+    assert not queues_preempted(told, config, "" if absent == "mode" else "REQUEUE")

@@ -193,6 +193,8 @@ def test_lives_that_commit_nothing_come_to_an_end(ended: EndedLife, more: int) -
             "",
             "Slurm was told not to queue the job again; give its script to sbatch once more",
         ),
+        ({"queued_by_slurm": True}, "", "Slurm preempts the job and queues it again by itself"),
+        ({"queued_by_slurm": True, "batch_script": False}, "the node of the batch script is lost", ""),
         ({"next_element": True}, "", "the next element of the job array goes on"),
         ({"next_element": True, "requeue_wanted": False}, "", "the next element of the job array goes on"),
         (

@@ -206,7 +206,8 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
-    assert told["Restarts"] == "1"
+    # Slurm 24.05 and newer queue it again, older ones leave that to spare-slurm; if both did, it would start once more.
+    assert told["Restarts"] == "1", job.report()
     assert sorted({life for life, _ in lives(job)}) == [1, 2]
     assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
     assert digest(job.run_dir.path) == calm

@@ -23,8 +23,15 @@ import psutil
 
 SBIN = "/usr/sbin:/usr/local/sbin"
 CPUS_PER_NODE = 8
-DEAD_AFTER_S = 5
-"""SlurmdTimeout: silence after which slurmctld takes a node for down."""
+MESSAGE_S = 10
+"""MessageTimeout: how long slurmctld tries to reach a dead node; the round in which it asks the nodes lasts as long."""
+DEAD_AFTER_S = 3 * MESSAGE_S
+"""SlurmdTimeout: silence after which slurmctld takes a node for down.
+
+Well above the length of a round, because slurmctld 23.11 to 24.11.5 may begin a round before it has noted the answers
+of the last one. A node whose answer is younger than a third of this time is left out of a round. When that round waits
+for a dead node, and the one after it is short, the node is judged by an answer as old as a round and that third.
+"""
 CONF = """
 ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
@@ -54,6 +61,7 @@ PreemptMode=REQUEUE
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
+MessageTimeout={message_s}
 SlurmdTimeout={dead_after_s}
 KillWait=10
 MinJobAge=300
@@ -191,6 +199,7 @@ class Cluster:
                 ports=",".join(map(str, ports[1:])),
                 nodes=f"n[1-{len(self.nodes)}]",
                 cpus=CPUS_PER_NODE,
+                message_s=MESSAGE_S,
                 dead_after_s=DEAD_AFTER_S,
             )
         )

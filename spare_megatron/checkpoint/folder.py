@@ -97,9 +97,9 @@ def publish(partial: Path, save: Path, step: int) -> Path:
 
 
 def publish_left_over(save: Path, accepted: str) -> None:
-    """Publish the checkpoint in the directory ``accepted``, whose writer died between the coordinator's acceptance and
-    the publication. Do nothing where it is published already, damaged, not below ``save`` or not newer than the newest
-    published one."""
+    """Publish the checkpoint in the directory ``accepted``, which the coordinator has accepted and whose writer has
+    left. Do nothing where it is published already, damaged, not below ``save`` or not newer than the newest published
+    one."""
     partial = Path(accepted)
     match = _ITERATION.match(partial.name)
     if match is None or partial.parent != save / PARTIAL or not (partial / MANIFEST).exists():
@@ -109,9 +109,13 @@ def publish_left_over(save: Path, accepted: str) -> None:
         publish(partial, save, step)
 
 
-def retire(save: Path, retention: Retention) -> list[int]:
-    """Remove the published checkpoints that are not kept; returns their steps."""
-    gone = retention.retired(iterations(save))
+def retire(save: Path, retention: Retention, up_to: int) -> list[int]:
+    """Remove the published checkpoints that are not kept; returns their steps.
+
+    ``up_to`` is the step that was published last. Later ones are neither counted nor removed: where the job went back
+    to an older checkpoint, they are damaged or of a run that was given up.
+    """
+    gone = retention.retired(step for step in iterations(save) if step <= up_to)
     for step in gone:
         shutil.rmtree(_set_aside(save / iteration_name(step)), ignore_errors=True)
     return gone

@@ -154,7 +154,8 @@ class Session:
         """Ask whether the checkpoint in ``directory`` counts, and wait for the answer; called by one rank of the group.
 
         The checkpoint gets its final name only after True, which comes when the groups' votes have agreed on its
-        weights: with the next commit, or at the end of the run. False: this group is fenced, or the job is over.
+        weights: with the next commit, or at the end of the run. False: this group is fenced, or the job is over, before
+        it has heard the answer; the checkpoint may count all the same.
         """
         key = (step, directory)
         with self._changed:

@@ -131,7 +131,7 @@ class Coordinator:
 
     def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
         for action in decision.actions:
-            if isinstance(action, AcceptSave):
+            if isinstance(action, AcceptSave) and _is_newest(action, after):
                 self._accepted = action.directory
         self._restarts.observe(decision.actions)
         self._records.observe(record, before, decision, after, 0.0, False)
@@ -289,7 +289,7 @@ class Coordinator:
         self._backlog.do_next([*acts, partial(self._follow, record, before)])
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, AcceptSave):
+        if isinstance(action, AcceptSave) and _is_newest(action, self._state):
             self._accepted = action.directory
             self._dir.publish_accepted(action.directory)
         self._speaker.say(action)
@@ -454,6 +454,12 @@ class Coordinator:
                 self._options.office.confirm()
             self._records.write_status(self._state)
             await asyncio.sleep(STATUS_INTERVAL_S)
+
+
+def _is_newest(action: AcceptSave, after: State) -> bool:
+    """False for a save of an older step that was written for so long that a newer one has been accepted; ``after`` is
+    the state in which it counts."""
+    return action.step >= after.saved_step
 
 
 def _nobody_else() -> None:

@@ -5,6 +5,7 @@ May assume: no process of the life writes there any more, except a coordinator t
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import RunDirectory, glance, read_json
-from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from
+from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
 from spare_megatron.launch.restart_policy import EndedLife, Obstacles, is_failure, needs_checkpoint
 
 LINES_SHOWN = 12
@@ -45,21 +46,28 @@ def ended_life(
 ) -> EndedLife:
     """The life as its summary and the checkpoints show it. Waits for a disk that fails for a while.
 
+    However it ended, a checkpoint that counts gets its name first: where no other life follows, nobody else would give
+    it.
+
     The launcher adds what only it knows: obstacles, and that it was told to stop itself.
 
     Args:
         why_failed: called where the summary gives no reason for a failure.
         directories: where checkpoints are, in the order in which they are searched.
         idle_lives: lives in a row before this one that committed nothing.
-        told: called with a sentence for each damaged checkpoint.
+        told: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
     """
     summary = patiently(lambda: read_json(run_dir.summary)) or {}
     reason = str(summary.get("reason", ""))
     if not reason and is_failure(code):
         reason = why_failed()
     checkpoint = None
+    try:
+        patiently(partial(publish_accepted, run_dir, directories))
+    except (OSError, json.JSONDecodeError) as error:
+        told(f"the checkpoint that was accepted last cannot get its name: {error}")
     if needs_checkpoint(code):
-        checkpoint = patiently(partial(checkpoint_to_start_from, run_dir, directories, told))
+        checkpoint = patiently(partial(checkpoint_to_start_from, directories, told))
     return EndedLife(
         code=code,
         reason=reason,

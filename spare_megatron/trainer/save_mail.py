@@ -56,7 +56,7 @@ class SaveMail:
         return told
 
     def end(self, number: int, failure: str) -> None:
-        """For position 0: tell the ranks that the checkpoint counts, or by ``failure`` why it does not."""
+        """For position 0: tell the ranks that the checkpoint is published, or by ``failure`` why it is not."""
         self._store.set(f"ended/{number}", failure or "-")
 
     def ended(self, number: int) -> str:

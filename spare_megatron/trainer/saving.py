@@ -9,6 +9,9 @@ the commit of t + 1, so no step may wait for that.)
 Nothing that a disk does ends training: the user is warned once of saves that fail, what they leave behind is removed
 when the next one succeeds, and the next interval tries again. One save is in flight at a time.
 
+Once the coordinator has been asked, only it knows whether the checkpoint counts: its word may come too late for a group
+that is fenced, or that hears first that the job is over. So such a checkpoint is not removed by its writer.
+
 May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: a directory with
 Megatron's name for a checkpoint is complete and was accepted by the coordinator.
 """
@@ -45,6 +48,7 @@ PATIENCE_S = 10.0
 PUBLISH_PATIENCE_S = 60.0
 """How long to try, while the disk fails, to give a checkpoint that counts its final name."""
 TICK_S = 0.5
+UNHEARD = "this group leaves before it has heard whether it counts"
 _REASON_CHARS = 250
 
 
@@ -63,8 +67,8 @@ class Ask:
     """What a save needs from the training loop."""
 
     accept: Callable[[int, str], bool]
-    """``accept(step, directory)`` waits until it is known whether the checkpoint counts, and returns that. From any
-    thread."""
+    """``accept(step, directory)`` waits until the coordinator says that the checkpoint counts; False where this group
+    has to leave before it has heard that. From any thread."""
     tick: Callable[[], None]
     """Counts a sign of life; called while the training thread waits."""
     step_s: float = 0.0
@@ -92,8 +96,6 @@ class _Flight:
     """Set when this rank's files are written, on position 0 when it asks whether the checkpoint counts; or at the
     end."""
     asked_s: float = 0.0
-    accepted: bool = False
-    """Whether the coordinator has said that the checkpoint counts."""
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -218,13 +220,16 @@ class GroupSaver:
         return Written(files=files.entries, report=report)
 
     def _conclude(self, flight: _Flight, told: list[Written]) -> str:
-        """Why the checkpoint does not count; empty when it is published."""
+        """Why the checkpoint is not published; empty when it is."""
         try:
             failure = next((one.failure for one in told if one.failure), "") or self._publish(flight, told)
         except Exception as error:
             failure = _reason(error)
+        if failure == UNHEARD:
+            log.warning("the checkpoint of step %d stays in %s: %s", flight.trained, flight.partial, failure)
+            return failure
         if failure:
-            if not flight.accepted:  # if it is accepted, the job's next start publishes it
+            if not flight.asked.is_set():  # else it may count, and the launcher then publishes it
                 shutil.rmtree(flight.partial, ignore_errors=True)
             self._failed(flight.trained, failure)
             return failure
@@ -244,8 +249,7 @@ class GroupSaver:
         flight.asked_s = time.monotonic()
         flight.asked.set()
         if not flight.ask.accept(flight.step, str(flight.partial)):
-            return "the coordinator does not accept it"
-        flight.accepted = True
+            return UNHEARD
         patiently(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
         return ""
 
@@ -269,7 +273,7 @@ class GroupSaver:
         try:
             self.published(flight.trained)
             discard_partials(self.directory, flight.trained)
-            gone = retire(self.directory, self.retention)
+            gone = retire(self.directory, self.retention, flight.trained)
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self.directory, _reason(error))
             return

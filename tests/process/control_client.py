@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from spare_megatron import failpoints
 from spare_megatron.checkpoint.folder import iteration_name, last_good, step_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -27,6 +28,9 @@ from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import JobSpec, ReductionResult
 from spare_megatron.trainer.fault_injection import Injector
+
+LOOK_S = 0.01
+"""How often a rank that ends looks whether it still saves."""
 
 
 def arguments() -> argparse.Namespace:
@@ -88,6 +92,7 @@ class Client:
         self.session = Session.open(place, spec, job, last_applied=self.first_step, address=args.address)
         self.latencies: list[tuple[int, float, float]] = []
         """(step, when reduced, when the commit was seen) on the clock that all processes of a host share."""
+        self.saving: list[threading.Thread] = []
 
     def run(self) -> ExitCode:
         """Step after step until the job is over."""
@@ -100,14 +105,7 @@ class Client:
             if leave:
                 break
             step += 1
-        orders = self.session.orders
-        done = 0
-        while not orders.over:
-            if done < orders.view.epoch:
-                self.session.reduced(ReductionResult(step + 1, orders.view.epoch, True))
-                self.session.applied(step, orders.view.epoch)
-                done = orders.view.epoch
-            orders = self.session.wait(orders.version)
+        orders = self._end(step)
         self.session.close()
         if orders.fenced is not None:
             print(f"fenced: {orders.fenced}", flush=True)
@@ -117,6 +115,23 @@ class Client:
         return {"finished": ExitCode.FINISHED, "left": ExitCode.FINISHED, "wipe-out": ExitCode.WIPE_OUT}.get(
             orders.stop[0], ExitCode.FAILED
         )
+
+    def _end(self, step: int) -> Orders:
+        """Vote on the end in each epoch, say Applied once nothing is being saved, and stay until the job is over and
+        what counts has its name."""
+        orders, voted, done = self.session.orders, 0, 0
+        while not orders.over:
+            epoch, saves = orders.view.epoch, any(saving.is_alive() for saving in self.saving)
+            if voted < epoch:
+                self.session.reduced(ReductionResult(step + 1, epoch, True))
+                voted = epoch
+            if done < epoch and not saves:
+                self.session.applied(step, epoch)
+                done = epoch
+            orders = self.session.wait(orders.version, LOOK_S if saves else None)
+        for saving in self.saving:
+            saving.join()
+        return orders
 
     def _step(self, step: int) -> bool:
         """One step until it is committed; True when the run ends with it (or is over)."""
@@ -166,12 +181,14 @@ class Client:
             and self.place.group == min(orders.view.live_groups)
             and self.place.is_leader
         ):
-            threading.Thread(target=self._save, args=(step,), daemon=True).start()
+            self.saving.append(threading.Thread(target=self._save, args=(step,), daemon=True))
+            self.saving[-1].start()
 
     def _save(self, step: int) -> None:
-        """The word comes with a later commit, so no step waits for it."""
+        """The word comes with a later commit, or at the end, so no step waits for it."""
         directory = Path(self.args.save) / iteration_name(step)
         if self.session.saved(step, str(directory)):
+            failpoints.hit("checkpoint.publish")
             directory.mkdir(parents=True)
             (directory / "metadata.json").write_text("{}")
 

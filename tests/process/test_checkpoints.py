@@ -12,10 +12,23 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.checkpoint.folder import PARTIAL, TRACKER, damage, iteration_name, iterations, last_good, step_of
+from spare_megatron.checkpoint.folder import (
+    PARTIAL,
+    TRACKER,
+    damage,
+    iteration_name,
+    iterations,
+    last_good,
+    publish_left_over,
+    step_of,
+)
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.messages import Lost, Saved
+from spare_megatron.coordinator.journal import read
 from spare_megatron.failpoints import VARIABLE
+from spare_megatron.trainer.saving import Ask
 from tests.process.harness import Job, launch, toy_digests
-from tests.process.saver import save_for_ever
+from tests.process.saver import lone_saver, save_for_ever
 
 WORDS = ("--steps", "18", "--pieces", "2", "--piece-s", "0.02", "--redundancy", "2", "--save-interval", "3")
 SEED, MOMENTS = 20, 20
@@ -158,3 +171,88 @@ def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
     assert (save / TRACKER).read_text() == "18"
     assert "NO CHECKPOINT" not in (tmp_path / "launch.out").read_text()
     assert log_of(job, 0, 0).count("failpoint ") == len(places)
+
+
+@pytest.mark.parametrize(("place", "after"), [("accepted.json.write", 2), ("order.save_accepted", 1)])
+def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: int
+) -> None:
+    """Again and again, each time with the record on the disk: the next one is asked again, and says so."""
+    monkeypatch.setenv(VARIABLE, f"coordinator:{place}=kill,after={after}")
+    job = start(tmp_path)
+    job.finish()
+    save = tmp_path / "save"
+    whole(save)
+    assert iterations(save) == [18, 15, 12, 9, 6, 3]
+    run_dir = RunDirectory(tmp_path)
+    accepted = run_dir.accepted()
+    assert Path(accepted).name.startswith(iteration_name(18))
+    assert not Path(accepted).exists()
+    known = run_dir.coordinator()
+    assert known is not None
+    assert known.fencing > 2
+
+
+def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts, so no other group saves again, and no other life follows: the launcher gives it its name."""
+    monkeypatch.setenv(VARIABLE, "rank-0-0:checkpoint.publish=kill,after=5")
+    job = start(tmp_path)
+    assert job.finish()[-1]["step"] == 18
+    save = tmp_path / "save"
+    whole(save)
+    assert iterations(save) == [18, 15, 12, 9, 6, 3]
+    assert (save / TRACKER).read_text() == "18"
+
+
+def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Path) -> None:
+    """It stands still and is taken for dead, then hears that it is fenced, but not that its checkpoint counts."""
+    save = tmp_path / "save"
+    words = (*WORDS, "--steps", "6", "--piece-s", "0.3", "--heartbeat-s", "3", "--save", str(save))
+    job = launch(tmp_path, *words, groups=1, group_size=1)
+
+    def there(kind: type) -> bool:
+        return any(isinstance(record.event, kind) for record in read(tmp_path / "journal.jsonl"))
+
+    job.wait_for("the checkpoint of step 3 to wait for votes", lambda: there(Saved))
+    [pid] = job.pids(0)
+    job.kill(pid, number=signal.SIGSTOP)
+    job.wait_for("the group's loss", lambda: there(Lost))
+    job.kill(pid, number=signal.SIGCONT)
+    assert [line["step"] for line in job.finish() if line["life"] == 2] == [4, 5, 6]
+    assert iterations(save) == [6, 3]
+
+
+def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path: Path) -> None:
+    """Only the coordinator knows whether it counts. If it does not, the next one that does takes its place."""
+    saver, save, asked, told = lone_saver(tmp_path / "save"), tmp_path / "save", [], []
+    saver.notice = told.append
+
+    def unheard(step: int, directory: str) -> bool:
+        asked.append(directory)
+        return False
+
+    for step in (1, 2, 3):
+        saver.save(step, 1, Ask(unheard if step < 3 else lambda *_: True, lambda: None), since=step, final=True)
+        if step == 1:
+            assert iterations(save) == []
+            publish_left_over(save, asked[0])
+            assert iterations(save) == [1]
+        elif step == 2:
+            assert damage(Path(asked[1])) == ""
+    whole(save)
+    assert iterations(save) == [3, 1]
+    assert not list((save / PARTIAL).iterdir())
+    assert told == []
+
+
+def test_a_job_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
+    """Three are kept. The later ones that it passed over are not among them, and stay."""
+    save = tmp_path / "save"
+    for incarnation, steps in enumerate(((37, 38, 39), (31, 32, 33, 34))):
+        saver = lone_saver(save, incarnation)
+        for step in steps:
+            saver.save(step, 1, Ask(lambda *_: True, lambda: None), since=step, final=True)
+            assert step in iterations(save)
+    assert iterations(save) == [39, 38, 37, 34, 33, 32]

@@ -150,7 +150,7 @@ def test_the_job_waits_for_the_journal_for_long(
 
 def test_the_coordinator_gives_up_and_another_one_resumes(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     there = tmp_path / "failing"
-    one = job(f"coordinator:journal.sync=EIO,while={there}", f"{FLAGS} --coordinator-timeout-s 6")
+    one = job(f"coordinator:journal.sync=EIO,while={there}", f"{FLAGS} --coordinator-timeout-s 12")
     one.start()
     one.until(lambda: one.committed() >= 5)
     there.touch()
@@ -161,6 +161,12 @@ def test_the_coordinator_gives_up_and_another_one_resumes(job: Callable[..., Con
     one.start_coordinator()
     check(one)
     assert sum(isinstance(record.event, Opened) for record in one.records()) == 2
+
+
+def test_nobody_leaves_before_what_counts_has_its_name(job: Callable[..., ControlJob]) -> None:
+    one = job("rank:checkpoint.publish=sleep:0.5")
+    one.start()
+    check(one)
 
 
 @pytest.mark.full

@@ -16,7 +16,16 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import RunDirectory, glance, write_json
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Action, Hello, JobSpec, ReductionResult, SendCommit, Vote
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    Action,
+    Hello,
+    JobSpec,
+    ReductionResult,
+    Saved,
+    SendCommit,
+    Vote,
+)
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
 from spare_megatron.coordinator.journal import replay
@@ -343,3 +352,27 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
     assert isinstance(said[0], SendCommit)
     assert replay(run_dir.journal).records == 7
     assert replay(run_dir.journal).state.committed == (1, 1)
+
+
+def test_an_older_checkpoint_that_is_late_does_not_take_the_place_of_a_newer_one(tmp_path: Path) -> None:
+    """It counts and its writer is told so; the one to start again from is the newer one, also after a restart."""
+    run_dir, said = RunDirectory(tmp_path), list[Action]()
+
+    async def main() -> None:
+        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
+        coordinator._speaker.say = said.append  # type: ignore[method-assign]
+        coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
+        for group in range(2):
+            coordinator._apply(Hello(group, 0, "f", 0))
+        for step in (1, 2, 3):
+            if step == 3:
+                coordinator._apply(Saved(1, 0, 2, "newer"))
+            for group in range(2):
+                coordinator._apply(Vote(group, 0, ReductionResult(step, 1, True, (group,))))
+        coordinator._apply(Saved(0, 0, 1, "older"))
+        coordinator._journal.close()
+        assert Coordinator(Options("127.0.0.1:0", run_dir, life=1))._accepted == "newer"
+
+    asyncio.run(main())
+    assert [action.directory for action in said if isinstance(action, AcceptSave)] == ["newer", "older"]
+    assert run_dir.accepted() == "newer"

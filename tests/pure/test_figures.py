@@ -110,6 +110,11 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/when_a_gpu_dies.md", "(5 s); a rank"),
         ("docs/when_a_gpu_dies.md", "(60 s). Everything"),
     ),
+    "versions of Slurm": (
+        ("docs/slurm.md", "Since 24.05 Slurm itself"),
+        ("docs/slurm.md", "Debian's Slurm 22.05 and 24.11"),
+        ("docs/slurm.md", "slurmctld 23.11 to 24.11.5 may"),
+    ),
     "what was run: a benchmark's or an example's own input": (
         ("docs/choosing_redundancy.md", "15 minutes for a restart"),
         ("docs/design.md", "F = 0.05, 0.25 and 1"),

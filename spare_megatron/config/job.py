@@ -46,6 +46,8 @@ class JobDescription:
     """The kind of device on which the ranks compute: 'cpu' or 'cuda'."""
     flops_per_step: float = 0.0
     """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
+    late_pauses: bool = False
+    """Whether the pipelines of the groups take in pieces while they run (``--spare-schedule tickets``)."""
     loss_names: tuple[str, ...] = ("lm loss",)
     """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
     tensorboard_dir: str = ""

@@ -31,6 +31,7 @@ from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
     Progress,
     RankApplied,
+    RankBegun,
     RankCaughtUp,
     RankReady,
     RankReport,
@@ -42,7 +43,16 @@ from spare_megatron.control.reports import (
     StopRequest,
 )
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
+from spare_megatron.control.ticket_words import stream_of
+from spare_megatron.controller.member import (
+    Change,
+    Orders,
+    first_orders,
+    take_commit,
+    take_end,
+    take_tickets,
+    take_view,
+)
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.view import Offer, View
 from spare_megatron.wakeups import ask_for_short_waits
@@ -91,6 +101,10 @@ class SessionSide(Protocol):
     def progress_now(self) -> Progress:
         """How far the training thread is, for the heartbeat."""
 
+    @property
+    def tickets_read(self) -> int:
+        """The number of the first word of the ticket stream that the training thread has not read."""
+
 
 class Agent:
     """Keeps one rank's orders: applies each order by the member's rules and publishes what changed."""
@@ -122,6 +136,8 @@ class Agent:
             self._neighbour = (told.group, told.incarnation), told.addresses[0]
         elif kind == "donors":
             self._donors = order.donors.number, tuple(one.values[0] for one in order.donors.serving_at)
+        elif kind == "tickets":
+            return self._adopt(*take_tickets(self.orders, stream_of(order.tickets), self._session.tickets_read))
         elif kind == "view":
             return self._take_view(protobuf_codec.read(order.view, View))
         elif kind == "commit":
@@ -207,6 +223,7 @@ _FIELDS: dict[type, str] = {
     RankCaughtUp: "caught_up",
     RankVoid: "void",
     RankWithdrawn: "withdrawn",
+    RankBegun: "begun",
 }
 """Report -> its field of a RankReport, which has the fields of the report; all but StepReport."""
 _REPORTS = {name: cls for cls, name in _FIELDS.items()}
@@ -302,6 +319,7 @@ class Follower:
             address=setup.address,
             serving_at=setup.serving_at,
             birth=self._birth,
+            tickets=self._agent.orders.stream.end,
         )
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]

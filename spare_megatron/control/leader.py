@@ -39,6 +39,7 @@ from spare_megatron.control.rank_ledger import RankLedger
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
     RankApplied,
+    RankBegun,
     RankCaughtUp,
     RankReport,
     Reduced,
@@ -46,9 +47,12 @@ from spare_megatron.control.reports import (
     StepReport,
     StopRequest,
 )
+from spare_megatron.control.ticket_issuer import TicketIssuer
+from spare_megatron.control.ticket_words import order_of
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import CaughtUp, Hello, Ready, Void, Vote, Withdrawn
+from spare_megatron.controller.tickets import Stream
 
 REPORTS_KEPT = 2
 """Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
@@ -71,6 +75,7 @@ class Leader:
         own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
         self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
         self._pulse = Pulse(own_interval_s)
+        self._issuer = TicketIssuer(self._setup.spec, self._setup.job.late_pauses)
         self._reported = Roll(size, -1)
         self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
@@ -171,7 +176,7 @@ class Leader:
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
         self._addresses[position] = first.arrival.address
         self._serving_at[position] = first.arrival.serving_at
-        self._admit(position, orders, first.arrival.last_applied)
+        self._admit(position, orders, first.arrival)
         for report in first.then:
             self._listen_to(position, report)
         listener = asyncio.create_task(self._listen(position, context, orders))
@@ -193,6 +198,11 @@ class Leader:
                 f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
                 f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
             )
+        if arrival.tickets < self._issuer.since(0).first and arrival.position in self._births:
+            return (
+                f"{self._who(arrival)} knows the ticket stream up to word {arrival.tickets}, and what followed is "
+                "not kept any more"
+            )
         taken = self._addresses.index(arrival.address) if arrival.address in self._addresses else arrival.position
         if arrival.address and taken != arrival.position:
             return same_address(arrival.address, self._who(arrival), f"rank {taken} of it")
@@ -201,21 +211,24 @@ class Leader:
     def _who(self, arrival: pb.RankArrival) -> str:
         return f"rank {arrival.position} of group {arrival.group}"
 
-    def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], last_applied: int) -> None:
+    def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], arrival: pb.RankArrival) -> None:
         """Take a rank in, for the first time or after a reconnect, and send it the newest orders of the group."""
         back = self._arrived.is_set()
         if position in self._ranks:
             self._ranks[position].put_nowait(None)
         self._ranks[position] = orders
         self._ledger.arrived(position, time.monotonic())
-        self._reported.add(position, last_applied)
+        self._reported.add(position, arrival.last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
         for told in (self._neighbour, self._donors):
             if told is not None:
                 orders.put_nowait(_of_position(told, position))
+        tickets = order_of(self._issuer.since(arrival.tickets))
         if self._agent.orders.version:
-            orders.put_nowait(self._present())
+            present = self._present()
+            for told in (tickets, present) if self._agent.orders.over else (present, tickets):
+                orders.put_nowait(told)
         if back:
             self._uplink.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=False)))
         elif len(self._ranks) == self._setup.group_size:
@@ -254,6 +267,19 @@ class Leader:
             orders.put_nowait(None)
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
+    def _issue(self, words: Stream) -> None:
+        """Tell all ranks these words of the ticket stream."""
+        if words.words:
+            order = order_of(words)
+            if self._alone:
+                self._agent.take(order)
+            self._pass_on(order)
+
+    def _pass_end(self, order: pb.Order) -> None:
+        """Pass on that the job is over, behind a pause for those that compute."""
+        self._issue(self._issuer.told(self._agent.orders.view, over=True))
+        self._pass_on(order)
+
     def _pass_on(self, order: pb.Order) -> None:
         for position, orders in self._ranks.items():
             orders.put_nowait(_of_position(order, position))
@@ -275,6 +301,8 @@ class Leader:
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
         elif isinstance(report, StopRequest):
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+        elif isinstance(report, RankBegun):
+            self._issue(self._issuer.begun(report.number))
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
@@ -370,7 +398,10 @@ class Leader:
         """Learn one order of the coordinator, and pass it on: a rank that connects from now on is told of it."""
         kind = order.WhichOneof("kind")
         change = self._agent.take(order)
-        self._pass_on(order)
+        if change is Change.END:
+            self._pass_end(order)
+        else:
+            self._pass_on(order)
         if kind == "welcome":
             self._welcome = order
         elif kind == "neighbour":
@@ -387,6 +418,8 @@ class Leader:
 
     def _adopt_view(self, change: Change) -> None:
         view = self._agent.orders.view
+        if change is not Change.NONE:
+            self._issue(self._issuer.told(view))
         if change is Change.EPOCH:
             self._ballots.forget_older(view.epoch, view.committed)
             if self._alone:
@@ -413,7 +446,7 @@ class Leader:
         self._agent.fail(
             ConfigError(f"{here} of {setup.group_size} ranks of group {setup.group} {within}; see their logs")
         )
-        self._pass_on(self._present())
+        self._pass_end(self._present())
 
     def _lost_coordinator(self) -> None:
         setup = self._setup
@@ -429,7 +462,7 @@ class Leader:
             )
         else:
             self._agent.end(stop=("failed", f"no coordinator came back: {self._uplink.error}"))
-        self._pass_on(self._present())
+        self._pass_end(self._present())
 
     def _present(self) -> pb.Order:
         """The newest orders as one order, for a rank that may have missed some."""

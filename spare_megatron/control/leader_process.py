@@ -187,6 +187,7 @@ class NoTraining:
     """Stands for the session in a process that trains nothing."""
 
     progress_now = Progress()
+    tickets_read = 0
 
     def publish(self, orders: Orders, newer_epoch: bool) -> None:
         """Nobody waits for orders here: the ranks apply them themselves."""

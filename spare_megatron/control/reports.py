@@ -105,6 +105,13 @@ class RankWithdrawn:
 
 
 @dataclass(frozen=True)
+class RankBegun:
+    """The first stage has begun the ticket of this number, and knows of none behind it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Beat:
     """A sign of life of one rank: how far its training thread is."""
 
@@ -153,7 +160,16 @@ class Heartbeat:
 
 
 RankReport = (
-    Reduced | StepReport | RankApplied | SaveRequest | StopRequest | RankReady | RankCaughtUp | RankVoid | RankWithdrawn
+    Reduced
+    | StepReport
+    | RankApplied
+    | SaveRequest
+    | StopRequest
+    | RankReady
+    | RankCaughtUp
+    | RankVoid
+    | RankWithdrawn
+    | RankBegun
 )
 
 

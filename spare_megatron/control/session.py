@@ -24,6 +24,7 @@ from spare_megatron.control.leader_process import FirstFollower
 from spare_megatron.control.reports import (
     Progress,
     RankApplied,
+    RankBegun,
     RankCaughtUp,
     RankReady,
     RankVoid,
@@ -49,6 +50,8 @@ class Session:
         self._orders = first_orders(setup.group, setup.incarnation)
         self._on_view = tuple(on_view)
         self._progress = Progress()
+        self._tickets_read = 0
+        self._tells_begun = setup.position == 0 and setup.job.late_pauses
         self._answers: dict[tuple[int, str], bool] = {}
         alone = Leader if setup.group_size == 1 else FirstFollower
         self._control = ControlThread(setup, self, alone if setup.position == 0 else Follower)
@@ -123,6 +126,16 @@ class Session:
         """
         if self._progress.tick(phase, step, pieces_done):
             self._control.nudge()
+
+    def read_tickets(self, number: int) -> None:
+        """Note that this rank has read the words of the ticket stream before ``number``."""
+        self._tickets_read = number
+
+    def begun(self, number: int) -> None:
+        """Report to the leader that this rank has begun the ticket of this number, where its group pauses late: that
+        all stages begin what the first one has."""
+        if self._tells_begun:
+            self._control.post(RankBegun(number))
 
     def reduced(self, result: ReductionResult, figures: Mapping[str, float] | None = None) -> None:
         """Report to the leader, which votes for the group, that a reduction has ended on this rank.
@@ -205,6 +218,11 @@ class Session:
             if (step, directory) in self._answers:
                 self._answers[(step, directory)] = True
                 self._changed.notify_all()
+
+    @property
+    def tickets_read(self) -> int:
+        """Control thread: the number of the first word of the ticket stream that may still be read."""
+        return self._tickets_read
 
     @property
     def progress_now(self) -> Progress:

@@ -8,9 +8,10 @@ vote sent again).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from spare_megatron.controller.tickets import Stream
 from spare_megatron.controller.view import Offer, View
 
 
@@ -27,6 +28,8 @@ class Orders:
     donors_at: tuple[str, ...] = ()
     """For a view with an offer: host:port at which the donors' ranks of this position serve it, in the order of its
     donors."""
+    stream: Stream = field(default_factory=Stream)
+    """What the group's leader has written of the ticket stream, without what this rank has read."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
     fenced: str | None = None
@@ -49,6 +52,7 @@ class Change(Enum):
     NONE = "older than what is known, or known"
     SAME = "the present epoch again: send the vote again"
     COMMIT = "the step in flight is committed"
+    TICKETS = "the group's leader has written more of the ticket stream"
     EPOCH = "a newer epoch: abandon the replica communicators of the old one"
     END = "the job is over for this group"
 
@@ -100,6 +104,16 @@ def take_commit(
     )
     told = replace(orders, view=view, version=orders.version + 1)
     return told, Change.COMMIT
+
+
+def take_tickets(orders: Orders, more: Stream, read: int = 0) -> tuple[Orders, Change]:
+    """The orders after words of the group's leader, of which this rank has read those before number ``read``. Words
+    that are known change nothing. The leader tells its ranks of a view or commit before the words that follow from
+    it."""
+    stream = orders.stream.joined(more)
+    if stream is orders.stream:
+        return orders, Change.NONE
+    return replace(orders, stream=stream.since(read), version=orders.version + 1), Change.TICKETS
 
 
 def take_end(

@@ -70,20 +70,20 @@ class MicrobatchLoader:
         self._hosted = hosted
 
     def __call__(self, step: int, numbers: Sequence[int]) -> Iterator[Microbatch]:
-        """The microbatches ``numbers`` of ``step``. Nothing is read before the first is asked for."""
-        return self._iterate(step, tuple(numbers))
+        """The microbatches ``numbers`` of ``step``, which may grow meanwhile. Nothing is read before the first is asked
+        for."""
+        return self._iterate(step, numbers)
 
-    def _iterate(self, step: int, numbers: tuple[int, ...]) -> Iterator[Microbatch]:
+    def _iterate(self, step: int, numbers: Sequence[int]) -> Iterator[Microbatch]:
         if self._dataset is None:
             raise RuntimeError("this rank has no data: only the first and the last pipeline stage read samples")
-        for number in numbers:
-            self._check_hosted(number)
-        wanted = [(step, number) for number in numbers] + [(step + 1, number) for number in numbers]
         self._forget_before(step)
         for index, number in enumerate(numbers):
-            self._read_ahead(wanted[index : index + 1 + self._ahead])
+            for near in numbers[index : index + 1 + self._ahead]:
+                self._check_hosted(near)
+            self._read_ahead(step, numbers, index, 1 + self._ahead)
             yield self._take(step, number)
-            self._read_ahead(wanted[index + 1 : index + 1 + self._ahead])
+            self._read_ahead(step, numbers, index + 1, self._ahead)
 
     def _check_hosted(self, number: int) -> None:
         shard = number // self._order.shape.microbatches_per_shard
@@ -92,9 +92,12 @@ class MicrobatchLoader:
                 f"microbatch {number} is of shard {shard}, but this group hosts {sorted(self._hosted)}"
             )
 
-    def _read_ahead(self, wanted: Sequence[tuple[int, int]]) -> None:
+    def _read_ahead(self, step: int, numbers: Sequence[int], first: int, count: int) -> None:
+        """Read ``count`` microbatches from number ``first`` on: of this step, then the same ones of the next."""
         if self._pool is None:
             return
+        here = numbers[first : first + count]
+        wanted = [*((step, one) for one in here), *((step + 1, one) for one in numbers[: count - len(here)])]
         with self._lock:
             for key in wanted:
                 if key not in self._reading and self._exists(*key):

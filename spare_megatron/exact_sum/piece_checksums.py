@@ -7,8 +7,6 @@ gradient of an audited piece is added to no sum: its passes report to a tensor o
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 
 
@@ -21,7 +19,6 @@ class PieceChecksums:
 
     def __init__(self, totals: torch.Tensor) -> None:
         self._totals = totals
-        self._wanted: frozenset[int] = frozenset()
         self._piece = -1
         self._before: torch.Tensor | None = None
         self.report: torch.Tensor | None = None
@@ -36,15 +33,12 @@ class PieceChecksums:
         self.inside.clear()
         self.audited.clear()
 
-    def begin_run(self, wanted: Collection[int]) -> None:
-        """Begin to compute pieces; the checksums of those in ``wanted`` are kept, if they are summed."""
-        self._wanted = frozenset(wanted)
-
-    def pass_begins(self, piece: int, audited: bool) -> None:
-        """Note that a backward pass of ``piece`` begins."""
+    def pass_begins(self, piece: int, *, audited: bool, compared: bool) -> None:
+        """Note that a backward pass of ``piece`` begins, which is added to no sum (``audited``), or whose checksum is
+        kept (``compared``), or neither."""
         if audited:
             self.report = self.audited.setdefault(piece, torch.zeros_like(self._totals))
-        elif piece in self._wanted:
+        elif compared:
             self._piece, self._before = piece, self._totals[:, 0].clone()
 
     def pass_ends(self) -> None:

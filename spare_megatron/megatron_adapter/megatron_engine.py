@@ -12,7 +12,7 @@ plain sums; the only divisor is the constant of :meth:`MegatronEngine._divisor`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
+from spare_megatron.controller.tickets import Taken, Ticket, Tickets
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
@@ -119,26 +120,18 @@ class MegatronEngine(TransferableState):
         for counts in self._routing:
             counts.zero_()
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """Run ``audits`` and ``pieces`` forward and backward as one pipeline, and add ``pieces`` to the accumulators.
+    def run(self, step: int, tickets: Tickets) -> None:
+        """Run ``tickets`` forward and backward as one pipeline, and add them to the accumulators.
 
-        The checksums of the pieces in ``compared`` are kept for :meth:`piece_checksums`.
+        The checksums of compared and of audited pieces are kept for :meth:`piece_checksums`.
         """
         if step != self._step:
             raise AssertionError(f"run of step {step}, but the accumulators belong to step {self._step}")
-        real = [piece for piece in pieces if self._has_samples(piece)]
-        twice = [piece for piece in audits if self._has_samples(piece)]
-        if real or twice:
-            for chunk in self.replica.chunks:
-                chunk.train()
-            run = self._piece_run(step, real, self._sums, self._batches.size(step), forward_only=False)
-            if self.exact is not None:
-                self.exact.pieces.begin_run(compared)
-                run.audits, run.passes = twice, self.exact
-            run.execute(self._source, self._seq_length)
-        for n in range(len(real), len(pieces)):
-            if self.on_piece is not None:
-                self.on_piece("backward", n)
+        for chunk in self.replica.chunks:
+            chunk.train()
+        run = self._piece_run(step, tickets, self._sums, self._batches.size(step), forward_only=False)
+        run.passes = self.exact
+        run.execute(self._source, self._seq_length)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """The tensors that :meth:`local_sum` will return, for gradients that leave during the run; None where ranks of
@@ -277,7 +270,8 @@ class MegatronEngine(TransferableState):
             chunk.eval()
         try:
             with torch.no_grad():
-                self._piece_run(step, pieces, sums, batch, forward_only=True).execute(source, self._seq_length)
+                tickets = Taken(map(Ticket, pieces))
+                self._piece_run(step, tickets, sums, batch, forward_only=True).execute(source, self._seq_length)
         finally:
             for chunk in chunks:
                 chunk.train()
@@ -288,22 +282,16 @@ class MegatronEngine(TransferableState):
     def _seq_length(self) -> int:
         return self.replica.settings.seq_length
 
-    def _has_samples(self, piece: int) -> bool:
-        """Whether a piece has samples in this step: a batch smaller than the full one leaves some pieces empty."""
-        return bool(self.world.shape.microbatches_of(piece, self._batches.size(self._step)))
-
     def _new_sums(self) -> LossSums:
         shape = self.world.shape
         return LossSums(shape.micro_batch_size * self.replica.settings.seq_length // shape.context)
 
-    def _piece_run(
-        self, step: int, pieces: Sequence[int], sums: LossSums, batch: int, *, forward_only: bool
-    ) -> PieceRun:
+    def _piece_run(self, step: int, tickets: Tickets, sums: LossSums, batch: int, *, forward_only: bool) -> PieceRun:
         return PieceRun(
             replica=self.replica,
             world=self.world,
             step=step,
-            pieces=tuple(pieces),
+            tickets=tickets,
             forward_step=self._forward_step,
             sums=sums,
             batch=batch,

@@ -22,7 +22,8 @@ from spare_megatron.controller.member import Orders
 from spare_megatron.controller.view import Offer
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather
-from spare_megatron.trainer.step import Joined, LeaveError
+from spare_megatron.trainer.step import Joined
+from spare_megatron.trainer.ticket_reader import LeaveError
 from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel, Source, StateTransport
 
 

@@ -10,12 +10,13 @@ every rank of a group gets the same calls with the same arguments, whichever vie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
+from spare_megatron.controller.tickets import Tickets
 
 
 class StepEngine(Protocol):
@@ -27,13 +28,16 @@ class StepEngine(Protocol):
     def begin_step(self, step: int) -> None:
         """Zero the accumulators, so that no piece is inside."""
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """Forward and backward of ``pieces`` (perhaps none) in order, as one pipeline; adds to the accumulators.
+    def run(self, step: int, tickets: Tickets) -> None:
+        """Forward and backward of all ``tickets`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor, the number of
-        microbatches, is applied in :meth:`apply`, never here. ``audits`` are computed in the same pipeline, exactly as
-        the groups compute them that own them, and add nothing to accumulators or scalars. The checksums of the
-        gradients are kept for ``audits``, and for those of ``pieces`` that are in ``compared``.
+        microbatches, is applied in :meth:`apply`, never here. Audited pieces are computed in the same pipeline, exactly
+        as the groups compute them that own them, and add nothing to accumulators or scalars. The checksums of their
+        gradients are kept, and those of compared pieces.
+
+        An engine that takes a ticket only when it begins it computes what comes late in the pipeline that runs; one
+        that takes them all first drains it in between.
         """
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:

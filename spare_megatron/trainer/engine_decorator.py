@@ -3,13 +3,14 @@ calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from spare_megatron.config.engine_hooks import Outlet
+from spare_megatron.controller.tickets import Tickets
 from spare_megatron.trainer.engine import StepEngine
 
 BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
@@ -42,9 +43,9 @@ class PassThrough:
         """Zero the engine's accumulators."""
         self.engine.begin_step(step)
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """Have the engine run forward and backward of ``pieces``, and compute ``audits``."""
-        self.engine.run(step, pieces, audits, compared)
+    def run(self, step: int, tickets: Tickets) -> None:
+        """Have the engine run ``tickets``."""
+        self.engine.run(step, tickets)
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         """The engine's checksums of audited or compared pieces."""

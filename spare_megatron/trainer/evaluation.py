@@ -8,12 +8,13 @@ which group computed what. After the last step one more round, ``train_iters + 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from spare_megatron.controller.tickets import Taken, Tickets
 from spare_megatron.trainer.engine_decorator import BatchSource, PassThrough
 
 
@@ -61,8 +62,14 @@ class EvaluatingEngine(PassThrough):
         self._sums.clear()
         self.engine.begin_step(step)
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        """Evaluate these pieces where that is due, then train them. Evaluations are not audited."""
+    def run(self, step: int, tickets: Tickets) -> None:
+        """Evaluate these pieces where that is due, then train them. Evaluations are not audited. Where one is due, all
+        tickets are taken before it."""
+        if not self.passes_before(step) and step <= self.train_iters:
+            self.engine.run(step, tickets)
+            return
+        taken = list(tickets)
+        pieces = [ticket.piece for ticket in taken if not ticket.audited]
         for which in self.passes_before(step):
             for iteration in range(which.iterations):
                 sums = self.engine.evaluate(step, pieces, which.source(step - 1, iteration))
@@ -71,7 +78,7 @@ class EvaluatingEngine(PassThrough):
                     self._sums[name] = self._sums.get(name, 0.0) + value
                 self._tell("evaluate", iteration)
         if step <= self.train_iters:
-            self.engine.run(step, pieces, audits, compared)
+            self.engine.run(step, Taken(taken))
             return
         for n in range(len(pieces)):
             self._tell("backward", n)

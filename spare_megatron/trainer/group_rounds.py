@@ -1,7 +1,7 @@
 """How the ranks of a group agree on what they see before they do together what depends on it.
 
-A member needs none of this: what its ranks do together follows from its segments and commits, which never change for
-it. A learner's offers and a joiner's membership can end at any moment, and ranks hear of it at different times.
+A member needs none of this: what its ranks do together follows from its ticket stream and commits, which never change
+for it. A learner's offers and a joiner's membership can end at any moment, and ranks hear of it at different times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gather_in_group(size: int, device: torch.device) -> Gather:
 
 
 def same_orders(session: Session, gather: Gather) -> Orders:
-    """The newest orders, once those of all ranks of the group have the same epoch, last commit and end."""
+    """The newest orders, once those of all ranks of the group have the same epoch, last commit, end and tickets."""
     orders = session.orders
     while True:
         seen = gather(_mark(orders))
@@ -52,4 +52,4 @@ def same_orders(session: Session, gather: Gather) -> Orders:
 
 def _mark(orders: Orders) -> tuple[int, ...]:
     """Grows with the orders of a rank, and all ranks of a group come to the same."""
-    return (int(orders.over), orders.view.epoch, *orders.view.committed)
+    return (int(orders.over), orders.view.epoch, *orders.view.committed, orders.stream.end)

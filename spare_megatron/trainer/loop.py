@@ -18,7 +18,8 @@ from spare_megatron.trainer.catch_up import CatchUp
 from spare_megatron.trainer.donor import Donor
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.saving import Ask
-from spare_megatron.trainer.step import Committed, LeaveError, SentBackError, StepRunner
+from spare_megatron.trainer.step import Committed, SentBackError, StepRunner
+from spare_megatron.trainer.ticket_reader import LeaveError
 
 
 class Saver(Protocol):

@@ -1,15 +1,17 @@
 """Runs one step of one rank: computes its plan, reduces over the groups, votes and waits for the commit.
 
-The runner interprets the newest :class:`~spare_megatron.controller.member.Orders` until the step is committed:
+The runner follows the ticket stream of its group and the newest :class:`~spare_megatron.controller.member.Orders` until
+the step is committed:
 
-1. a segment of the plan that has not been run is run (the first one is the step's own work, later ones are patches);
-2. with all segments of the newest epoch inside, the accumulators are reduced in that epoch, out of place; where the
-   job overlaps, that begins while the newest segment still runs its last backward passes;
+1. tickets are run as one pipeline up to the next pause (the first are the step's own work, later ones are patches);
+2. where the ticket stream is closed for an epoch, all pieces of its plan are inside: they are summed inside the group,
+   and reduced in that epoch, out of place, if it is still the newest; where the job overlaps, that begins while the
+   last backward passes run;
 3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
 
 A newer epoch neither interrupts computing nor discards anything: accumulators grow until the commit. What a rank does
-*inside* its group follows from the sequence of segments alone, so ranks of a group that learn of an epoch at
-different moments still call the same collectives in the same order (protocol rule 4).
+*inside* its group follows from the ticket stream alone, so ranks of a group that learn of an epoch at different moments
+still call the same collectives in the same order (protocol rule 4).
 
 An overlapped reduction copies what is final. When its epoch ends first, it is dropped and the accumulators are as they
 were; after the patch, if there is one, everything is reduced in the newer epoch.
@@ -31,20 +33,14 @@ from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult
+from spare_megatron.controller.tickets import Close, Ticket
 from spare_megatron.controller.view import View
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather, alone, same_orders
+from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
 
 Parts = Mapping[int, Mapping[str, int]]
 """Piece -> parameter -> checksum of its gradient."""
-
-
-class LeaveError(Exception):
-    """The job is over for this rank: fenced or stopped; ``orders`` says which and why."""
-
-    def __init__(self, orders: Orders) -> None:
-        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
-        self.orders = orders
 
 
 class SentBackError(Exception):
@@ -89,7 +85,7 @@ class StepTimes:
     """The time between the end of the reduction and the commit."""
     attempts: int = 0
     early: int = 0
-    """Buckets of the committed reduction that were summed while the last segment still ran."""
+    """Buckets of the committed reduction that were summed while the last run still computed."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +109,12 @@ class Committed:
 
 @dataclass(frozen=True)
 class _Share:
-    """This rank's contribution to the reduction after the newest segment."""
+    """This rank's contribution to the reductions after a run."""
 
     tensors: Sequence[torch.Tensor] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
     opened: OpenReduction | None = None
-    """The reduction that began during that segment, if it is overlapped."""
+    """The reduction that began during that run, if it is overlapped."""
 
 
 @dataclass
@@ -154,10 +150,19 @@ class StepRunner:
     _pieces: list[int] = field(default_factory=list, init=False)
     _audited: list[int] = field(default_factory=list, init=False)
     _done: int = field(default=0, init=False)
-    _patching: bool = field(default=False, init=False)
+    _reader: TicketReader = field(init=False)
+    _run: TicketRun | None = field(default=None, init=False)
+    """The newest run of the step in flight."""
+    _opened: OpenReduction | None = field(default=None, init=False)
+    """The reduction that began during that run, if it is overlapped."""
+    _patch_began_s: float = field(default=0.0, init=False)
+    """When that run came to pieces of lost groups; 0: it has none so far."""
     _computing: bool = field(default=False, init=False)
     _weights: str = field(default="", init=False)
     """Digest of the weights with which the step in flight began."""
+
+    def __post_init__(self) -> None:
+        self._reader = TicketReader(self.session)
 
     def run(self, step: int, joined: Joined | None = None) -> Committed:
         """Compute ``step`` until it is committed.
@@ -171,10 +176,12 @@ class StepRunner:
             SentBackError: a joiner is no member any more; on all ranks of its group alike.
         """
         self._step, self._pieces, self._audited, self._done = step, [], [], 0
-        times, attempt, ran = StepTimes(), _Attempt(), 0
+        self._run = None
+        self._reader.begin(step, -1 if joined is None else joined.number)
+        times, attempt = StepTimes(), _Attempt()
         self._weights = self.engine.weights_digest()
         self.engine.begin_step(step)
-        share = _Share()
+        share: _Share | None = None
         while True:
             orders = self.session.orders if joined is None else same_orders(self.session, self.gather)
             view = orders.view
@@ -185,14 +192,20 @@ class StepRunner:
             if orders.over:
                 raise LeaveError(orders)
             self.look(view, step - 1)
-            if ran < len(view.segments):
-                share = self._run_segment(view, ran, times)
-                ran += 1
-            elif attempt.epoch != view.epoch:
-                self._attempt(view, share, attempt, times)
-            else:
-                self.session.progress("vote", step, self._done)
+            word = self._reader.next(orders)
+            if word is None:
+                if attempt.epoch == view.epoch:
+                    self.session.progress("vote", step, self._done)
                 self.session.wait(orders.version)
+            elif isinstance(word, Ticket) or self._run is None:
+                self._compute(times)
+                share = None
+            else:
+                assert isinstance(word, Close), f"{word} between the runs of step {step}"
+                self._reader.move()
+                share = share or _Share(self.engine.local_sum(), self.engine.scalars(), self._opened)
+                if word.epoch == view.epoch:
+                    self._attempt(view, share, attempt, times)
 
     def vote_on_the_end(self, step: int, view: View) -> None:
         """Vote on the weights after ``step``, the last one, in the epoch of ``view``: as a step after it without
@@ -203,12 +216,17 @@ class StepRunner:
         self._report(view, ReduceOutcome(ok=True, stale=False), StepTimes())
 
     def on_piece(self, phase: str, n: int) -> None:
-        """Called by the engine before the ``n``-th forward and after the ``n``-th backward of a segment."""
+        """Called by the engine before the forward of the ``n``-th piece of a run and after its backward."""
         if phase == "backward":
             self._done += 1
         self.session.progress("forward" if phase == "audit" else phase, self._step, self._done)
-        if phase not in ("evaluate", "audit"):
-            self.inject("patch" if self._patching and phase == "forward" else phase, self._step, n)
+        if phase in ("evaluate", "audit") or self._run is None:
+            return
+        segment, n = self._run.place(n)
+        patches = segment > 0 and phase == "forward"
+        if patches and not self._patch_began_s:
+            self._patch_began_s = self.clock()
+        self.inject("patch" if patches else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
         """Called as buckets of a reduction end. It reports progress only after the computing, which reports its own."""
@@ -217,32 +235,32 @@ class StepRunner:
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
 
-    def _run_segment(self, view: View, number: int, times: StepTimes) -> _Share:
-        started_s, pieces, audits = self.clock(), view.segments[number], view.audits_of(number)
-        self._patching = number > 0
-        opened = self._open(view) if self.overlap and number == len(view.segments) - 1 else None
+    def _compute(self, times: StepTimes) -> None:
+        """One run of the pipeline, up to the next pause; the first one of a step also where it has no ticket."""
+        started_s, self._patch_began_s, self._opened = self.clock(), 0.0, None
+        run = self._run = TicketRun(self._reader, self._open)
         self._computing = True
-        self.engine.run(self._step, pieces, audits, selected(self.session.spec, self._step, pieces))
+        self.engine.run(self._step, run)
         self._computing = False
-        self._pieces.extend(pieces)
-        self._audited.extend(audits)
-        share = _Share(self.engine.local_sum(), self.engine.scalars(), opened)
-        spent_s = self.clock() - started_s
-        if self._patching:
-            times.patch_s += spent_s
-        else:
-            times.compute_s += spent_s
-        return share
+        assert run.ended, f"the engine left tickets of step {self._step}"
+        self._pieces.extend(run.pieces)
+        self._audited.extend(run.audits)
+        ended_s = self.clock()
+        patch_s = ended_s - self._patch_began_s if self._patch_began_s else 0.0
+        times.patch_s += patch_s
+        times.compute_s += ended_s - started_s - patch_s
 
-    def _open(self, view: View) -> OpenReduction | None:
-        """Begin the reduction of the newest epoch before its last segment has run."""
-        tensors = self.engine.leaving()
+    def _open(self) -> None:
+        """Begin the reduction of the newest epoch, where the stream is closed for it behind the run that comes to its
+        end."""
+        orders = self.session.orders
+        word, view = self._reader.next(orders), orders.view
+        tensors = self.engine.leaving() if self.overlap and word == Close(view.epoch) else None
         if tensors is None:
-            return None
+            return
         request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)
-        opened = self.replicas.begin(view.epoch, request, self._stale(view))
-        self.engine.watch(opened)
-        return opened
+        self._opened = self.replicas.begin(view.epoch, request, self._stale(view))
+        self.engine.watch(self._opened)
 
     def _attempt(self, view: View, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
         """Reduce in the newest epoch and report the outcome to the leader, unless the epoch has ended meanwhile."""

@@ -18,6 +18,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter.model import world as group_world
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
 from tests.megatron import toy
+from tests.tickets import run_of
 
 
 def settings_of(case: dict[str, Any]) -> MegatronSettings:
@@ -115,7 +116,7 @@ def one_step(engine: Any, peers: Any, case: dict[str, Any], group: int, step: in
     """Compute, exchange and apply one step."""
     engine.begin_step(step)
     for segment in dealt(case, group):
-        engine.run(step, segment)
+        engine.run(step, run_of(segment))
     report = engine.apply(step, *exchange(peers, engine))
     return {name: report[name] for name in ("loss", "grad_norm", "lr")}
 

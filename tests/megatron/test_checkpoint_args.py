@@ -10,6 +10,7 @@ import torch
 
 from tests.megatron.hugging_face_models import make, run
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -69,7 +70,7 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
         samples = list(loader(1, range(job.shape.microbatches)))
         engine = MegatronEngine(replica, here, pretrain_gpt.forward_step, loader)
         engine.begin_step(1)
-        engine.run(1, range(job.shape.pieces))
+        engine.run(1, run_of(range(job.shape.pieces)))
         loss = engine.apply(1, engine.local_sum(), engine.scalars())["loss"]
         loader.close()
         group_checkpoint.save(save, replica, step=1, consumed_samples=2, args=plain(vars(args)))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.megatron.test_parity import SEED, case
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -72,7 +73,7 @@ def alone(engine: Any, step: int, segments: list[list[int]]) -> dict[str, Any]:
     """One step of a job that is this group only."""
     engine.begin_step(step)
     for segment in segments:
-        engine.run(step, segment)
+        engine.run(step, run_of(segment))
     tensors = [tensor.clone() for tensor in engine.local_sum()]
     return dict(engine.apply(step, tensors, engine.scalars()))
 
@@ -143,7 +144,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
         peers = groups.peers_of(PrefixStore("peers", store), rank, 2)
         engine.begin_step(1)
         for segment in groups.dealt(one, rank):
-            engine.run(1, segment)
+            engine.run(1, run_of(segment))
         engine.local_sum()
         own = dict(engine.scalars())
         engine.apply(1, *groups.exchange(peers, engine))

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -99,7 +100,7 @@ def worker(rank: int, store: Any, cases: Sequence[str]) -> dict[str, Any]:
 def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
     """What the checks say of one step as it is, and with one bit flipped in each of three places."""
     engine.begin_step(STEP)
-    engine.run(STEP, range(PIECES))
+    engine.run(STEP, run_of(range(PIECES)))
     given = list(engine.local_sum())
     reduced = [tensor.clone() for tensor in given]
     scalars = engine.scalars()

@@ -11,6 +11,7 @@ from tests.megatron.test_exact import FLAGS, STEPS, said, train
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.process.harness import launch
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 HALF = {"bf16": True, "params_dtype": "bfloat16"}
@@ -61,7 +62,7 @@ def checked(rank: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
             for step in range(1, one["steps"] + 1):
                 engine.begin_step(step)
                 for segment in segments:
-                    engine.run(step, segment)
+                    engine.run(step, run_of(segment))
                 tensors = [tensor.clone() for tensor in engine.local_sum()]
                 losses.append(engine.apply(step, tensors, engine.scalars())["loss"])
             result["digests"].append(engine.weights_digest())
@@ -76,7 +77,7 @@ def accumulated(engine: Any, piece: int) -> list[Any]:
     from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
 
     engine.begin_step(1)
-    engine.run(1, [piece])
+    engine.run(1, run_of([piece]))
     return [buffer.grad_data.clone() for _, buffer, _ in gradient_buffers(engine.replica)]
 
 
@@ -89,7 +90,7 @@ def different(engine: Any, plain: list[list[Any]], pieces: list[int]) -> int:
 
     engine.begin_step(1)
     exponents = iter(engine.exact.format.scales.exponents(0))
-    engine.run(1, pieces)
+    engine.run(1, run_of(pieces))
     found, wrong, seen = engine.local_sum(), 0, 0
     for number, (_, buffer, group) in enumerate(gradient_buffers(engine.replica)):
         for start, stop, _ in sorted(buffer.param_index_map.values()):

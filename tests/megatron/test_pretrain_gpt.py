@@ -10,6 +10,7 @@ import pytest
 from spare_megatron.config.shape import JobShape
 from tests.pure.flags_of_a_job import job_of
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 CASES = {
     "plain": "",
@@ -55,7 +56,7 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     losses = []
     for step in (1, 2):
         engine.begin_step(step)
-        engine.run(step, range(shape.pieces))
+        engine.run(step, run_of(range(shape.pieces)))
         losses.append(engine.apply(step, engine.local_sum(), engine.scalars())["loss"])
     loader.close()
     group_world.destroy()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.megatron.test_parity import BALANCED, MOE, SEED, case
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -73,7 +74,7 @@ def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
             engine.begin_step(step)
             first, second = step % 3, step % 3 + 1 + step % 4
             for segment in (pieces[:first], pieces[first:second], pieces[second:]):
-                engine.run(step, segment)
+                engine.run(step, run_of(segment))
             tensors = [tensor.clone() for tensor in engine.local_sum()]
             report = engine.apply(step, tensors, engine.scalars())
             steps.append([report["loss"], report["grad_norm"]])

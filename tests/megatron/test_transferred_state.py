@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.spawn import run_ranks
+from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -136,7 +137,7 @@ class Transfer:
             self.seen[0] = see(engine)
             for step in range(1, STEPS + 1):
                 engine.begin_step(step)
-                engine.run(step, self.pieces)
+                engine.run(step, run_of(self.pieces))
                 sums, scalars = [one.clone() for one in engine.local_sum()], dict(engine.scalars())
                 self.compare(
                     f"state of step {step - 1} in step {step}", engine.state_tensors(), self.seen[step - 1].tensors
@@ -173,7 +174,7 @@ class Transfer:
                 self.compare_all(f"from {start}, step {step}", engine, step)
             last = start + LEARNS + 1
             engine.begin_step(last)
-            engine.run(last, self.pieces)
+            engine.run(last, run_of(self.pieces))
             sums, scalars = [one.clone() for one in engine.local_sum()], dict(engine.scalars())
             self.compare(
                 f"sums of step {last} from {start}", dict(enumerate(sums)), dict(enumerate(self.results[last].sums))

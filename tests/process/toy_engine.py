@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from spare_megatron.checkpoint.files import Create
 from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.control.reports import checksum_of
+from spare_megatron.controller.tickets import Taken, Tickets
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
@@ -46,14 +47,15 @@ class ToyEngine:
         width: int = WIDTH,
         layers: int = 1,
         layer_s: float = 0.0,
+        joins: bool = False,
         seed: int = 1,
         flips: Callable[[str, int, int], bool] = lambda point, step, n: False,
     ) -> None:
-        """``layer_s``: what the backward of one matrix takes longer; ``flips``: as of
-        ``trainer.fault_injection.Injector``."""
+        """``layer_s``: what the backward of one matrix takes longer; ``joins``: pieces that come late are computed in
+        the run that is under way; ``flips``: as of ``trainer.fault_injection.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
-        self.piece_s, self.width, self.layer_s = piece_s, width, layer_s
+        self.piece_s, self.width, self.layer_s, self.joins = piece_s, width, layer_s, joins
         generator = torch.Generator().manual_seed(seed * 1000 + position)
         self.weights = [torch.randn(width, width, generator=generator) / width**0.5 for _ in range(layers)]
         self.momenta = [torch.zeros(width, width) for _ in range(layers)]
@@ -76,16 +78,14 @@ class ToyEngine:
         self.step, self.loss_sum, self.inside = step, 0.0, 0
         self.kept = {False: {}, True: {}}
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Collection[int] = ()) -> None:
-        self.last = False
-        for n, piece in enumerate(audits):
-            self._one(step, piece, n, True)
-            self.kept[True][piece] = self.found
-        for n, piece in enumerate(pieces):
-            self.last = n == len(pieces) - 1
-            self._one(step, piece, n, False)
-            if piece in compared:
-                self.kept[False][piece] = self.found
+    def run(self, step: int, tickets: Tickets) -> None:
+        counts, taken = {True: 0, False: 0}, tickets if self.joins else Taken(tickets)
+        for ticket in taken:
+            self.last = not self.joins and not taken.ahead()
+            self._one(step, ticket.piece, counts[ticket.audited], ticket.audited)
+            counts[ticket.audited] += 1
+            if ticket.audited or ticket.compared:
+                self.kept[ticket.audited][ticket.piece] = self.found
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         return self.kept[audited]

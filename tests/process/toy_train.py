@@ -57,6 +57,7 @@ def main() -> int:
         options.width,
         options.layers,
         options.layer_s,
+        options.joins,
         flips=injector.flips,
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
@@ -86,6 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--layer-s", type=float, default=0.0)
     parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--joins", action="store_true", help="pipelines take in pieces while they run")
     parser.add_argument("--redundancy", type=whole_number_or_auto, default=2)
     parser.add_argument("--granularity", default="microbatch")
     parser.add_argument("--audit-rate", type=float, default=0.0)
@@ -140,6 +142,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
             can_restart=bool(options.save),
         ),
         train_iters=options.steps,
+        late_pauses=options.joins,
         exit_duration_s=options.duration_s,
         log_interval=1,
         global_batch_size=place.num_groups * options.pieces,

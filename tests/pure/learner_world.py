@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ import torch
 from spare_megatron.collectives.reduction import ReduceOutcome
 from spare_megatron.control.group_aggregation import Ballots, Roll, joined_digests
 from spare_megatron.control.learner_reports import LearnerReports
-from spare_megatron.control.reports import RankCaughtUp, RankReady, RankVoid, Reduced
+from spare_megatron.control.reports import RankBegun, RankCaughtUp, RankReady, RankVoid, Reduced
+from spare_megatron.control.ticket_issuer import TicketIssuer
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import step as decide
-from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_view
+from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
 from spare_megatron.controller.offers import VOIDS_MAX
 from spare_megatron.controller.state import State
+from spare_megatron.controller.tickets import Stream, Tickets
 from spare_megatron.controller.view import View
 from spare_megatron.trainer.catch_up import CatchUp
 from spare_megatron.trainer.loop import TrainingLoop
@@ -84,8 +86,10 @@ class RankEngine:
             return  # it warms up
         assert step == self.step + 1, f"step {step} begins on the state of step {self.step}"
 
-    def run(self, step: int, pieces: Sequence[int], audits: Sequence[int] = (), compared: Any = ()) -> None:
-        self._together("run", step, tuple(pieces), tuple(audits))
+    def run(self, step: int, tickets: Tickets) -> None:
+        self._together("run", step)
+        for ticket in tickets:
+            self._together(step, ticket)
 
     def local_sum(self) -> list[torch.Tensor]:
         self._together("sum", self.step)
@@ -133,11 +137,11 @@ class RankSession:
         self.spec, self.position, self._world = SPEC, position, world
         self._changed, self.orders = threading.Condition(), first_orders(*BACK)
         self._random = random.Random(world.seed * 10 + position)
-        self._coming: queue.Queue[m.Action | None] = queue.Queue()
+        self._coming: queue.Queue[m.Action | Stream | None] = queue.Queue()
         self._thread = threading.Thread(target=self._deliver, daemon=True)
         self._thread.start()
 
-    def send(self, order: m.Action | None) -> None:
+    def send(self, order: m.Action | Stream | None) -> None:
         self._coming.put(order)
 
     def _deliver(self) -> None:
@@ -153,6 +157,13 @@ class RankSession:
             there = self._changed.wait_for(lambda: self.orders.version > version, timeout_s or HANGS_S)
             assert there or timeout_s, f"rank {self.position} waits for ever: {self.orders}"
             return self.orders
+
+    def read_tickets(self, number: int) -> None:
+        pass
+
+    def begun(self, number: int) -> None:
+        if self.position == 0:
+            self._world.say(0, RankBegun(number))
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
         pass
@@ -176,8 +187,10 @@ class RankSession:
         pass
 
 
-def taken(orders: Orders, order: m.Action) -> Orders:
+def taken(orders: Orders, order: m.Action | Stream) -> Orders:
     """A rank's orders after one more, by the member's rules."""
+    if isinstance(order, Stream):
+        return take_tickets(orders, order)[0]
     if isinstance(order, m.SendView):
         at = ("",) * len(order.view.offer.donors) if order.view.offer else ()
         return take_view(orders, order.view, "", at)[0]
@@ -242,6 +255,7 @@ class LearnerWorld:
         self.faults: dict[str, bool] = {}
         self.state, self._lock = State(), threading.RLock()
         self._reports, self._ballots = LearnerReports(BACK, size), Ballots(*BACK, size)
+        self._issuer = TicketIssuer(SPEC, late_pauses=seed % 2 == 1)
         self._applied = Roll(size, (-1, -1))
         self._view = first_orders(*BACK)
         self._member = first_orders(0, 0)
@@ -311,17 +325,25 @@ class LearnerWorld:
                 self._member = taken(self._member, action)
                 continue
             self._view = taken(self._view, action)
-            for session in self.sessions:
-                session.send(action)
+            words = self._issuer.told(self._view.view, self._view.over)
+            for order in (words, action) if self._view.over else (action, words):
+                self._tell(order)
             ready = self._reports.told(self._view.view)
             if ready is not None:
                 self._under_way.append(ready)
+
+    def _tell(self, order: m.Action | Stream) -> None:
+        """Tell the ranks of group 1."""
+        for session in self.sessions:
+            session.send(order)
 
     def say(self, position: int, word: Any) -> None:
         """A rank of group 1 says something to its leader."""
         with self._lock:
             told: Any = None
-            if isinstance(word, Reduced):
+            if isinstance(word, RankBegun):
+                self._tell(self._issuer.begun(word.number))
+            elif isinstance(word, Reduced):
                 ballot = self._ballots.add(position, word)
                 told = ballot[0] if ballot else None
             elif isinstance(word, tuple):

@@ -12,6 +12,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer import carried_state
 from spare_megatron.trainer.carried_state import CarryingEngine, carried, carry_state
 from tests.process.toy_engine import ToyEngine
+from tests.tickets import run_of
 
 
 class Counter:
@@ -43,7 +44,7 @@ def trained(steps: int) -> tuple[CarryingEngine, Counter]:
     one = CarryingEngine(engine(), {"counter": counter})  # type: ignore[arg-type]
     for step in range(1, steps + 1):
         one.begin_step(step)
-        one.run(step, [0])
+        one.run(step, run_of([0]))
         one.apply(step, one.local_sum(), one.scalars())
     return one, counter
 

@@ -20,6 +20,7 @@ from tests.process.returning import voted_in
 from tests.process.toy_engine import ToyEngine
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
+from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -163,7 +164,7 @@ def calm_weights(steps: int) -> list[str]:
     digests = [engine.weights_digest()]
     for step in range(1, steps + 1):
         engine.begin_step(step)
-        engine.run(step, range(4))
+        engine.run(step, run_of(range(4)))
         engine.apply(step, engine.local_sum(), engine.scalars())
         digests.append(engine.weights_digest())
     return digests

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron import kernels
+from spare_megatron.controller.tickets import Ticket
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
@@ -199,11 +200,11 @@ class ExactGradients:
             self._scratch = self._scratch.new_zeros(max(slot.size for slot in self._slots))
         return self._scratch[:size]
 
-    def pass_begins(self, chunk: int, piece: int, n: int, *, audited: bool, ends_piece: bool) -> None:
-        """Note that a backward pass of a microbatch of ``piece``, the ``n``-th of a run, begins on ``chunk``; audited
-        pieces are added to no accumulator."""
+    def pass_begins(self, chunk: int, ticket: Ticket, n: int, *, ends_piece: bool) -> None:
+        """Note that a backward pass of a microbatch of ``ticket``'s piece, the ``n``-th of a run, begins on ``chunk``;
+        audited pieces are added to no accumulator."""
         self._n, self._chunk, self._ends_piece = n, chunk, ends_piece
-        self.pieces.pass_begins(piece, audited)
+        self.pieces.pass_begins(ticket.piece, audited=ticket.audited, compared=ticket.compared)
 
     def pass_ends(self) -> None:
         """Note that the backward pass is over. Where it ends a piece, take the sums of parameters that it left out, as

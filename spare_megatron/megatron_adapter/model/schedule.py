@@ -1,12 +1,15 @@
-"""Runs a list of pieces through megatron-core's pipeline schedule, as one continuous pipeline.
+"""Runs tickets through a pipeline schedule, megatron-core's or our own program, as one continuous pipeline.
+
+megatron-core's schedule must know its whole load before it begins, so all tickets are taken first. Our program takes a
+ticket when this stage begins it; so what comes while the pipeline runs is computed in it.
 
 :class:`PieceRun` wraps the user's forward step for the schedule: it sets the generator states of each microbatch, tells
 the caller which piece this stage computes, collects what the loss function returns, and cancels the effects of
 microbatches that only fill up an interleaved pipeline (*pads*).
 
-May assume: every rank of the group runs the same list. Each chunk computes the microbatches of a run in the list's
+May assume: every rank of the group gets the same tickets. Each chunk computes the microbatches of a run in their
 order, forward and backward. Promises: a pad adds exactly zero to every gradient, to the loss
-sums and to the routing counts; the contribution of a piece does not depend on the other pieces of the list.
+sums and to the routing counts; the contribution of a piece does not depend on the other pieces of the run.
 """
 
 from __future__ import annotations
@@ -26,20 +29,24 @@ from torch.autograd import Variable
 
 from spare_megatron.config.engine_hooks import PieceHook
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.controller.tickets import Ticket, Tickets
 from spare_megatron.megatron_adapter.core_differences import auto_scalers
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.program_runner import ProgramRunner, program_of
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
 from spare_megatron.megatron_adapter.model.world import GroupWorld
-from spare_megatron.pipeline.programs import run
 
 ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""
 
 MicrobatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """(step, numbers) -> iterator over this rank's microbatches of these numbers, in order. It is called once for each
-chunk, but consumed only where the forward step reads samples, so it must cost nothing before."""
+chunk, but consumed only where the forward step reads samples, so it must cost nothing before. ``numbers`` may grow
+while the iterator is used."""
+
+AUDITS_FROM = 1000
+"""The first audited piece of a run has this number, so that numbers do not depend on how many pieces follow."""
 
 _AUTO_SCALERS = auto_scalers()
 
@@ -50,9 +57,9 @@ class PassWatch(Protocol):
     needs_all: bool
     """Whether each backward pass must be told of; else passes of chunks whose output is no tensor are left out."""
 
-    def pass_begins(self, chunk: int, piece: int, n: int, *, audited: bool, ends_piece: bool) -> None:
-        """A backward pass of one microbatch of ``piece`` begins on ``chunk``; ``ends_piece``: of its last one. ``n`` is
-        the piece's number in the run, where audited pieces are counted after the others, though they run first."""
+    def pass_begins(self, chunk: int, ticket: Ticket, n: int, *, ends_piece: bool) -> None:
+        """A backward pass of one microbatch of ``ticket``'s piece begins on ``chunk``; ``ends_piece``: of its last one.
+        ``n`` is the piece's number in the run, of audited pieces counted from :data:`AUDITS_FROM`."""
 
     def pass_ends(self) -> None:
         """The backward pass is over."""
@@ -60,12 +67,14 @@ class PassWatch(Protocol):
 
 @dataclass
 class PieceRun:
-    """One call of the schedule on a list of pieces."""
+    """One call of a schedule."""
 
     replica: Replica
     world: GroupWorld
     step: int
-    pieces: Sequence[int]
+    tickets: Tickets
+    """Audited pieces: only ``passes`` takes their gradients, and they count in no sum. The last ticket is none of them,
+    unless all are, so that the run ends with a gradient that is summed."""
     forward_step: ForwardStep
     sums: LossSums
     batch: int
@@ -74,24 +83,32 @@ class PieceRun:
     forward_only: bool = False
     arrivals: Arrivals | None = None
     """Is told of the backward passes of each chunk."""
-    audits: Sequence[int] = ()
-    """Audited pieces: only ``passes`` takes their gradients, and they count in no sum. They run before the others, so
-    that the run ends with a gradient that is summed."""
     passes: PassWatch | None = None
-    _order: Sequence[_Which] = ()
+    _order: list[_Which] = field(default_factory=list)
+    """What was taken so far."""
+    _numbers: list[int] = field(default_factory=list)
+    """The microbatches of what was taken, and of what is known to follow."""
+    _taken: list[int] = field(default_factory=lambda: [0, 0])
+    """How many tickets were taken: of pieces, and of audited ones."""
+    _foreseen: int = 0
+    """Number of the tickets whose microbatches are in ``_numbers``."""
+    _complete: bool = False
+    """Whether all tickets were taken."""
     _started: list[int] = field(default_factory=list)
-    _finished: int = 0
 
     def execute(self, source: MicrobatchSource, seq_length: int) -> None:
         """Run all pieces forward and, unless ``forward_only``, backward into the gradient buffers."""
-        chunks, config, shape = self.replica.chunks, self.replica.config, self.world.shape
+        chunks, config = self.replica.chunks, self.replica.config
         self._started = [0] * len(chunks)
-        self._finished = 0
-        order = self._order = self._ordered()
+        if not self._own_program:
+            while self._take():
+                pass
+            if not self._order:
+                return
+            self._pad(self.world.shape.pipeline - len(self._order))
         for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
-            self._set_run_fields(chunk_config, len(order))
-        numbers = [which.microbatch for which in order]
-        iterators = [source(self.step, numbers) for _ in chunks]
+            self._set_run_fields(chunk_config, len(self._order))
+        iterators = [source(self.step, self._numbers) for _ in chunks]
         if self._own_program:
             self._run_program(iterators, seq_length)
         else:
@@ -99,9 +116,9 @@ class PieceRun:
                 forward_step_func=self._forward_step,
                 data_iterator=iterators,
                 model=list(chunks),
-                num_microbatches=len(order),
+                num_microbatches=len(self._order),
                 seq_length=seq_length,
-                micro_batch_size=shape.micro_batch_size,
+                micro_batch_size=self.world.shape.micro_batch_size,
                 decoder_seq_length=seq_length,
                 forward_only=self.forward_only,
             )
@@ -117,22 +134,44 @@ class PieceRun:
             chunks, config, self._forward_step, iterators, seq_length, self.world.shape.micro_batch_size,
             self.forward_only,
         )  # fmt: skip
-        runner.carry_out(run(program_of(len(chunks), self.forward_only), len(self._order)))
+        program, begun = program_of(len(chunks), self.forward_only), 0
+        while not self._complete:
+            while len(self._order) < begun + program.block and self._take():
+                pass
+            if self._complete:
+                self._pad(-len(self._order) % program.block)
+            while begun + program.block <= len(self._order):
+                runner.carry_out(program.add())
+                begun += program.block
+        runner.carry_out(program.drain())
 
-    def _ordered(self) -> list[_Which]:
-        """What the run computes: the microbatches of the audits, then those of the pieces, then pads."""
-        order = []
-        for pieces, is_audit in ((self.audits, True), (self.pieces, False)):
-            for n, piece in enumerate(pieces):
-                numbers = self.world.shape.microbatches_of(piece, self.batch)
-                order += [
-                    _Which(piece, number, n, number == numbers[0], number == numbers[-1], is_audit=is_audit)
-                    for number in numbers
-                ]
-        if self.world.virtual_pipeline:
-            pad, pipeline = replace(order[-1], is_audit=False, is_pad=True), self.world.shape.pipeline
-            order += [pad] * (-len(order) % pipeline if self._own_program else pipeline - len(order))
-        return order
+    def _take(self) -> bool:
+        """Take the next ticket, with what is known to follow; false where there is none."""
+        ticket = next(self.tickets, None)
+        if ticket is None:
+            self._complete = True
+            return False
+        n, self._taken[ticket.audited] = self._taken[ticket.audited], self._taken[ticket.audited] + 1
+        numbers = self._microbatches(ticket)
+        self._order += [_Which(ticket, number, n, number == numbers[0], number == numbers[-1]) for number in numbers]
+        known = [ticket, *self.tickets.ahead()]
+        for following in known[self._foreseen - sum(self._taken) + 1 :]:
+            self._numbers += self._microbatches(following)
+            self._foreseen += 1
+        if not numbers and not ticket.audited:
+            self._tell("backward", n)
+        return True
+
+    def _microbatches(self, ticket: Ticket) -> Sequence[int]:
+        """Those that have samples in this step."""
+        return self.world.shape.microbatches_of(ticket.piece, self.batch)
+
+    def _pad(self, missing: int) -> None:
+        """Fill up what an interleaved pipeline needs, with microbatches that weigh nothing."""
+        if self.world.virtual_pipeline and self._order and missing > 0:
+            pad = replace(self._order[-1], is_pad=True)
+            self._order += [pad] * missing
+            self._numbers += [pad.microbatch] * missing
 
     def _set_run_fields(self, config: Any, load: int) -> None:
         """Set the fields that the schedule reads from the config, for a run of ``load`` microbatches.
@@ -153,7 +192,8 @@ class PieceRun:
 
     def _forward_step(self, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         chunk = next(index for index, candidate in enumerate(self.replica.chunks) if candidate is model)
-        which, last = self._order[self._started[chunk]], self._started[chunk] == len(self._order) - 1
+        index = self._started[chunk]
+        which = self._order[index]
         self._started[chunk] += 1
         if chunk == 0 and which.begins_piece and not which.is_pad:
             self._tell("audit" if which.is_audit else "forward", which.n)
@@ -162,7 +202,7 @@ class PieceRun:
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
         _restore(counts)
         if not self.forward_only:
-            self._watch_backward(output, model, chunk, which, last)
+            self._watch_backward(output, model, chunk, which, index)
         return output, self._wrap_loss(loss_function, which)
 
     def _tell(self, phase: str, n: int) -> None:
@@ -198,7 +238,7 @@ class PieceRun:
 
     # ---------------------------------------------------------------------------------------- backward side
 
-    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which, last: bool) -> None:
+    def _watch_backward(self, output: Any, model: Any, chunk: int, which: _Which, index: int) -> None:
         """Have autograd call back when the backward of this microbatch on this chunk begins and ends.
 
         The hook on the chunk's output runs first in that backward pass; a callback that it queues with the engine
@@ -216,10 +256,10 @@ class PieceRun:
             restore = self._weigh_nothing(model) if which.is_pad else None
             counts = self._routing_counts(model) if which.is_audit else []
             if self.arrivals is not None:
-                self.arrivals.pass_begins(chunk, last=last)
+                self.arrivals.pass_begins(chunk, last=self._complete and index == len(self._order) - 1)
             if self.passes is not None and not which.is_pad:
-                n = which.n + len(self.pieces) if which.is_audit else which.n
-                self.passes.pass_begins(chunk, which.piece, n, audited=which.is_audit, ends_piece=which.ends_piece)
+                n = which.n + AUDITS_FROM if which.is_audit else which.n
+                self.passes.pass_begins(chunk, which.ticket, n, ends_piece=which.ends_piece)
 
             def ends() -> None:
                 if self.passes is not None:
@@ -238,11 +278,7 @@ class PieceRun:
 
     def _done(self, which: _Which) -> None:
         """Note that this stage has finished the backward pass of a piece."""
-        if which.is_audit:
-            self._tell("audit", which.n)
-            return
-        self._finished += 1
-        self._tell("backward", self._finished - 1)
+        self._tell("audit" if which.is_audit else "backward", which.n)
 
     def _weigh_nothing(self, model: Any) -> Callable[[], None]:
         """Cancel the auxiliary losses and routing counts of a pad's backward pass; returns a function that restores
@@ -267,14 +303,17 @@ class PieceRun:
 class _Which:
     """What a run computes at one position: a microbatch of a piece or of an audit, or a pad."""
 
-    piece: int
+    ticket: Ticket
     microbatch: int
     n: int
-    """The piece's number among the pieces, or among the audits."""
+    """The piece's number among the pieces of the run, or among the audited ones."""
     begins_piece: bool
     ends_piece: bool
-    is_audit: bool = False
     is_pad: bool = False
+
+    @property
+    def is_audit(self) -> bool:
+        return self.ticket.audited and not self.is_pad
 
 
 def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -1,0 +1,111 @@
+"""The leader's side of the ticket stream: turns the plan of its group into words. Pure: no I/O, no clock.
+
+A plan only grows inside a step. What is added to it becomes tickets at once. Where the group's pipeline takes in
+tickets while it runs, a pause is written only when the first stage has begun the last ticket, so whatever a failure
+adds until then is computed without draining the pipeline; else each addition is followed by a pause, as megatron-core's
+own schedules need it. Behind a pause the stream is closed for the newest epoch.
+
+Promises: a Close of epoch e comes after all tickets of the plan of e; every epoch of a member is closed at last, if the
+first stage begins what it is told; a step that is left half-way (a joiner that is sent back, the end of the job) ends
+with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spare_megatron.controller.audits import selected
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.tickets import Begin, Close, Pause, Stream, Ticket, Word
+from spare_megatron.controller.view import View
+
+STEPS_KEPT = 4
+"""Steps of which the words are kept for a rank that connects again."""
+
+
+class TicketIssuer:
+    """Writes the ticket stream of one group."""
+
+    def __init__(self, spec: JobSpec, late_pauses: bool) -> None:
+        """``late_pauses``: whether the pipeline takes in tickets while it runs."""
+        self._spec, self._late = spec, late_pauses
+        self._first, self._words = 0, list[Word]()
+        """The words of the last steps, and the number of the first."""
+        self._begins: list[int] = []
+        """Numbers of the Begins among them."""
+        self._at: tuple[int, int] | None = None
+        """(step, offer) of the present Begin; None while the group has no part in a step."""
+        self._offer = 0
+        self._segments = 0
+        """Segments of the plan that have their tickets."""
+        self._last = -1
+        """Number of the newest ticket."""
+        self._begun = -1
+        """Number of the newest ticket that the first stage has begun."""
+        self._open = False
+        """Whether there is a ticket behind the last pause."""
+        self._epoch = self._closed = 0
+        """The newest epoch, and the newest one that is closed, of the present Begin."""
+
+    def since(self, number: int) -> Stream:
+        """The words from this number on, of those that are kept."""
+        first = min(max(number, self._first), self._end)
+        return Stream(first, tuple(self._words[first - self._first :]))
+
+    def told(self, view: View, over: bool = False) -> Stream:
+        """The words that follow from the newest view; ``over``: the job is, for this group."""
+        end = self._end
+        self._offer = self._offer if view.offer is None else view.offer.number
+        part = view.is_member and not view.leave and not over
+        at = (view.step, self._offer) if part else None
+        if at != self._at:
+            self._begin(at)
+        if at is not None:
+            for number in range(self._segments, len(view.segments)):
+                for ticket in self._tickets(view, number):
+                    self._last, self._open = self._end, True
+                    self._write(ticket)
+            self._segments, self._epoch = len(view.segments), view.epoch
+            self._settle()
+        return self.since(end)
+
+    def begun(self, number: int) -> Stream:
+        """The words that follow when the first stage has begun the ticket of this number."""
+        end = self._end
+        self._begun = max(self._begun, number)
+        if self._at is not None:
+            self._settle()
+        return self.since(end)
+
+    def _begin(self, at: tuple[int, int] | None) -> None:
+        if self._open:
+            self._write(Pause())
+        self._at, self._segments, self._closed, self._open = at, 0, 0, False
+        if at is not None:
+            self._begins = [*self._begins, self._end][-STEPS_KEPT:]
+            self._words, self._first = self._words[self._begins[0] - self._first :], self._begins[0]
+            self._write(Begin(*at))
+
+    def _tickets(self, view: View, segment: int) -> Iterator[Ticket]:
+        """The audits of a segment, then its pieces: a run ends with a gradient that is summed."""
+        pieces = view.segments[segment]
+        compared = frozenset(selected(self._spec, view.step, pieces))
+        for piece in view.audits_of(segment):
+            yield Ticket(piece, segment, audited=True)
+        for piece in pieces:
+            yield Ticket(piece, segment, compared=piece in compared)
+
+    def _settle(self) -> None:
+        if self._open and (self._begun >= self._last or not self._late):
+            self._write(Pause())
+            self._open = False
+        if not self._open and self._closed < self._epoch:
+            self._write(Close(self._epoch))
+            self._closed = self._epoch
+
+    @property
+    def _end(self) -> int:
+        return self._first + len(self._words)
+
+    def _write(self, word: Word) -> None:
+        self._words.append(word)

@@ -1,0 +1,265 @@
+"""The ticket stream: the real issuer, the real readers, and orders that come late, twice, or to a broken connection.
+
+Each walk plays the leader of one group and its ranks. Ranks hear at their own pace, lose their connection and come
+back, and do what their next word says; those of a joiner look at the same orders between runs (trainer.group_rounds).
+Epochs grow the plan or not, steps are committed when all ranks have reduced, a joiner is sent back and gets other
+offers, and the job ends anywhere. What must hold:
+
+* all ranks do the same in the same order: each one's log begins as the longest does;
+* who reduces in an epoch has exactly the pieces of its plan inside, in its order;
+* when nothing more happens every rank has reduced in the newest epoch, or stands outside of any run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+import pytest
+
+from spare_megatron.control.ticket_issuer import TicketIssuer
+from spare_megatron.control.ticket_words import order_of, stream_of
+from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.tickets import Begin, Close, Pause, Stream, Ticket
+from spare_megatron.controller.view import Offer, View
+from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
+
+SPEC = JobSpec(3, 4, (0, 1), "microbatch", 0, 9, 1, "f", audit_rate=0.5, audit_seed=3)
+VIEW = View(1, 0, 1, 1, ((0, 0), (1, 0), (2, 0)), (0, 0), 1, ((4, 5),), (4, 5), audits=((0,),))
+SEEDS = range(200)
+
+
+class Rank:
+    """One rank: its orders, and its training thread as a machine that does one word at a time."""
+
+    def __init__(self, position: int, world: World) -> None:
+        self.position, self.world = position, world
+        self.orders = first_orders(1, 0)
+        self.coming: deque[object] = deque()
+        self.tickets_read = 0
+        self.reader = TicketReader(self)  # type: ignore[arg-type]
+        self.step, self.offer = 0, 0
+        self.log: list[object] = []
+        self.inside: list[int] = []
+        self.runs = False
+        self.reduced = (0, 0)
+        """(epoch, step)."""
+
+    def read_tickets(self, number: int) -> None:
+        self.tickets_read = number
+
+    def begun(self, number: int) -> None:
+        if self.position == 0:
+            self.world.said.append(number)
+
+    def hear(self) -> None:
+        order = self.coming.popleft()
+        self.orders = taken(self.orders, order, self.tickets_read)
+
+    def go_on(self) -> bool:
+        """Do what follows from the orders; false where nothing does."""
+        view = self.orders.view
+        offer = view.offer.number if view.offer else self.offer
+        if not self.runs and (view.step, offer) != (self.step, self.offer) and view.is_member and not self.orders.over:
+            self.step, self.offer, self.inside = view.step, offer, []
+            self.reader.begin(view.step, offer if view.offer else -1)
+            return True
+        word = self.reader.next(self.orders)
+        if word is None or isinstance(word, Begin):
+            return False
+        if isinstance(word, Ticket):
+            self.runs = True
+            self.reader.take()
+            self.inside += [] if word.audited else [word.piece]
+        else:
+            self.reader.move()
+            assert self.runs == isinstance(word, Pause), f"{word} is read, and a run is under way: {self.runs}"
+            self.runs = False
+            if isinstance(word, Close) and word.epoch == view.epoch and not self.orders.over:
+                planned = [piece for segment in view.segments for piece in segment]
+                assert self.inside == planned, f"epoch {word.epoch}: {self.inside} are inside, planned are {planned}"
+                self.reduced = (word.epoch, self.step)
+        self.log.append(word)
+        return True
+
+
+def taken(orders: Orders, order: object, read: int) -> Orders:
+    if isinstance(order, Stream):
+        return take_tickets(orders, stream_of(order_of(order).tickets), read)[0]
+    if isinstance(order, View):
+        return take_view(orders, order)[0]
+    if isinstance(order, tuple):
+        return take_commit(orders, *order, leave=False)[0]
+    return take_end(orders, stop=("failed", "it ends"))[0]
+
+
+class World:
+    """The leader and its ranks."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.joins = seed % 5 == 4
+        self.late = seed % 3 != 0
+        self.issuer = TicketIssuer(SPEC, self.late)
+        self.orders = first_orders(1, 0)
+        self.said: deque[int] = deque()
+        self.ranks = [Rank(position, self) for position in range(self.random.choice((1, 2, 3)))]
+        self.pieces, self.offers = 6, 0
+        self.joined = 0
+        """Tickets that were added to a run under way."""
+
+    def tell(self, order: object) -> None:
+        """The leader learns an order and passes it on, with what follows from it."""
+        self.orders = taken(self.orders, order, 0)
+        runs = self.issuer._open
+        words = self.issuer.told(self.orders.view, self.orders.over)
+        self.joined += runs and isinstance(words.words[:1] and words.words[0], Ticket)
+        for one in (words, order) if self.orders.over else (order, words):
+            self._pass_on(one)
+
+    def _pass_on(self, order: object) -> None:
+        for rank in self.ranks:
+            rank.coming.append(order)
+
+    def moves(self) -> list[str]:
+        """What may happen without an event from outside."""
+        there = [f"hear {r.position}" for r in self.ranks if r.coming] + ["begun"] * bool(self.said)
+        return there + [f"go on {r.position}" for r in self.ranks]
+
+    def do(self, move: str) -> bool:
+        if move == "begun":
+            self._pass_on(self.issuer.begun(self.said.popleft()))
+            return True
+        rank = self.ranks[int(move.rpartition(" ")[2])]
+        if move.startswith("hear"):
+            rank.hear()
+            return True
+        if self.joins and not rank.runs:
+            return self._together()
+        return rank.go_on()
+
+    def _together(self) -> bool:
+        """The ranks of a joiner go on, when all of them look at the same orders."""
+        marks = {(r.runs, r.orders.over, r.orders.view, r.orders.stream.end) for r in self.ranks}
+        return len(marks) == 1 and sum(rank.go_on() for rank in self.ranks) > 0
+
+    def settle(self) -> None:
+        """All that can happen without an event happens, in any order."""
+        while any(self.do(move) for move in self.random.sample(self.moves(), len(self.moves()))):
+            self.check()
+
+    def check(self) -> None:
+        longest = max((rank.log for rank in self.ranks), key=len)
+        for rank in self.ranks:
+            assert rank.log == longest[: len(rank.log)]
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def cut(self) -> None:
+        """A rank loses what was on the way, connects again, and is told the newest orders and words."""
+        rank = self.random.choice(self.ranks)
+        words = self.issuer.since(rank.orders.stream.end)
+        rank.coming = deque([self.orders.view, words])
+
+    def epoch(self) -> None:
+        """A new epoch, with pieces of a lost group, with something to audit, or without anything."""
+        view, kind = self.orders.view, self.random.randrange(3)
+        if not view.is_member:
+            return
+        more = (tuple(range(self.pieces, self.pieces + self.random.randrange(1, 4))),) if kind == 0 else ()
+        self.pieces += 4 * len(more)
+        if kind == 1:
+            more = ((),)
+            audits = (*view.audits, *((),) * (len(view.segments) - len(view.audits)), (1,))
+            view = replace(view, audits=audits)
+        self.tell(replace(view, epoch=view.epoch + 1, segments=(*view.segments, *more)))
+
+    def same(self) -> None:
+        self.tell(self.orders.view)
+
+    def commit(self) -> None:
+        view = self.orders.view
+        if view.is_member and all(rank.reduced == (view.epoch, view.step) for rank in self.ranks):
+            self.tell((view.step, view.epoch))
+
+    def send_back(self) -> None:
+        """The group is a joiner: it leaves the epoch, and then joins anew by another offer."""
+        view = self.orders.view
+        self.offers += 1
+        self.tell(replace(view, epoch=view.epoch + 1, live=((0, 0), (2, 0)), segments=()))
+        if self.random.random() < 0.5:
+            self.settle()
+        offer = Offer((1, 0), self.offers, view.committed[0], ((0, 0),))
+        self.tell(replace(view, epoch=view.epoch + 2, offer=offer, segments=(view.standing,), audits=()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
+    world = World(seed)
+    events = [world.cut, world.epoch, world.epoch, world.same, world.commit, world.commit]
+    events += [world.send_back] * world.joins
+    world.tell(VIEW)
+    for _ in range(40):
+        for _ in range(world.random.randrange(8)):
+            world.do(world.random.choice(world.moves()))
+            world.check()
+        if world.random.random() < 0.2:
+            world.settle()
+        world.random.choice(events)()
+    world.settle()
+    newest = world.orders.view.epoch, world.orders.view.step
+    assert [rank.reduced for rank in world.ranks] == [newest] * len(world.ranks)
+    world.epoch()
+    world.tell(None)
+    world.settle()
+    assert not any(rank.runs for rank in world.ranks), "a rank waits inside a run of a job that is over"
+    assert len({len(rank.log) for rank in world.ranks}) == 1
+
+
+def test_late_pauses_let_patches_join() -> None:
+    worlds = [World(seed) for seed in (1, 3)]
+    for world in worlds:
+        world.tell(VIEW)
+        world.tell(replace(VIEW, epoch=2, segments=(*VIEW.segments, (9,))))
+    late, early = (world.issuer.since(0).words for world in worlds)
+    audited = Ticket(0, audited=True)
+    first = [Begin(1), audited, Ticket(4, compared=True), Ticket(5, compared=True)]
+    marks = [replace(word, compared=False) if isinstance(word, Ticket) else word for word in (*late, *early)]
+    plain = [replace(word, compared=False) if isinstance(word, Ticket) else word for word in first]
+    assert marks[: len(late)] == [*plain, Ticket(9, 1)], "nothing is closed before the last ticket is begun"
+    assert marks[len(late) :] == [*plain, Pause(), Close(1), Ticket(9, 1), Pause(), Close(2)]
+    assert worlds[0].joined == 1
+    assert not worlds[0].issuer.begun(3).words, "another ticket follows the one that was begun"
+    assert worlds[0].issuer.begun(4).words == (Pause(), Close(2))
+
+
+def test_words_are_taken_once_and_never_across_a_gap() -> None:
+    known = Stream(4, (Begin(2), Ticket(7)))
+    for more in (Stream(), Stream(7, (Pause(),)), Stream(4, known.words), Stream(0, (Pause(),) * 6)):
+        assert known.joined(more) is known
+    whole = known.joined(Stream(5, (Ticket(7), Pause(), Close(3))))
+    assert (whole.first, whole.words[2:], whole.end) == (4, (Pause(), Close(3)), 8)
+    assert (whole.since(6).words, whole.since(9), whole.at(8)) == (whole.words[2:], Stream(8), None)
+
+
+def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:
+    world = World(1)
+    [rank] = world.ranks[:1]
+    world.tell(VIEW)
+    while rank.coming:
+        rank.hear()
+    rank.wait = lambda version: rank.orders  # type: ignore[attr-defined]
+    rank.reader.begin(1)
+    ended: list[bool] = []
+    run = TicketRun(rank.reader, lambda: ended.append(True))
+    assert [next(run).piece for _ in range(3)] == [0, 4, 5]
+    assert (run.audits, run.pieces, run.place(1), list(run.ahead())) == ([0], [4, 5], (0, 1), [])
+    rank.orders = take_tickets(rank.orders, world.issuer.begun(world.said.pop()))[0]
+    assert [next(run, None), next(run, None)] == [None, None]
+    assert (ended, run.ended) == ([True], True)
+    rank.reader.move()
+    rank.orders = taken(rank.orders, None, 0)
+    with pytest.raises(LeaveError, match="it ends"):
+        next(TicketRun(rank.reader, lambda: None))

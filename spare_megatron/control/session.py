@@ -142,8 +142,8 @@ class Session:
 
         Args:
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
-                ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded``
-                (the greatest over ranks, summed over groups).
+                ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded`` and
+                ``pieces_joined`` (the greatest over ranks, summed over groups).
         """
         self._control.post(Reduced(result, tuple(sorted((figures or {}).items()))))
 

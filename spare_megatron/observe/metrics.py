@@ -276,5 +276,6 @@ def _recovery_line(recovery: _Recovery, times: Mapping[int, Mapping[str, float]]
         "agree_s": round(recovery.agree_s, 6),
         **{name: round(value, 6) for name, value in greatest.items()},
         "total_s": round(time_s - recovery.first_evidence_s, 6),
+        "pieces_joined": int(sum(f.get("pieces_joined", 0.0) for f in times.values())),
         "lost_groups": sorted(recovery.lost),
     }

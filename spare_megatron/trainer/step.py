@@ -84,6 +84,8 @@ class StepTimes:
     commit_s: float = 0.0
     """The time between the end of the reduction and the commit."""
     attempts: int = 0
+    joined: int = 0
+    """Pieces of lost groups that were computed in a pipeline that ran when they came."""
     early: int = 0
     """Buckets of the committed reduction that were summed while the last run still computed."""
 
@@ -248,6 +250,7 @@ class StepRunner:
         ended_s = self.clock()
         patch_s = ended_s - self._patch_began_s if self._patch_began_s else 0.0
         times.patch_s += patch_s
+        times.joined += run.joined
         times.compute_s += ended_s - started_s - patch_s
 
     def _open(self) -> None:
@@ -330,6 +333,7 @@ class StepRunner:
             "reduce_s": times.reduce_s,
             "buckets_early": times.early,
             "pieces_discarded": self._done - len(self._pieces),
+            "pieces_joined": times.joined,
         }
         self.session.reduced(result, figures)
 

@@ -120,6 +120,11 @@ class TicketRun:
         """The summed pieces that were taken."""
         return [ticket.piece for ticket in self._pieces]
 
+    @property
+    def joined(self) -> int:
+        """How many of the taken pieces came from patches that joined this run while it was under way."""
+        return sum(ticket.segment > self._pieces[0].segment for ticket in self._pieces)
+
     def place(self, n: int) -> tuple[int, int]:
         """The segment of the ``n``-th summed piece of this run, and its number among those of this segment here."""
         segment = self._pieces[n].segment

@@ -12,7 +12,7 @@ import pytest
 
 from tests.megatron.test_parity import BALANCED, MOE, SEED, case
 from tests.spawn import run_ranks
-from tests.tickets import run_of
+from tests.tickets import Late, run_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -62,7 +62,8 @@ def worker(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str,
 
 
 def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
-    """One job that is this group only: each step cuts its pieces in other segments, and an evaluation follows."""
+    """One job that is this group only: each step cuts its pieces in other segments, and an evaluation follows. Our
+    programs take the segments of every other step as one run, in which they come late."""
     from spare_megatron.megatron_adapter.model import world
     from tests.megatron import groups
 
@@ -73,8 +74,10 @@ def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
         for step in range(1, one["steps"] + 1):
             engine.begin_step(step)
             first, second = step % 3, step % 3 + 1 + step % 4
-            for segment in (pieces[:first], pieces[first:second], pieces[second:]):
-                engine.run(step, run_of(segment))
+            segments = pieces[:first], pieces[first:second], pieces[second:]
+            joined = one["schedule"] == "tickets" and step % 2
+            for run in [Late(segments)] if joined else map(run_of, segments):
+                engine.run(step, run)
             tensors = [tensor.clone() for tensor in engine.local_sum()]
             report = engine.apply(step, tensors, engine.scalars())
             steps.append([report["loss"], report["grad_norm"]])

@@ -87,7 +87,7 @@ def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, c
 def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: dict[str, str], seed: int) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
-    job = launch(tmp_path, *WORDS, groups=GROUPS)
+    job = launch(tmp_path, *WORDS, *(["--joins"] * (seed % 2)), groups=GROUPS)
     victims = draw.sample(range(GROUPS), GROUPS - 1)
     for number, group in enumerate(victims):
         job.wait_for_step(3 + 4 * number)
@@ -98,3 +98,13 @@ def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: dict[str, st
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert sorted(lost(lines)) == sorted(victims)
     same_as_calm(job, calm, survivors=1)
+
+
+def test_a_patch_joins_pipelines_that_still_run(tmp_path: Path, calm: dict[str, str]) -> None:
+    """Pieces take 0.2 s, so survivors are in their first ones when the group's death is known."""
+    inject = [f"sigkill:group={group},step={step},at=forward,n={n}" for group, step, n in ((1, 3, 0), (2, 6, 1))]
+    job = launch(tmp_path, *WORDS, "--joins", "--piece-s", "0.2", "--steps", "8", groups=GROUPS, inject=inject)
+    recoveries = {line["step"]: line["recovery"] for line in job.finish()}
+    assert [step for step, recovery in recoveries.items() if recovery] == [3, 6]
+    assert recoveries[3]["pieces_joined"] == 2, recoveries[3]
+    assert recoveries[6]["pieces_joined"] > 0, recoveries[6]

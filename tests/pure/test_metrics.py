@@ -61,7 +61,7 @@ class Story:
         state = self.state
         for group, incarnation in state.live.items():
             pieces = tuple(p for segment in state.segments_of(group) for p in segment)
-            figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0)]
+            figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0), ("pieces_joined", 1.0)]
             self.book.figures(state.step_in_flight, state.epoch, group, figures)
             self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
@@ -110,6 +110,7 @@ def test_a_recovery_has_its_times_and_counts_what_the_dead_had_computed() -> Non
         "patch_s": 0.2,
         "reduce_s": 0.2,
         "total_s": 0.31,
+        "pieces_joined": 2,
         "lost_groups": [1],
     }
     assert (story.book.totals.failures_masked, story.book.totals.recoveries) == (1, 1)

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.controller.tickets import Taken, Ticket
+from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.trainer.job_arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
@@ -86,7 +86,7 @@ def one_step(engine: Any, step: int) -> dict[str, float]:
     started_s = time.perf_counter()
     found["weights"] = timed(engine.weights_digest)
     engine.begin_step(step)
-    engine.run(step, Taken(map(Ticket, range(PIECES))))
+    engine.run(step, KnownTickets(map(Ticket, range(PIECES))))
     sums = engine.local_sum()
     found["accumulators"] = timed(engine.accumulators_fault)
     reduced = [tensor.clone() for tensor in sums]

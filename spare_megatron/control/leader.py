@@ -52,7 +52,7 @@ from spare_megatron.control.ticket_words import order_of
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
 from spare_megatron.controller.messages import CaughtUp, Hello, Ready, Void, Vote, Withdrawn
-from spare_megatron.controller.tickets import Stream
+from spare_megatron.controller.tickets import TicketStream
 
 REPORTS_KEPT = 2
 """Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
@@ -267,7 +267,7 @@ class Leader:
             orders.put_nowait(None)
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
-    def _issue(self, words: Stream) -> None:
+    def _issue(self, words: TicketStream) -> None:
         """Tell all ranks these words of the ticket stream."""
         if words.words:
             order = order_of(words)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.controller.tickets import Begin, Close, Pause, Stream, Ticket, Word
+from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream, Word
 from spare_megatron.controller.view import View
 
 STEPS_KEPT = 4
@@ -47,12 +47,12 @@ class TicketIssuer:
         self._epoch = self._closed = 0
         """The newest epoch, and the newest one that is closed, of the present Begin."""
 
-    def since(self, number: int) -> Stream:
+    def since(self, number: int) -> TicketStream:
         """The words from this number on, of those that are kept."""
         first = min(max(number, self._first), self._end)
-        return Stream(first, tuple(self._words[first - self._first :]))
+        return TicketStream(first, tuple(self._words[first - self._first :]))
 
-    def told(self, view: View, over: bool = False) -> Stream:
+    def told(self, view: View, over: bool = False) -> TicketStream:
         """The words that follow from the newest view; ``over``: the job is, for this group."""
         end = self._end
         self._offer = self._offer if view.offer is None else view.offer.number
@@ -69,7 +69,7 @@ class TicketIssuer:
             self._settle()
         return self.since(end)
 
-    def begun(self, number: int) -> Stream:
+    def begun(self, number: int) -> TicketStream:
         """The words that follow when the first stage has begun the ticket of this number."""
         end = self._end
         self._begun = max(self._begun, number)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from spare_megatron.control import control_pb2 as pb
-from spare_megatron.controller.tickets import Begin, Close, Pause, Stream, Ticket, Word
+from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream, Word
 
 _BEGIN, _PAUSE, _CLOSE, _TICKET = range(4)
 _AUDITED, _COMPARED = 1, 2
 """Added to the kind of a ticket."""
 
 
-def order_of(stream: Stream) -> pb.Order:
+def order_of(stream: TicketStream) -> pb.Order:
     """The order that tells a rank these words."""
     words = [number for word in stream.words for number in _numbers(word)]
     return pb.Order(tickets=pb.Tickets(first=stream.first, words=words))
 
 
-def stream_of(message: pb.Tickets) -> Stream:
+def stream_of(message: pb.Tickets) -> TicketStream:
     """The inverse of :func:`order_of`."""
     numbers = message.words
-    return Stream(message.first, tuple(map(_word, numbers[::3], numbers[1::3], numbers[2::3])))
+    return TicketStream(message.first, tuple(map(_word, numbers[::3], numbers[1::3], numbers[2::3])))
 
 
 def _numbers(word: Word) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from spare_megatron.controller.tickets import Stream
+from spare_megatron.controller.tickets import TicketStream
 from spare_megatron.controller.view import Offer, View
 
 
@@ -28,7 +28,7 @@ class Orders:
     donors_at: tuple[str, ...] = ()
     """For a view with an offer: host:port at which the donors' ranks of this position serve it, in the order of its
     donors."""
-    stream: Stream = field(default_factory=Stream)
+    stream: TicketStream = field(default_factory=TicketStream)
     """What the group's leader has written of the ticket stream, without what this rank has read."""
     stop: tuple[str, str] | None = None
     """(outcome, reason) once the job is over."""
@@ -106,7 +106,7 @@ def take_commit(
     return told, Change.COMMIT
 
 
-def take_tickets(orders: Orders, more: Stream, read: int = 0) -> tuple[Orders, Change]:
+def take_tickets(orders: Orders, more: TicketStream, read: int = 0) -> tuple[Orders, Change]:
     """The orders after words of the group's leader, of which this rank has read those before number ``read``. Words
     that are known change nothing. The leader tells its ranks of a view or commit before the words that follow from
     it."""

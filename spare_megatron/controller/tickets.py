@@ -57,7 +57,7 @@ Word = Begin | Ticket | Pause | Close
 
 
 @dataclass(frozen=True)
-class Stream:
+class TicketStream:
     """A part of a ticket stream that ends with its newest word."""
 
     first: int = 0
@@ -74,16 +74,16 @@ class Stream:
         assert number >= self.first, f"word {number} is asked for, those before {self.first} are dropped"
         return self.words[number - self.first] if number < self.end else None
 
-    def since(self, number: int) -> Stream:
+    def since(self, number: int) -> TicketStream:
         """The words from this number on, of those that are here."""
         first = min(max(number, self.first), self.end)
-        return Stream(first, self.words[first - self.first :])
+        return TicketStream(first, self.words[first - self.first :])
 
-    def joined(self, more: Stream) -> Stream:
+    def joined(self, more: TicketStream) -> TicketStream:
         """This stream with what ``more`` has beyond its end; itself where that leaves a gap, or is nothing."""
         if more.first > self.end or more.end <= self.end:
             return self
-        return Stream(self.first, (*self.words, *more.words[self.end - more.first :]))
+        return TicketStream(self.first, (*self.words, *more.words[self.end - more.first :]))
 
 
 class Tickets(Iterator[Ticket], Protocol):
@@ -94,13 +94,13 @@ class Tickets(Iterator[Ticket], Protocol):
         """Tickets that follow, as far as they are known. Never waits."""
 
 
-class Taken:
+class KnownTickets:
     """Tickets that are all known."""
 
     def __init__(self, tickets: Iterable[Ticket]) -> None:
         self._left = deque(tickets)
 
-    def __iter__(self) -> Taken:
+    def __iter__(self) -> KnownTickets:
         return self
 
     def __next__(self) -> Ticket:

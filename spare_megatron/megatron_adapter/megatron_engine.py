@@ -28,7 +28,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
-from spare_megatron.controller.tickets import Taken, Ticket, Tickets
+from spare_megatron.controller.tickets import KnownTickets, Ticket, Tickets
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
@@ -270,7 +270,7 @@ class MegatronEngine(TransferableState):
             chunk.eval()
         try:
             with torch.no_grad():
-                tickets = Taken(map(Ticket, pieces))
+                tickets = KnownTickets(map(Ticket, pieces))
                 self._piece_run(step, tickets, sums, batch, forward_only=True).execute(source, self._seq_length)
         finally:
             for chunk in chunks:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.controller.tickets import Taken, Tickets
+from spare_megatron.controller.tickets import KnownTickets, Tickets
 from spare_megatron.trainer.engine_decorator import BatchSource, PassThrough
 
 
@@ -78,7 +78,7 @@ class EvaluatingEngine(PassThrough):
                     self._sums[name] = self._sums.get(name, 0.0) + value
                 self._tell("evaluate", iteration)
         if step <= self.train_iters:
-            self.engine.run(step, Taken(taken))
+            self.engine.run(step, KnownTickets(taken))
             return
         for n in range(len(pieces)):
             self._tell("backward", n)

@@ -28,7 +28,7 @@ from spare_megatron.checkpoint.files import Create
 from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.control.reports import checksum_of
-from spare_megatron.controller.tickets import Taken, Tickets
+from spare_megatron.controller.tickets import KnownTickets, Tickets
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
@@ -79,7 +79,7 @@ class ToyEngine:
         self.kept = {False: {}, True: {}}
 
     def run(self, step: int, tickets: Tickets) -> None:
-        counts, taken = {True: 0, False: 0}, tickets if self.joins else Taken(tickets)
+        counts, taken = {True: 0, False: 0}, tickets if self.joins else KnownTickets(tickets)
         for ticket in taken:
             self.last = not self.joins and not taken.ahead()
             self._one(step, ticket.piece, counts[ticket.audited], ticket.audited)

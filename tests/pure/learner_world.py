@@ -28,7 +28,7 @@ from spare_megatron.controller.machine import step as decide
 from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
 from spare_megatron.controller.offers import VOIDS_MAX
 from spare_megatron.controller.state import State
-from spare_megatron.controller.tickets import Stream, Tickets
+from spare_megatron.controller.tickets import Tickets, TicketStream
 from spare_megatron.controller.view import View
 from spare_megatron.trainer.catch_up import CatchUp
 from spare_megatron.trainer.loop import TrainingLoop
@@ -137,11 +137,11 @@ class RankSession:
         self.spec, self.position, self._world = SPEC, position, world
         self._changed, self.orders = threading.Condition(), first_orders(*BACK)
         self._random = random.Random(world.seed * 10 + position)
-        self._coming: queue.Queue[m.Action | Stream | None] = queue.Queue()
+        self._coming: queue.Queue[m.Action | TicketStream | None] = queue.Queue()
         self._thread = threading.Thread(target=self._deliver, daemon=True)
         self._thread.start()
 
-    def send(self, order: m.Action | Stream | None) -> None:
+    def send(self, order: m.Action | TicketStream | None) -> None:
         self._coming.put(order)
 
     def _deliver(self) -> None:
@@ -187,9 +187,9 @@ class RankSession:
         pass
 
 
-def taken(orders: Orders, order: m.Action | Stream) -> Orders:
+def taken(orders: Orders, order: m.Action | TicketStream) -> Orders:
     """A rank's orders after one more, by the member's rules."""
-    if isinstance(order, Stream):
+    if isinstance(order, TicketStream):
         return take_tickets(orders, order)[0]
     if isinstance(order, m.SendView):
         at = ("",) * len(order.view.offer.donors) if order.view.offer else ()
@@ -332,7 +332,7 @@ class LearnerWorld:
             if ready is not None:
                 self._under_way.append(ready)
 
-    def _tell(self, order: m.Action | Stream) -> None:
+    def _tell(self, order: m.Action | TicketStream) -> None:
         """Tell the ranks of group 1."""
         for session in self.sessions:
             session.send(order)

@@ -22,7 +22,7 @@ from spare_megatron.control.ticket_issuer import TicketIssuer
 from spare_megatron.control.ticket_words import order_of, stream_of
 from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.controller.tickets import Begin, Close, Pause, Stream, Ticket
+from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream
 from spare_megatron.controller.view import Offer, View
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
 
@@ -86,7 +86,7 @@ class Rank:
 
 
 def taken(orders: Orders, order: object, read: int) -> Orders:
-    if isinstance(order, Stream):
+    if isinstance(order, TicketStream):
         return take_tickets(orders, stream_of(order_of(order).tickets), read)[0]
     if isinstance(order, View):
         return take_view(orders, order)[0]
@@ -236,12 +236,17 @@ def test_late_pauses_let_patches_join() -> None:
 
 
 def test_words_are_taken_once_and_never_across_a_gap() -> None:
-    known = Stream(4, (Begin(2), Ticket(7)))
-    for more in (Stream(), Stream(7, (Pause(),)), Stream(4, known.words), Stream(0, (Pause(),) * 6)):
+    known = TicketStream(4, (Begin(2), Ticket(7)))
+    for more in (
+        TicketStream(),
+        TicketStream(7, (Pause(),)),
+        TicketStream(4, known.words),
+        TicketStream(0, (Pause(),) * 6),
+    ):
         assert known.joined(more) is known
-    whole = known.joined(Stream(5, (Ticket(7), Pause(), Close(3))))
+    whole = known.joined(TicketStream(5, (Ticket(7), Pause(), Close(3))))
     assert (whole.first, whole.words[2:], whole.end) == (4, (Pause(), Close(3)), 8)
-    assert (whole.since(6).words, whole.since(9), whole.at(8)) == (whole.words[2:], Stream(8), None)
+    assert (whole.since(6).words, whole.since(9), whole.at(8)) == (whole.words[2:], TicketStream(8), None)
 
 
 def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import grpc.aio
 
+from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
@@ -182,6 +183,8 @@ class Leader:
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
             while (order := await orders.get()) is not None:
+                if order.HasField("tickets"):
+                    failpoints.hit_message("order", order)
                 await context.write(order)
         finally:
             listener.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
 
 GROUPS, STEPS = 5, 24
@@ -108,3 +109,20 @@ def test_a_patch_joins_pipelines_that_still_run(tmp_path: Path, calm: dict[str, 
     assert [step for step, recovery in recoveries.items() if recovery] == [3, 6]
     assert recoveries[3]["pieces_joined"] == 2, recoveries[3]
     assert recoveries[6]["pieces_joined"] > 0, recoveries[6]
+
+
+def test_the_ticket_stream_outlives_its_connections_and_ends_with_its_group(
+    tmp_path: Path, calm: dict[str, str]
+) -> None:
+    """Words of leaders and of position 0 are lost with the connection, which comes back; a leader and a position 0 die
+    as they are about to say one."""
+    faults = (
+        *("leader-0:order.tickets=ECONNRESET,after=9,times=3", "leader-1:order.tickets=ECONNRESET,after=20,times=2"),
+        *("rank-4-0:report.begun=ECONNRESET,after=3,times=2", "leader-2:order.tickets=kill,after=30"),
+        "rank-3-0:report.begun=kill,after=9",
+    )
+    job = launch(tmp_path, *WORDS, "--joins", groups=GROUPS, environ={VARIABLE: ";".join(faults)})
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert sorted(lost(lines)) == [2, 3]
+    same_as_calm(job, calm, survivors=3)

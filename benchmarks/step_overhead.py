@@ -3,6 +3,7 @@
     python benchmarks/step_overhead.py [--rounds 10] [--steps 4] [--level avx2]
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
+    python benchmarks/step_overhead.py --schedules [--rounds 10]
 
 All sides (ours with exact sums of pieces of one microbatch and of four, plain, ours with fp32 sums, and these once
 more: what two equal jobs differ by is the error of the others' ratios) are alive at once and take turns of a few steps
@@ -20,6 +21,8 @@ With --overlap both sides are ours, one of them with --overlap-grad-reduce; what
 between a step's last gradient and its sums that is gone. --link-mbit runs each pair again in a network namespace whose
 loopback carries no more than so many Mbit/s (needs root): between cores of one machine the network costs CPU time
 only, which overlapping cannot hide.
+
+With --schedules all sides are ours: --spare-schedule tickets, and core a second time, against core.
 """
 
 from __future__ import annotations
@@ -51,6 +54,10 @@ OVERLAP_CASES = {
     "PP2 x 2 groups, K=4": (2, 2, ("--pipeline-model-parallel-size", "2"), 4),
 }
 SEQ_LENGTH = 256
+SCHEDULE_CASES = {
+    "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
+    "PP4 x 2 groups, K=8": (2, 4, ("--pipeline-model-parallel-size", "4"), 8),
+}
 LIBRARIES = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {},
@@ -76,6 +83,7 @@ def main() -> None:
     parser.add_argument("--level", choices=("avx2", "avx512"), help="use no newer instruction set")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes to compare with fp32")
     parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
+    parser.add_argument("--schedules", action="store_true", help="compare the values of --spare-schedule")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
     if options.level:
@@ -84,6 +92,8 @@ def main() -> None:
         _overlap(options)
     elif options.reduce:
         _modes(options)
+    elif options.schedules:
+        _schedules(options)
     else:
         _against_plain(options)
 
@@ -135,6 +145,21 @@ def _overlap(options: argparse.Namespace) -> None:
             compared = {**_ratio("overlap", "without", rounds, sides), **_hidden(rounds)}
             rows.append({"case": name, "link_mbit": mbit or "", **compared})
     _report("step_overlap", options, rows)
+
+
+def _schedules(options: argparse.Namespace) -> None:
+    rows = []
+    for name, groups, _, flags in _chosen(SCHEDULE_CASES, options):
+        with _folder() as folder:
+            sides = {
+                "core": ours(folder / "core", groups, flags),
+                "tickets": ours(folder / "tickets", groups, (*flags, "--spare-schedule", "tickets")),
+                "core again": ours(folder / "again", groups, flags),
+            }
+            rounds = take_turns(sides, options.rounds, options.steps)
+        for one in ("tickets", "core again"):
+            rows.append({"case": name, "schedule": one, "against": "core", **_ratio(one, "core", rounds, sides)})
+    _report("step_schedules", options, rows)
 
 
 def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[tuple]:

@@ -33,6 +33,7 @@ from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
 from spare_megatron.trainer.saving import GroupSaver
 from spare_megatron.trainer.worker import RankJob, train_rank
+from tests.process.sleeping_pipeline import SleepingPipeline
 from tests.process.toy_engine import WIDTH, ToyEngine
 
 
@@ -48,7 +49,7 @@ def main() -> int:
     dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
     _limit_files(options, place)
     injector = Injector.from_environment(os.environ, place)
-    engine = ToyEngine(
+    engine = (SleepingPipeline if options.stages else ToyEngine)(
         place.position,
         place.group_size,
         place.num_groups,
@@ -88,6 +89,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layer-s", type=float, default=0.0)
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--joins", action="store_true", help="pipelines take in pieces while they run")
+    parser.add_argument(
+        "--stages", action="store_true", help="ranks are pipeline stages, and sleep instead of computing"
+    )
     parser.add_argument("--redundancy", type=whole_number_or_auto, default=2)
     parser.add_argument("--granularity", default="microbatch")
     parser.add_argument("--audit-rate", type=float, default=0.0)

@@ -6,7 +6,8 @@ the same words do the same. After a pause every microbatch that was begun is fin
 
 Promises, which tests/pure/test_programs.py checks against all other stages: each send has its receive, in the same
 order on both ends; no deadlock although an exchange ends only when all its transfers have; no stage holds more
-activations than in 1F1B; each microbatch runs forward and backward once on each chunk, in order.
+activations than in 1F1B; each microbatch runs forward and backward once on each chunk, in order; the first stage gets
+to its next word although the others have no more than it, so a pause may wait until the first stage has the last one.
 
 1F1B (Narayanan et al., SC 2021): stage r of P runs P - 1 - r microbatches ahead, then one forward and one backward in
 turn. With V virtual stages the work of P microbatches is a block: all of the block on chunk 0, then on chunk 1, and so

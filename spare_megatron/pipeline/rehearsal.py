@@ -19,6 +19,11 @@ Duration = Callable[[int, Forward | Backward], float]
 class DeadlockError(Exception):
     """Stages wait for each other and for nothing else."""
 
+    def __init__(self, waiting: Mapping[int, Operation]) -> None:
+        super().__init__(f"the stages wait for each other: {waiting}")
+        self.waiting = waiting
+        """Stage -> the operation that it cannot end."""
+
 
 class MismatchError(Exception):
     """Two stages do not expect the same tensors of each other."""
@@ -61,7 +66,7 @@ class _Rehearsal:
             moved = [self._go_on(stage) for stage in range(len(self._programs))]
             if not any(moved):
                 waiting = {s: p[at] for s, (at, p) in enumerate(zip(self._at, self._programs, strict=True)) if p[at:]}
-                raise DeadlockError(f"the stages wait for each other: {waiting}")
+                raise DeadlockError(waiting)
         left = [posted for line in self._lines.values() for posted, _ in line]
         if left:
             raise MismatchError(f"no other end for {left}")

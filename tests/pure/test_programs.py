@@ -132,6 +132,19 @@ def divisions(total: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in range(1, total + 1) for rest in divisions(total - first)]
 
 
+@pytest.mark.parametrize("stages", range(1, 6))
+def test_the_first_stage_gets_to_its_next_word_before_the_others_have_it(stages: int) -> None:
+    """A leader writes the pause when the first stage has the last ticket: until then the others wait for a word."""
+    kinds: list[Kind] = [OneForwardOneBackward, ForwardOnly]
+    kinds += [interleaved(chunks) for chunks in (2, 3, 4)] * (stages > 1)
+    for kind, words in itertools.product(kinds, range(1, 9)):
+        programs = [kind(stage, stages) for stage in range(stages)]
+        try:
+            finish_times([[one for _ in range(words) for one in program.add()] for program in programs])
+        except DeadlockError as error:
+            assert 0 not in error.waiting, f"{stages} stages, {words} words: {error}"
+
+
 # -------------------------------------------------------------------------------- what the rehearsal must not overlook
 
 

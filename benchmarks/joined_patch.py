@@ -6,8 +6,8 @@ Stages sleep instead of computing, so that two cores are not what is measured; e
 programs and their exchanges, the control plane, the ring (tests/process/sleeping_pipeline.py). Of 4 groups with 16
 pieces each one is killed when its first stage begins piece 1, 8 or 14 of a step. The survivors have the rest of their
 own pieces to compute then, and a third of the lost ones: ``ideal_s`` is that work, with one filling of the pipeline.
-``late_s`` is what the step was committed later, counted from the coordinator's first evidence. Each pair of jobs has one
-with pauses at once, as megatron-core's schedules need them (``drains``), and one whose pipelines take in tickets
+``late_s`` is what the step was committed later, counted from the coordinator's first evidence. Each pair of jobs has
+one with pauses at once, as megatron-core's schedules need them (``drains``), and one whose pipelines take in tickets
 (``joins``).
 """
 

@@ -139,10 +139,12 @@ def test_the_first_stage_gets_to_its_next_word_before_the_others_have_it(stages:
     kinds += [interleaved(chunks) for chunks in (2, 3, 4)] * (stages > 1)
     for kind, words in itertools.product(kinds, range(1, 9)):
         programs = [kind(stage, stages) for stage in range(stages)]
+        waiting: Sequence[int] = ()
         try:
             finish_times([[one for _ in range(words) for one in program.add()] for program in programs])
         except DeadlockError as error:
-            assert 0 not in error.waiting, f"{stages} stages, {words} words: {error}"
+            waiting = list(error.waiting)
+        assert 0 not in waiting, f"{stages} stages, {words} words: {waiting} wait"
 
 
 # -------------------------------------------------------------------------------- what the rehearsal must not overlook

@@ -16,7 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
+
+AHEAD = 8
+"""How many tickets a run looks ahead, to read their samples early."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Tickets(Iterator[Ticket], Protocol):
     the pipeline is to be drained."""
 
     def ahead(self) -> Sequence[Ticket]:
-        """Tickets that follow, as far as they are known. Never waits."""
+        """The next :data:`AHEAD` tickets, as far as they are known. Never waits."""
 
 
 class KnownTickets:
@@ -110,4 +114,4 @@ class KnownTickets:
 
     def ahead(self) -> Sequence[Ticket]:
         """Those that follow."""
-        return self._left
+        return list(islice(self._left, AHEAD))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.tickets import Begin, Pause, Ticket, Word
+from spare_megatron.controller.tickets import AHEAD, Begin, Pause, Ticket, Word
 
 
 class LeaveError(Exception):
@@ -68,9 +68,9 @@ class TicketReader:
         return word
 
     def ahead(self) -> list[Ticket]:
-        """The tickets of this run that are known and not read. Never waits."""
+        """The next tickets of this run that are known and not read. Never waits."""
         stream, number, known = self.session.orders.stream, self._next, list[Ticket]()
-        while isinstance(word := stream.at(number), Ticket):
+        while len(known) < AHEAD and isinstance(word := stream.at(number), Ticket):
             known.append(word)
             number += 1
         return known
@@ -107,7 +107,7 @@ class TicketRun:
         raise StopIteration
 
     def ahead(self) -> Sequence[Ticket]:
-        """Tickets that follow, as far as they are known."""
+        """The next tickets, as far as they are known."""
         return () if self._ended else self._reader.ahead()
 
     @property

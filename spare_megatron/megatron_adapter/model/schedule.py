@@ -92,20 +92,27 @@ class PieceRun:
     """How many tickets were taken: of pieces, and of audited ones."""
     _foreseen: int = 0
     """Number of the tickets whose microbatches are in ``_numbers``."""
+    _empty: list[int] = field(default_factory=list)
+    """Pieces without samples."""
     _complete: bool = False
     """Whether all tickets were taken."""
     _started: list[int] = field(default_factory=list)
 
     def execute(self, source: MicrobatchSource, seq_length: int) -> None:
-        """Run all pieces forward and, unless ``forward_only``, backward into the gradient buffers."""
-        chunks, config = self.replica.chunks, self.replica.config
-        self._started = [0] * len(chunks)
+        """Run all pieces forward and, unless ``forward_only``, backward into the gradient buffers; those without
+        samples are done last."""
+        self._started = [0] * len(self.replica.chunks)
         if not self._own_program:
             while self._take():
                 pass
-            if not self._order:
-                return
             self._pad(self.world.shape.pipeline - len(self._order))
+        if self._order or self._own_program:
+            self._run(source, seq_length)
+        for n in self._empty:
+            self._tell("backward", n)
+
+    def _run(self, source: MicrobatchSource, seq_length: int) -> None:
+        chunks, config = self.replica.chunks, self.replica.config
         for chunk_config in {id(chunk.config): chunk.config for chunk in chunks}.values():
             self._set_run_fields(chunk_config, len(self._order))
         iterators = [source(self.step, self._numbers) for _ in chunks]
@@ -158,8 +165,7 @@ class PieceRun:
         for following in known[self._foreseen - sum(self._taken) + 1 :]:
             self._numbers += self._microbatches(following)
             self._foreseen += 1
-        if not numbers and not ticket.audited:
-            self._tell("backward", n)
+        self._empty += [n] * (not numbers and not ticket.audited)
         return True
 
     def _microbatches(self, ticket: Ticket) -> Sequence[int]:

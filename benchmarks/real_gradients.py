@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
+from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.trainer.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +89,7 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     for step in range(1, steps + 1):
         found.clear()
         engine.begin_step(step)
-        engine.run(step, range(PIECES))
+        engine.run(step, KnownTickets(map(Ticket, range(PIECES))))
         pieces = {name: torch.stack(gradients) for name, gradients in found.items()}
         yield pieces
         for parameter, name in names.items():

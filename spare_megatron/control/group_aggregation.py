@@ -157,7 +157,7 @@ class Tally:
         return self._least if self._in_step == len(self._ranks) else 0
 
     def add(self, position: int, step: int, pieces_done: int, complete: bool) -> tuple[bool, bool]:
-        """Note that one rank has done ``pieces_done`` pieces of ``step``; ``complete``: all of its segment.
+        """Note that one rank has done ``pieces_done`` pieces of ``step``; ``complete``: all of its run.
 
         Returns:
             Whether the group as a whole is further than before, and whether all its ranks are complete now.

@@ -1,6 +1,6 @@
 """Says when a heartbeat is sent: at its interval, and sooner when pieces were done.
 
-When a group dies, the pieces of its last report count as computed twice. So a group reports at once that its segment is
+When a group dies, the pieces of its last report count as computed twice. So a group reports at once that its run is
 complete; before that it reports its progress at most :data:`NEWS` times in an interval, for a thousand groups would
 otherwise send the coordinator thousands of messages a second.
 """
@@ -17,7 +17,7 @@ time goes into receiving them."""
 BEATS_PER_TIMEOUT = 5
 """The fewest heartbeats of a leader in one heartbeat time-out."""
 NEWS = 2
-"""The most heartbeats in one interval while no segment is complete."""
+"""The most heartbeats in one interval while no run is complete."""
 
 
 def leader_interval_s(times: Timeouts, num_groups: int) -> float:
@@ -35,7 +35,7 @@ class Pulse:
         self._changed = asyncio.Event()
 
     def news(self, complete: bool) -> None:
-        """Note that more pieces are done; ``complete``: all of this segment."""
+        """Note that more pieces are done; ``complete``: all of this run."""
         if complete > self._complete or not self._fresh:
             self._fresh = True
             self._complete = self._complete or complete

@@ -23,7 +23,7 @@ PHASES = (
 each patch bring it back to ``forward``."""
 PHASE_ORDER = {phase: index for index, phase in enumerate(PHASES)}
 COMPLETE = frozenset({"reduce", "vote"})
-"""Phases in which all pieces of a segment are done."""
+"""Phases in which all pieces of a run are done."""
 WAITING = frozenset({"reduce", "vote"})
 """Phases in which a rank waits for other groups."""
 
@@ -190,7 +190,7 @@ class Progress:
 
     def tick(self, phase: str, step: int, pieces_done: int) -> bool:
         """Count one more sign of life of the training thread; true when it has done a piece, or all pieces of a
-        segment."""
+        run."""
         news = (step, pieces_done) != (self.step, self.pieces_done) and pieces_done > 0
         news = news or (phase in COMPLETE and self.phase not in COMPLETE)
         self.in_phase = self.in_phase + 1 if (phase, step) == (self.phase, self.step) else 0
@@ -200,5 +200,5 @@ class Progress:
 
     @property
     def complete(self) -> bool:
-        """Whether all pieces of the segment are done."""
+        """Whether all pieces of the run are done."""
         return self.phase in COMPLETE

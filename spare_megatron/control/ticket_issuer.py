@@ -5,9 +5,9 @@ tickets while it runs, a pause is written only when the first stage has begun th
 adds until then is computed without draining the pipeline; else each addition is followed by a pause, as megatron-core's
 own schedules need it. Behind a pause the stream is closed for the newest epoch.
 
-Promises: a Close of epoch e comes after all tickets of the plan of e; every epoch of a member is closed at last, if the
-first stage begins what it is told; a step that is left half-way (a joiner that is sent back, the end of the job) ends
-with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
+Promises: a Close of epoch e comes after all tickets of the plan of e; the newest epoch of a member is closed at last,
+if the first stage begins what it is told; a step that is left half-way (a joiner that is sent back, the end of the job)
+ends with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class TicketIssuer:
                 for ticket in self._tickets(view, number):
                     self._last, self._open = self._end, True
                     self._write(ticket)
+                self._pause()
             self._segments, self._epoch = len(view.segments), view.epoch
             self._settle()
         return self.since(end)
@@ -96,12 +97,15 @@ class TicketIssuer:
             yield Ticket(piece, segment, compared=piece in compared)
 
     def _settle(self) -> None:
-        if self._open and (self._begun >= self._last or not self._late):
-            self._write(Pause())
-            self._open = False
+        self._pause()
         if not self._open and self._closed < self._epoch:
             self._write(Close(self._epoch))
             self._closed = self._epoch
+
+    def _pause(self) -> None:
+        if self._open and (self._begun >= self._last or not self._late):
+            self._write(Pause())
+            self._open = False
 
     @property
     def _end(self) -> int:

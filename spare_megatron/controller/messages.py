@@ -6,8 +6,8 @@ Words and rules are those of the step protocol (docs/protocol.md). Conventions:
 * a *piece* is the number ``i * K + j`` of part ``j`` of shard ``i``; lists of pieces are in execution order;
 * ``step`` is t, ``epoch`` is e; ``(t*, e*)`` is the last commit; epochs start at 1, steps at ``first_step + 1``;
 * a group's plan is a tuple of *segments*: one (perhaps empty) for the plan it started the step with, one more for
-  each epoch that added pieces. Every rank of a group runs the same segments one after the other, each as one
-  pipeline, so that ranks which saw different views still run the same work in the same order.
+  each epoch that added pieces. The group's leader makes one ticket stream of it (controller.tickets), so that ranks
+  which saw different views still run the same work in the same order.
 """
 
 from __future__ import annotations

@@ -113,5 +113,5 @@ class KnownTickets:
         return self._left.popleft()
 
     def ahead(self) -> Sequence[Ticket]:
-        """Those that follow."""
+        """The next ones."""
         return list(islice(self._left, AHEAD))

@@ -55,8 +55,8 @@ class View:
     """The run ends with t*: apply it, vote on its weights, save where it is this group's turn, then send
     Applied(t*)."""
     audits: Segments = ()
-    """Pieces that this group audits in ``step``: those of entry k are computed in the pipeline of segment k, after its
-    pieces, and are not added to the accumulators. Segments beyond the last entry have none."""
+    """Pieces that this group audits in ``step``: those of entry k are computed before the pieces of segment k, and are
+    not added to the accumulators. Segments beyond the last entry have none."""
     disputed: tuple[int, ...] = ()
     """Pieces over whose gradients groups disagree, or ``WEIGHTS``: the next vote must have their checksums, parameter
     by parameter."""
@@ -88,5 +88,5 @@ class View:
         return self.live[(bisect_left(self.live, self.receiver) + 1) % len(self.live)]
 
     def audits_of(self, segment: int) -> tuple[int, ...]:
-        """The pieces that are audited in the pipeline of a segment."""
+        """The pieces that are audited before those of a segment are computed."""
         return self.audits[segment] if segment < len(self.audits) else ()

@@ -110,6 +110,7 @@ class MegatronEngine(TransferableState):
     def begin_step(self, step: int) -> None:
         """Zero the accumulators; they contain no piece afterwards."""
         self._step = step
+        self._outflow.arrivals.unwatch()
         self._sums.clear()
         if self.exact is not None:
             self.exact.begin_step()

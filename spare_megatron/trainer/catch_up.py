@@ -19,6 +19,7 @@ import torch
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
+from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.controller.view import Offer
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather
@@ -79,7 +80,8 @@ class CatchUp:
         spec = self.session.spec
         step = spec.first_step + 1
         self.engine.begin_step(step)
-        self.engine.run(step, (self.session.orders.view.group * spec.pieces_per_shard,))
+        piece = Ticket(self.session.orders.view.group * spec.pieces_per_shard)
+        self.engine.run(step, KnownTickets([piece]))
         self.engine.local_sum()
 
     def _next_offer(self) -> Orders:

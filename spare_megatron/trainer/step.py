@@ -33,7 +33,7 @@ from spare_megatron.control.session import Session
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult
-from spare_megatron.controller.tickets import Close, Ticket
+from spare_megatron.controller.tickets import Begin, Close, Ticket
 from spare_megatron.controller.view import View
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather, alone, same_orders
@@ -113,9 +113,9 @@ class Committed:
 class _Share:
     """This rank's contribution to the reductions after a run."""
 
-    tensors: Sequence[torch.Tensor] = ()
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    opened: OpenReduction | None = None
+    tensors: Sequence[torch.Tensor]
+    scalars: Mapping[str, float]
+    opened: OpenReduction | None
     """The reduction that began during that run, if it is overlapped."""
 
 
@@ -131,7 +131,7 @@ class _Attempt:
 
 @dataclass
 class StepRunner:
-    """Interprets plans on one rank. Not thread-safe: it belongs to the training thread."""
+    """Follows the ticket stream on one rank. Not thread-safe: it belongs to the training thread."""
 
     engine: StepEngine
     session: Session
@@ -195,7 +195,7 @@ class StepRunner:
                 raise LeaveError(orders)
             self.look(view, step - 1)
             word = self._reader.next(orders)
-            if word is None:
+            if word is None or isinstance(word, Begin):  # of a later step, whose commit is still on its way
                 if attempt.epoch == view.epoch:
                     self.session.progress("vote", step, self._done)
                 self.session.wait(orders.version)
@@ -205,7 +205,7 @@ class StepRunner:
             else:
                 assert isinstance(word, Close), f"{word} between the runs of step {step}"
                 self._reader.move()
-                share = share or _Share(self.engine.local_sum(), self.engine.scalars(), self._opened)
+                share = share or self._share(times)
                 if word.epoch == view.epoch:
                     self._attempt(view, share, attempt, times)
 
@@ -253,12 +253,23 @@ class StepRunner:
         times.joined += run.joined
         times.compute_s += ended_s - started_s - patch_s
 
+    def _share(self, times: StepTimes) -> _Share:
+        """What the runs so far have summed, over the group."""
+        started_s = self.clock()
+        share = _Share(self.engine.local_sum(), self.engine.scalars(), self._opened)
+        spent_s = self.clock() - started_s
+        if self._patch_began_s:
+            times.patch_s += spent_s
+        else:
+            times.compute_s += spent_s
+        return share
+
     def _open(self) -> None:
         """Begin the reduction of the newest epoch, where the stream is closed for it behind the run that comes to its
         end."""
         orders = self.session.orders
-        word, view = self._reader.next(orders), orders.view
-        tensors = self.engine.leaving() if self.overlap and word == Close(view.epoch) else None
+        view, closed = orders.view, self._reader.closes(orders)
+        tensors = self.engine.leaving() if self.overlap and view.epoch in closed else None
         if tensors is None:
             return
         request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)

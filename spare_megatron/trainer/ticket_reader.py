@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.tickets import AHEAD, Begin, Pause, Ticket, Word
+from spare_megatron.controller.tickets import AHEAD, Begin, Close, Pause, Ticket, Word
 
 
 class LeaveError(Exception):
@@ -48,6 +48,14 @@ class TicketReader:
         """The next word is read."""
         self._next += 1
         self.session.read_tickets(self._next)
+
+    def closes(self, orders: Orders) -> list[int]:
+        """The epochs for which the stream is closed at the next word, without a ticket in between."""
+        number, epochs = self._next, list[int]()
+        while isinstance(word := orders.stream.at(number), Close):
+            epochs.append(word.epoch)
+            number += 1
+        return epochs
 
     def wait(self) -> Word:
         """The next word of the step, as soon as it has come. Raises LeaveError where the job is over before."""

@@ -89,7 +89,7 @@ class RankEngine:
     def run(self, step: int, tickets: Tickets) -> None:
         self._together("run", step)
         for ticket in tickets:
-            self._together(step, ticket)
+            self._together(step, ticket.piece, ticket.audited)
 
     def local_sum(self) -> list[torch.Tensor]:
         self._together("sum", self.step)

@@ -24,7 +24,9 @@ from spare_megatron.controller.member import Orders, first_orders, take_commit, 
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream
 from spare_megatron.controller.view import Offer, View
+from spare_megatron.trainer.step import StepRunner
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
+from tests.pure.learner_world import RankEngine, RankReplicas
 
 SPEC = JobSpec(3, 4, (0, 1), "microbatch", 0, 9, 1, "f", audit_rate=0.5, audit_seed=3)
 VIEW = View(1, 0, 1, 1, ((0, 0), (1, 0), (2, 0)), (0, 0), 1, ((4, 5),), (4, 5), audits=((0,),))
@@ -247,6 +249,26 @@ def test_words_are_taken_once_and_never_across_a_gap() -> None:
     whole = known.joined(TicketStream(5, (Ticket(7), Pause(), Close(3))))
     assert (whole.first, whole.words[2:], whole.end) == (4, (Pause(), Close(3)), 8)
     assert (whole.since(6).words, whole.since(9), whole.at(8)) == (whole.words[2:], TicketStream(8), None)
+
+
+def test_a_rank_that_reads_of_the_next_step_waits_for_the_commit_of_this_one() -> None:
+    """Its view was lost with the connection, and the one that it was told again is older than its neighbour's
+    address."""
+    told = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
+    early = take_tickets(told, TicketStream(0, (Begin(1), Close(1), Begin(2), Close(1))))[0]
+    session = Rank(0, World(0))
+    session.orders, session.spec, later = early, SPEC, [take_commit(early, 1, 1, leave=False)[0]]  # type: ignore[attr-defined]
+    session.progress = session.reduced = lambda *_: None  # type: ignore[attr-defined]
+
+    def wait(_: int) -> Orders:
+        session.orders = later.pop()
+        return session.orders
+
+    session.wait = wait  # type: ignore[attr-defined]
+    engine = RankEngine(lambda mine: [mine])
+    engine.step = 0
+    runner = StepRunner(engine, session, RankReplicas(session), lambda *_: None)  # type: ignore[arg-type]
+    assert (runner.run(1).step, later) == (1, [])
 
 
 def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:

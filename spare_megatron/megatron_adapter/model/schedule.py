@@ -45,7 +45,7 @@ MicrobatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 chunk, but consumed only where the forward step reads samples, so it must cost nothing before. ``numbers`` may grow
 while the iterator is used."""
 
-AUDITS_FROM = 1000
+AUDITS_FROM = 1_000_000
 """The first audited piece of a run has this number, so that numbers do not depend on how many pieces follow."""
 
 _AUTO_SCALERS = auto_scalers()
@@ -161,11 +161,12 @@ class PieceRun:
         n, self._taken[ticket.audited] = self._taken[ticket.audited], self._taken[ticket.audited] + 1
         numbers = self._microbatches(ticket)
         self._order += [_Which(ticket, number, n, number == numbers[0], number == numbers[-1]) for number in numbers]
-        known = [ticket, *self.tickets.ahead()]
-        for following in known[self._foreseen - sum(self._taken) + 1 :]:
+        first = sum(self._taken) - 1
+        for following in [ticket, *self.tickets.ahead()][self._foreseen - first :]:
             self._numbers += self._microbatches(following)
             self._foreseen += 1
-        self._empty += [n] * (not numbers and not ticket.audited)
+        if not numbers and not ticket.audited:
+            self._empty.append(n)
         return True
 
     def _microbatches(self, ticket: Ticket) -> Sequence[int]:

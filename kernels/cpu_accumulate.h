@@ -80,7 +80,7 @@ inline uint64_t add_singles(const typename Format::Bits* source, int32_t* accumu
 #if !defined(__AVX512F__)
 
 // Rounds whole vectors of magnitudes up to 2^SPARE_NARROW_BITS. The product is exact, so that fusing it with the sum
-// leaves one rounding. Each half of a value is multiplied by its weight, and the upper products are moved up once.
+// leaves one rounding. `weights` are in both halves of each word.
 template <class Format>
 inline uint64_t add_whole_words(const typename Format::Bits* source, int64_t* accumulator, const uint64_t* weights,
                                 int64_t count, double scale) {
@@ -96,10 +96,10 @@ inline uint64_t add_whole_words(const typename Format::Bits* source, int64_t* ac
       const Words weight = load_words(weights + k + half * kWords);
       _mm256_storeu_si256((Words*)sum, plus(load_words(sum), value));
       low[half] = plus(low[half], lower_product(value, weight));
-      high[half] = plus(high[half], lower_product(upper(value), weight));
+      high[half] = plus_halves(high[half], upper_product(value, weight));
     }
   }
-  return total(plus(low[0], low[1])) + (total(plus(high[0], high[1])) << 32);
+  return total_products(plus(low[0], low[1]), plus_halves(high[0], high[1]));
 }
 
 #endif

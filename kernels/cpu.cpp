@@ -24,6 +24,7 @@ Tables make_tables() {
   for (uint64_t k = 0; k < SPARE_BLOCK; ++k) {
     tables.checksum[k] = (splitmix64(SPARE_CHECKSUM_SEED + k) >> 32) | 1;
     tables.checksum32[k] = static_cast<uint32_t>(tables.checksum[k]);
+    tables.checksum_twice[k] = tables.checksum[k] << 32 | tables.checksum[k];
     tables.digest[k] = splitmix64(SPARE_DIGEST_SEED + k);
   }
   return tables;

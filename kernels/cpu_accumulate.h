@@ -1,4 +1,5 @@
-// Rounding into int32 sums for AVX2 and AVX-512, in single precision: half the lanes that double would need.
+// Rounding into sums: into int32 ones for AVX2 and AVX-512, in single precision, half the lanes that double would need;
+// into int64 ones for AVX2, where compilers make a product of 64 bits of the checksum's.
 #ifndef SPARE_CPU_ACCUMULATE_H
 #define SPARE_CPU_ACCUMULATE_H
 
@@ -75,6 +76,33 @@ inline uint64_t add_singles(const typename Format::Bits* source, int32_t* accumu
   }
   return sum;
 }
+
+#if !defined(__AVX512F__)
+
+// Rounds whole vectors of magnitudes up to 2^SPARE_NARROW_BITS. The product is exact, so that fusing it with the sum
+// leaves one rounding. `weights` are in both halves of each word.
+template <class Format>
+inline uint64_t add_whole_words(const typename Format::Bits* source, int64_t* accumulator, const uint64_t* weights,
+                                int64_t count, double scale) {
+  const __m256d scales = _mm256_set1_pd(scale), magic = _mm256_set1_pd(SPARE_MAGIC);
+  Words low[2] = {zero_words(), zero_words()}, high[2] = {zero_words(), zero_words()};
+  for (int64_t k = 0; k < count; k += kSingles) {
+    const Singles values = load_singles(Format(), source + k);
+    const __m128 halves[2] = {_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1)};
+    for (int half = 0; half < 2; ++half) {
+      int64_t* const sum = accumulator + k + half * kWords;
+      const __m256d rounded = _mm256_fmadd_pd(_mm256_cvtps_pd(halves[half]), scales, magic);
+      const Words value = _mm256_sub_epi64(_mm256_castpd_si256(rounded), all_words(SPARE_MAGIC_BITS));
+      const Words weight = load_words(weights + k + half * kWords);
+      _mm256_storeu_si256((Words*)sum, plus(load_words(sum), value));
+      low[half] = plus(low[half], lower_product(value, weight));
+      high[half] = plus_halves(high[half], upper_product(value, weight));
+    }
+  }
+  return total_products(plus(low[0], low[1]), plus_halves(high[0], high[1]));
+}
+
+#endif
 
 }  // namespace
 

@@ -9,6 +9,8 @@ struct alignas(64) Tables {
   uint64_t checksum[SPARE_BLOCK];
   // checksum's; a vector may be loaded from each element
   uint32_t checksum32[SPARE_BLOCK + 16];
+  // checksum's in both halves
+  uint64_t checksum_twice[SPARE_BLOCK];
   uint64_t digest[SPARE_BLOCK];
 };
 

@@ -22,6 +22,9 @@ inline Words widen_words(const void* from) { return _mm512_cvtepi32_epi64(_mm256
 inline Words plus(Words a, Words b) { return _mm512_add_epi64(a, b); }
 inline Words upper(Words a) { return _mm512_srli_epi64(a, 32); }
 inline Words lower_product(Words a, Words b) { return _mm512_mul_epu32(a, b); }
+// The product of the upper halves mod 2^32 in the upper half; what is in the lower half does not count.
+inline Words upper_product(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
+inline Words plus_halves(Words a, Words b) { return _mm512_add_epi32(a, b); }
 inline void stream_words(void* to, Words words) { _mm512_stream_si512((__m512i*)to, words); }
 
 #elif defined(__AVX2__)
@@ -34,6 +37,8 @@ inline Words widen_words(const void* from) { return _mm256_cvtepi32_epi64(_mm_lo
 inline Words plus(Words a, Words b) { return _mm256_add_epi64(a, b); }
 inline Words upper(Words a) { return _mm256_srli_epi64(a, 32); }
 inline Words lower_product(Words a, Words b) { return _mm256_mul_epu32(a, b); }
+inline Words upper_product(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
+inline Words plus_halves(Words a, Words b) { return _mm256_add_epi32(a, b); }
 inline void stream_words(void* to, Words words) { _mm256_stream_si256((__m256i*)to, words); }
 
 #else
@@ -54,6 +59,8 @@ inline Words widen_words(const void* from) {
 inline Words plus(Words a, Words b) { return a + b; }
 inline Words upper(Words a) { return a >> 32; }
 inline Words lower_product(Words a, Words b) { return (a & 0xffffffffull) * (b & 0xffffffffull); }
+inline Words upper_product(Words a, Words b) { return upper(a) * upper(b) << 32; }
+inline Words plus_halves(Words a, Words b) { return a + b; }
 #ifdef __SSE2__
 inline void stream_words(void* to, Words words) { _mm_stream_si64((long long*)to, (long long)words); }
 #else
@@ -71,8 +78,13 @@ inline uint64_t total(Words words) {
   return sum;
 }
 
-// The processor's own prefetching stops at the end of a page, so prefetch what comes next; beyond the end of an array
-// that is harmless. The distance is measured.
+// The sum of products of words with weights of 32 bits mod 2^64, from the sums of their lower and upper products.
+inline uint64_t total_products(Words lower_products, Words upper_products) {
+  return total(lower_products) + (total(upper(upper_products)) << 32);
+}
+
+// The processor's own prefetching stops at the end of a page, so prefetch what comes next where that is measured to be
+// faster; beyond the end of an array it is harmless. The distance is measured.
 enum { kFarBytes = 2048 };
 
 template <int ahead, int bytes>

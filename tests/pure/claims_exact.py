@@ -73,6 +73,7 @@ def exact_cost() -> Iterator[Claim]:
     ]
     largest = Figure(max(spread), "step_overhead_avx2.json, step_modes*.json: farthest quarter of a ratio in the table")
     yield Claim(page, "up to {} from these medians", (largest,))
+    yield from step_lines(page)
     checks, checks32 = Results("checksum_cost.json"), Results("checksum_cost32.json")
     keys = ("step_ms", "weights_ms", "accumulators_ms", "result_ms", "result_digest_ms", "ratio")
     yield Claim(
@@ -98,3 +99,31 @@ def exact_cost() -> Iterator[Claim]:
     registers = Results("cuda_registers.json")
     spilled = sum(registers.every("spill_stores_bytes") + registers.every("spill_loads_bytes"))
     yield Claim(page, "sm_100 with {} bytes of spilled registers", (registers.of(spilled, "sum of spills"),))
+
+
+def step_lines(page: str) -> Iterator[Claim]:
+    source = Results("step_lines.json")
+    columns = ("fp32_ms", "exact_ms", "exact4_ms", "floor_exact_ms", "floor_exact4_ms")
+    lines = [str(row["line"]) for row in source.content["results"]]
+    for line in lines:
+        if not line.startswith("ring "):
+            yield Claim(page, f"| {line} |" + " {} |" * len(columns), tuple(source(key, line=line) for key in columns))
+    yield Claim(page, "a copy ({} GB/s read and written) or", (source.config("copy_gb_s"),))
+    yield Claim(page, "of a sum ({} GB/s) of", (source.config("read_gb_s"),))
+    parts = ("ring", "ring send", "ring receive", "ring add", "ring wait")
+    yield Claim(
+        page,
+        "Of the ring's {} ms (exact) sending takes {}, receiving {}, adding {}, waiting {}.",
+        tuple(source("exact_ms", line=part) for part in parts),
+    )
+    whole, together = float(source("fp32_ms", line="whole rank").value), "lines together"
+    more = [
+        float(source(key, line=together).value) - float(source("fp32_ms", line=together).value)
+        for key in ("exact_ms", "exact4_ms")
+    ]
+    more += [float(source(key, line=together).value) for key in ("floor_exact_ms", "floor_exact4_ms")]
+    yield Claim(
+        page,
+        "exact sums cost {} times fp32's CPU time, and {} with C=4; at least {} and {}, if",
+        tuple(source.of(1 + ms / whole, "1 + more of lines together / whole rank of fp32") for ms in more),
+    )

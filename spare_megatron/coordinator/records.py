@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles
@@ -48,7 +50,8 @@ class Records:
         """Lines of metrics.jsonl that are not in the file yet."""
         newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
         self._last_line: Mapping[str, Any] = newest[0] if newest else {}
-        self.book = MetricsBook(written=(newest[0]["life"], newest[0]["step"]) if newest else (0, -1))
+        written = (newest[0]["life"], newest[0]["step"]) if newest else (0, -1)
+        self.book = MetricsBook(written=written, started_unix_s=psutil.Process().create_time())
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None

@@ -88,6 +88,9 @@ class MetricsBook:
         self._start_s: float | None = None
         """From the start of the coordinator to the beginning of the life's first step, until that step has a line."""
         self._saves: list[tuple[int, float]] = []
+        """(step, for how long a save kept a group from beginning it), until the next line."""
+        self._voting = ((0, 0), 0.0)
+        """(step, epoch) of the newest votes, and when the first of them came."""
         self.totals = Totals()
         self.real_pieces: Callable[[int, Iterable[int]], int] = all_real
         self._written = written
@@ -127,6 +130,8 @@ class MetricsBook:
         changed = after.live is not before.live
         if changed and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
+        if isinstance(event, Vote) and event.result.at != self._voting[0]:
+            self._voting = event.result.at, time_s
         for action in decision.actions:
             if isinstance(action, SendCommit):
                 self._commit(time_s, before, action)
@@ -197,7 +202,9 @@ class MetricsBook:
                 times, {group: parts[0] for group, parts in loads.items()}, pieces / before.job.num_groups
             ),
             "reduce_s": round(max(reduced), 6),
+            "reduce_median_s": round(statistics.median(reduced), 6),
             "reduce_least_s": round(min(reduced), 6),
+            "votes_s": round(time_s - self._voting[1], 6) if self._voting[0] == (commit.step, commit.epoch) else 0.0,
             "buckets_early": int(max((f.get("buckets_early", 0.0) for f in times.values()), default=0.0)),
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
         }

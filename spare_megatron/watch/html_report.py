@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -86,7 +87,9 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
     yield "failures", f"{masked} masked, {counted(len(history.failures) - masked, 'other')}"
     yield "returns", str(len(history.returns))
     yield "lives", str(len(history.lives))
-    yield "loss", f"{series.loss[0]:.4f} to {series.loss[-1]:.4f}"
+    losses = [loss for loss in series.loss if math.isfinite(loss)]
+    if losses:
+        yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
 
 
 def _ordered(wall_time: WallTime) -> list[str]:

@@ -10,6 +10,8 @@ from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.wall_time import PARTS, WallTime
 
+SHOWN_S = 0.0005
+"""A smaller part of a cost is not shown."""
 SHOWN_SHARE = 0.0005
 """A smaller share of the wall time is not shown in a line of text."""
 
@@ -58,8 +60,8 @@ def wall_time_line(wall_time: WallTime) -> str:
 
 def cost_text(cost: FailureCost) -> str:
     """What a failure cost, by part."""
-    parts = [(PARTS[part].removeprefix("failures: "), seconds) for part, seconds in cost.parts.items() if seconds > 0]
-    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts)
+    parts = ((name.removeprefix("failures: "), cost.parts.get(part, 0.0)) for part, name in PARTS.items())
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= SHOWN_S)
 
 
 def back_text(cost: FailureCost) -> str:

@@ -47,6 +47,7 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
             steps=max(1, spec.last_step),
             mtbf_gpu_hours=mtbf_s * spec.num_groups * group_size / 3600,
             granularity="shard" if spec.granularity == "shard" else "microbatch",
+            planned_restarts=True,
             data="shared" if job.tuning.shared_data else "staged",
             rejoin_s=round(mean(back_s), 3) if back_s else None,
         )

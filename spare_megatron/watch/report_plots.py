@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spare_megatron.watch.job_history import Failure
-from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.job_picture import JobPicture, StepSeries
 
 POINTS_MAX = 1500
 """More steps than that are drawn in so many bins."""
@@ -21,6 +21,7 @@ WIDTH, HEIGHT = 900, 210
 LEFT, RIGHT, TOP, BOTTOM = 64, 890, 8, 170
 """The area of a plot in its svg element."""
 TICKS = 5
+GAP_S = 0.001
 PlotPoint = tuple[float, float]
 
 
@@ -45,15 +46,23 @@ def step_plots(picture: JobPicture) -> list[StepPlot]:
     began_s = series.time_unix_s[0] - series.step_time_s[0]
     unit_s, unit = _unit(series.time_unix_s[-1] - began_s)
     bins = _bins(len(series.step))
-    times = [(series.time_unix_s[one[-1]] - began_s) / unit_s for one in bins]
     marks = [((failure.time_s - began_s) / unit_s, failure) for failure in failures]
     name = f"{unit} since the first step"
     losses = [(series.step[one[-1]], series.loss[one[-1]]) for one in bins]
-    live = _each(bins, series.live_groups, min)
+    parts = _without_gaps(series, bins)
+    times = [[(series.time_unix_s[one[-1]] - began_s) / unit_s for one in part] for part in parts]
+    longest = [
+        list(zip(at, _each(part, series.step_time_s, max), strict=True)) for at, part in zip(times, parts, strict=True)
+    ]
+    live = [
+        _stairs(list(zip(at, _each(part, series.live_groups, min), strict=True)))
+        for at, part in zip(times, parts, strict=True)
+    ]
+    lines = [line for line in _growing(losses) if line]
     return [
-        _plot("loss", "step", _growing(losses), (), from_zero=False),
-        _plot("step time, s", name, [list(zip(times, _each(bins, series.step_time_s, max), strict=True))], marks),
-        _plot("live groups", name, [_stairs(list(zip(times, live, strict=True)))], marks),
+        *([_plot("loss", "step", lines, (), from_zero=False)] if lines else []),
+        _plot("step time, s", name, longest, marks),
+        _plot("live groups", name, live, marks),
     ]
 
 
@@ -108,6 +117,17 @@ def _bins(number: int) -> list[range]:
 
 def _each(bins: Sequence[range], values: Sequence[float], of: Callable[..., float]) -> list[float]:
     return [of(values[one.start : one.stop]) for one in bins]
+
+
+def _without_gaps(series: StepSeries, bins: Sequence[range]) -> list[list[range]]:
+    """The bins in parts: a step that does not begin with the end of the one before begins another part."""
+    parts = [[bins[0]]]
+    for before, after in pairwise(bins):
+        began_s = series.time_unix_s[after[0]] - series.step_time_s[after[0]]
+        if began_s > series.time_unix_s[before[-1]] + GAP_S:
+            parts.append([])
+        parts[-1].append(after)
+    return parts
 
 
 def _growing(points: Iterable[PlotPoint]) -> list[list[PlotPoint]]:

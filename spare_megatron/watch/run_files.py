@@ -21,7 +21,7 @@ from spare_megatron.coordinator.journal_parts import BEGIN
 from spare_megatron.watch.job_picture import JobPicture
 
 NEEDED = frozenset(
-    {"life", "step", "time_unix_s", "step_time_s", "compute_paced_s", "reduce_least_s", "recovery", "loss"}
+    {"life", "step", "time_unix_s", "step_time_s", "compute_paced_s", "reduce_least_s", "votes_s", "recovery", "loss"}
 )
 """What a line of metrics.jsonl must have."""
 

@@ -73,9 +73,18 @@ def parts_of(line: Mapping[str, Any], usual: UsualStep, at: StepCircumstances) -
     if recovery is not None:
         parts |= _of_recovery(recovery, length_s, left_s, usual.rest_s, usual.rest_s + save_s + compute_s)
     elif not calm or (usual.rest_s and left_s > max(LONG_REST * usual.rest_s, usual.rest_s + LONG_REST_S)):
-        parts[_owner(at)] = max(0.0, left_s - usual.rest_s)
+        more_s = max(0.0, left_s - usual.rest_s)
+        late_s = min(more_s, _late_s(line, parts["slowest"])) if calm else 0.0
+        parts["slowest"] += late_s
+        parts[_owner(at)] = more_s - late_s
     parts["train"] = length_s - sum(parts.values())
     return StepParts(parts, left_s, calm and told and not at.served)
+
+
+def _late_s(line: Mapping[str, Any], slowest_s: float) -> float:
+    """For how long the median group waited for the last one to come to the sum, beyond what that one computed longer;
+    and the first vote for the last one."""
+    return max(0.0, line["reduce_median_s"] - line["reduce_least_s"] - slowest_s) + float(line["votes_s"])
 
 
 def _owner(at: StepCircumstances) -> str:

@@ -69,7 +69,7 @@ def test_named_parts_cover_the_wall_time(ran: Ran) -> None:
     print({name: round(seconds, 3) for name, seconds in wall_time.parts.items()}, ran.took_s)
     assert len(picture.history.failures) == 5
     assert all(seconds >= 0 for seconds in wall_time.parts.values())
-    assert wall_time.parts["unknown"] <= 0.01 * wall_time.wall_s
+    assert wall_time.parts["unknown"] <= 0.03 * wall_time.wall_s, "0.01 on a machine that is not busy with other work"
     assert 0 < ran.took_s - wall_time.wall_s < 15, "3 s on an idle machine: the launcher itself begins and ends"
 
 

@@ -18,6 +18,7 @@ from spare_megatron.controller.messages import Decision, Vote
 from spare_megatron.coordinator import journal_parts
 from spare_megatron.coordinator.journal import Journal, Replayed, acted_on, read
 from spare_megatron.watch.html_report import report_html, write_report
+from spare_megatron.watch.observed_choice import observed_choice
 from spare_megatron.watch.report_plots import POINTS_MAX
 from spare_megatron.watch.run_files import RunFiles
 from tests.pure.journal_writer import EVENTS, shrink, written
@@ -180,6 +181,35 @@ def test_a_report_escapes_what_it_is_told(run: Written) -> None:
     text = report_html(RunFiles(run.dir).look(), "<b>runs</b>")
     assert "&lt;b&gt;runs&lt;/b&gt;" in text
     assert "<b>" not in text
+
+
+def test_a_report_of_a_job_that_reports_no_loss(tmp_path: Path) -> None:
+    job = ToldJob()
+    job.step()
+    job.lines[0]["loss"] = None
+    made = Written(tmp_path, job)
+    made.go_on()
+    text = report_html(RunFiles(made.dir).look(), "run")
+    assert text.count("<svg") == 2
+    assert "nan" not in text
+
+
+def test_the_choice_is_that_of_spare_plan_for_what_was_observed() -> None:
+    """With two losses there is none; a third one is told beside them."""
+    job = ToldJob()
+    for group in (0, 2):
+        job.step()
+        job.lose(group)
+        job.step()
+    job.step()
+    picture = job.picture()
+    wall_time = picture.wall_time()
+    costs = picture.failures(wall_time)
+    with pytest.raises(ConfigError, match="2 losses in 19 s are too few to know how often they come; 3 would do"):
+        observed_choice(picture, wall_time, costs)
+    found = observed_choice(picture, wall_time, [*costs, costs[0]])
+    assert found.mtbf_s == pytest.approx(wall_time.wall_s / 3)
+    assert found.reason.startswith("4 groups lose one every 6.")
 
 
 def test_a_job_without_a_step_has_no_report(tmp_path: Path) -> None:

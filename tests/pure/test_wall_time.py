@@ -44,6 +44,15 @@ def test_the_others_wait_for_a_slow_group() -> None:
     assert ended(job) == {"slowest": 0.75}
 
 
+def test_the_others_wait_for_a_group_that_begins_late() -> None:
+    """Its computing takes as long as theirs, so only the sums tell."""
+    job = told()
+    job.now_s += CALM_S + 0.75
+    job.votes({}, {}, late_s={2: 0.75})
+    job.report()
+    assert ended(job) == {"slowest": 0.75}
+
+
 def test_of_a_failure_that_all_wait_for_each_part_counts() -> None:
     """Group 1 dies while all reduce. 0.3 s pass until that is known, 1 s while its pieces are computed again."""
     job = told()

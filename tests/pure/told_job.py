@@ -61,16 +61,21 @@ class ToldJob:
         for group in self.state.live:
             self.book.seen(group, self.now_s + 0.125)
 
-    def votes(self, compute_s: Mapping[int, float], patch_s: Mapping[int, float], reduce_s: float = REDUCE_S) -> None:
-        """Every live group votes ok; whoever computed less waited for the others in the sum."""
+    def votes(
+        self, compute_s: Mapping[int, float], patch_s: Mapping[int, float], late_s: Mapping[int, float] | None = None
+    ) -> None:
+        """Every live group votes ok; whoever computed less, or began earlier, waited for the others in the sum."""
         state = self.state
-        busy_s = {group: compute_s.get(group, COMPUTE_S) + patch_s.get(group, 0.0) for group in state.live}
+        busy_s = {
+            group: compute_s.get(group, COMPUTE_S) + patch_s.get(group, 0.0) + (late_s or {}).get(group, 0.0)
+            for group in state.live
+        }
         for group, incarnation in state.live.items():
             figures = {
                 "compute_s": compute_s.get(group, COMPUTE_S),
                 "patch_s": patch_s.get(group, 0.0),
                 "rebuild_s": 0.0625,
-                "reduce_s": reduce_s + max(busy_s.values()) - busy_s[group],
+                "reduce_s": REDUCE_S + max(busy_s.values()) - busy_s[group],
             }
             pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
             self.book.figures(state.step_in_flight, state.epoch, group, tuple(figures.items()))

@@ -22,6 +22,8 @@ from spare_megatron.watch.wall_time import follows_at_once
 
 EVERY_S = 1.0
 HAPPENINGS_SHOWN = 8
+QUIET_S = 10.0
+"""A status that has been the same for longer is remarkable."""
 
 
 def watch(files: RunFiles) -> None:
@@ -29,7 +31,7 @@ def watch(files: RunFiles) -> None:
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
             picture = files.look()
-            live.update(screen(picture), refresh=True)
+            live.update(screen(picture, time.time()), refresh=True)
             if is_over(picture):
                 return
             time.sleep(EVERY_S)
@@ -41,9 +43,12 @@ def is_over(picture: JobPicture) -> bool:
     return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
 
 
-def screen(picture: JobPicture) -> RenderableType:
-    """All that is shown."""
+def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
+    """All that is shown; ``now_unix_s``: seconds since 1970."""
     lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
+    quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
+    if quiet_s > QUIET_S and not is_over(picture):
+        lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
     if wall_time.parts["train"] > 0:

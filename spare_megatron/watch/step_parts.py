@@ -72,13 +72,18 @@ def parts_of(line: Mapping[str, Any], usual: UsualStep, at: StepCircumstances) -
     calm = recovery is None and not (at.repeated or at.without_coordinator)
     if recovery is not None:
         parts |= _of_recovery(recovery, length_s, left_s, usual.rest_s, usual.rest_s + save_s + compute_s)
-    elif not calm or (usual.rest_s and left_s > max(LONG_REST * usual.rest_s, usual.rest_s + LONG_REST_S)):
+    elif not calm or at.served or _is_long(left_s, usual.rest_s):
         more_s = max(0.0, left_s - usual.rest_s)
         late_s = min(more_s, _late_s(line, parts["slowest"])) if calm else 0.0
         parts["slowest"] += late_s
         parts[_owner(at)] = more_s - late_s
     parts["train"] = length_s - sum(parts.values())
     return StepParts(parts, left_s, calm and told and not at.served)
+
+
+def _is_long(rest_s: float, usual_s: float) -> bool:
+    """Whether a rest is longer than a step without circumstances explains; never where none is usual yet."""
+    return usual_s > 0 and rest_s > max(LONG_REST * usual_s, usual_s + LONG_REST_S)
 
 
 def _late_s(line: Mapping[str, Any], slowest_s: float) -> float:

@@ -255,14 +255,16 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
             "loss": 2.0,
             "outcome": "",
             "reason": "",
+            "time_unix_s": 1030.0,
         },
     )
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(screen(files.look()))
+    console.print(screen(files.look(), 1060.0))
     text = console.export_text()
     assert "running: step 3 of 99, epoch 2" in text
     assert "groups 0, 2-3: 4 pieces each in the step in flight" in text
     assert "group 1: being brought up to date" in text
+    assert "the coordinator has written nothing new for 30.00 s" in text
     assert "effective training time" in text
     assert "group 1 exited" in text
     assert not is_over(files.look())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.messages import AcceptSave, Opened, ReductionResult, Saved, Vote
+from spare_megatron.controller.messages import AcceptSave, Hello, Opened, Ready, ReductionResult, Saved, Vote
 from spare_megatron.coordinator.job_events import JobEvent, events_of
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import duration, happenings, wall_time_line
@@ -139,6 +139,19 @@ def test_a_coordinator_that_is_started_again_has_a_part() -> None:
     job.votes({}, {})
     job.report()
     assert ended(job) == {"coordinator": 2.0}
+
+
+def test_what_a_step_takes_longer_in_which_a_state_is_given_is_transfer() -> None:
+    job = told()
+    job.lose(3)
+    job.step()
+    job.tell(Hello(3, 1, "f", 0, birth="again"))
+    job.tell(Ready(3, 1))
+    job.step()
+    job.step(CALM_S + 0.125)
+    assert job.picture().history.life.served == {8, 9}
+    job.step(CALM_S)
+    assert job.parts()["transfer"] == 0.125
 
 
 def test_an_attempt_that_is_made_again_has_a_part() -> None:

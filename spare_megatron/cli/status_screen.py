@@ -17,7 +17,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import clock, duration, happenings, parts_shown, share
 from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.status_texts import figures_line
+from spare_megatron.watch.status_texts import figures_line, outlook
 from spare_megatron.watch.wall_time import follows_at_once
 
 EVERY_S = 1.0
@@ -71,9 +71,8 @@ def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
         groups = [group for _, group in found]
         yield f"  {_numbered(groups)}: {counted(load, 'piece')} each in the step in flight"
     if status["learners"]:
-        yield f"  {_numbered([int(group) for group in status['learners']])}: being brought up to date"
-    if status["saved_step"] >= 0:
-        yield f"last good checkpoint: step {status['saved_step']}"
+        yield from (f"  group {group} is brought up to date: {stage}" for group, stage in status["learning"].items())
+    yield from outlook(status)
     if status["outcome"]:
         yield f"{status['outcome']}: {status['reason']}"
 

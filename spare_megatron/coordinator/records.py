@@ -29,6 +29,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.coordinator.status_figures import status_figures
 from spare_megatron.observe.boards import BoardPoint, Boards, points
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
@@ -170,6 +171,7 @@ class Records:
             "num_groups": state.spec.num_groups if state.spec else None,
             "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
             "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
+            **status_figures(state),
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from spare_megatron.config.plural import counted
@@ -28,13 +28,24 @@ def status_text(status: Mapping[str, Any]) -> str:
         pieces = counted(load, "piece")
         lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
     if status["learners"]:
-        word = "group" if len(status["learners"]) == 1 else "groups"
-        lines.append(f"being brought up to date: {word} {', '.join(status['learners'])}")
+        groups = (f"group {group} ({stage})" for group, stage in status["learning"].items())
+        lines.append(f"being brought up to date: {', '.join(groups)}")
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
-    if status["saved_step"] >= 0:
-        lines.append(f"last good checkpoint: step {status['saved_step']}")
+    lines.extend(outlook(status))
     if status["outcome"]:
         lines.append(f"{status['outcome']}: {status['reason']}")
     return "\n".join(lines)
+
+
+def outlook(status: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on what threatens, and on saves."""
+    hosts, phase = status["hosts_least"], status["phase"]
+    if phase == "running" and hosts == 1:
+        yield "some shard has one live host, whose loss would be a wipe-out"
+    elif phase == "running":
+        losses = counted(hosts - 1, "more loss", "more losses")
+        yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
+    saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
+    yield f"{saved}, next save: step {status['next_save']}" if phase == "running" else saved

@@ -250,6 +250,9 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
             "live": {"0": 0, "2": 0, "3": 0},
             "load": {"0": 4, "2": 4, "3": 4},
             "learners": {"1": 1},
+            "learning": {"1": "takes the state of step 3"},
+            "hosts_least": 1,
+            "next_save": 4,
             "failures_masked": 1,
             "saved_step": 2,
             "loss": 2.0,
@@ -263,7 +266,9 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     text = console.export_text()
     assert "running: step 3 of 99, epoch 2" in text
     assert "groups 0, 2-3: 4 pieces each in the step in flight" in text
-    assert "group 1: being brought up to date" in text
+    assert "group 1 is brought up to date: takes the state of step 3" in text
+    assert "some shard has one live host, whose loss would be a wipe-out" in text
+    assert "last good checkpoint: step 2, next save: step 4" in text
     assert "the coordinator has written nothing new for 30.00 s" in text
     assert "effective training time" in text
     assert "group 1 exited" in text

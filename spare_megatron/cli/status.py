@@ -27,6 +27,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
     how = made.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument(
+        "--wall-time", action="store_true", help="also where the wall time went, which takes a while after months"
+    )
     how.add_argument("--watch", action="store_true", help="show it on this terminal until the job ends or Ctrl-C")
     return made
 
@@ -43,10 +46,9 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     return {**status, "age_s": round(time.time() - status["time_unix_s"], 1), "summary": read_json(run_dir.summary)}
 
 
-def as_json(status: dict[str, Any], wall_time: WallTime) -> str:
-    """The status and the parts of the wall time, in seconds, as one JSON object."""
-    parts = {name: round(seconds, 3) for name, seconds in wall_time.parts.items()}
-    return json.dumps({**status, "wall_s": round(wall_time.wall_s, 3), "wall_time_s": parts})
+def rounded(wall_time: WallTime) -> dict[str, float]:
+    """The parts of the wall time, in seconds."""
+    return {name: round(seconds, 3) for name, seconds in wall_time.parts.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             watch(RunFiles(run_dir))
             return int(ExitCode.FINISHED)
         status = status_of(run_dir)
-        wall_time = RunFiles(run_dir).look().wall_time()
+        wall_time = RunFiles(run_dir).look().wall_time() if args.wall_time else None
     except ConfigError as error:
         sys.stderr.write(f"spare-status: {error}\n")
         return int(ExitCode.BAD_INPUT)
-    text = as_json(status, wall_time) if args.json else f"{status_text(status)}\n{wall_time_line(wall_time)}".rstrip()
-    sys.stdout.write(f"{text}\n")
+    if wall_time is not None:
+        status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
+    account = "" if wall_time is None else f"\n{wall_time_line(wall_time)}"
+    sys.stdout.write((json.dumps(status) if args.json else status_text(status) + account) + "\n")
     return int(ExitCode.FINISHED)
 
 

@@ -40,6 +40,8 @@ PARTS = {
 """Name -> what it is called."""
 CALM_STEPS = 63
 """The number of last calm steps of which the medians are taken."""
+RENEWED_STEPS = 16
+"""After so many of them, medians are taken anew only every so many."""
 TimeParts = Mapping[str, float]
 """Name of the part -> seconds."""
 
@@ -79,10 +81,17 @@ class _TrainedLife:
     rests: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=CALM_STEPS))
     """(rest, compute, reduce) of calm steps, as in UsualStep."""
 
-    @property
-    def usual(self) -> UsualStep:
-        """The medians of the calm steps."""
-        return UsualStep(*map(median, zip(*self.rests, strict=True))) if self.rests else UsualStep()
+    usual: UsualStep = field(default_factory=UsualStep)
+    """The medians of the calm steps, renewed now and then."""
+    number: int = 0
+    """Of the calm steps so far."""
+
+    def calm(self, rest_s: float, compute_s: float, reduce_s: float) -> None:
+        """Take a calm step."""
+        self.rests.append((rest_s, compute_s, reduce_s))
+        self.number += 1
+        if self.number < RENEWED_STEPS or self.number % RENEWED_STEPS == 0:
+            self.usual = UsualStep(*map(median, zip(*self.rests, strict=True)))
 
     def train_after_s(self, step: int) -> float:
         """The training time of the steps after ``step``."""
@@ -122,7 +131,7 @@ class WallTimeBook:
         hole_s = line["time_unix_s"] - trained.ended_s - line["step_time_s"]
         found = parts_of(line, trained.usual, self._circumstances(line, life))
         if found.calm:
-            trained.rests.append((found.rest_s, line["compute_even_s"], line["reduce_least_s"]))
+            trained.calm(found.rest_s, line["compute_even_s"], line["reduce_least_s"])
         for part, seconds in found.parts.items():
             self._totals[part] += seconds
         self._totals["unknown"] += hole_s

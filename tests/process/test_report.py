@@ -106,8 +106,8 @@ def test_status_has_the_same_figures(ran: Ran) -> None:
 
     wall_time = RunFiles(ran.run_dir).look().wall_time()
     percent = f"{100 * wall_time.share('train'):.1f} %"
-    assert json.loads(status("--json"))["wall_time_s"]["train"] == round(wall_time.parts["train"], 3)
-    assert f"effective training time {percent} of" in status()
+    assert json.loads(status("--json", "--wall-time"))["wall_time_s"]["train"] == round(wall_time.parts["train"], 3)
+    assert f"effective training time {percent} of" in status("--wall-time")
     assert f"effective training time {percent} of" in status("--watch"), "of a job that has ended, once"
 
 

@@ -7,6 +7,7 @@ another coordinator took over and the journal is another file now, it is read fr
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ class RunFiles:
         return self._picture
 
     def _read(self) -> None:
+        if self._lines.are_others():
+            self._begin()
         until_bytes = self._lines.length()  # first, so that the records go further
         self._picture.take(self._records(), self._lines.new(until_bytes))
 
@@ -89,13 +92,21 @@ class _GrowingLines:
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._number = path, 0, 0
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the file that was read."""
+
+    def are_others(self) -> bool:
+        """Whether the file is not the one that was read: each coordinator under Slurm writes its own."""
+        there = _stat(self._path)
+        return self._file is not None and (there is None or self._file != (there.st_dev, there.st_ino))
 
     def length(self) -> int:
         """The length of the file, in bytes; 0 where it is not there."""
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
+        there = _stat(self._path)
+        if there is None:
             return 0
+        self._file = there.st_dev, there.st_ino
+        return there.st_size
 
     def new(self, until_bytes: int) -> Iterator[Mapping[str, Any]]:
         """The lines that were completed since the last call, and end within the first ``until_bytes``."""
@@ -122,3 +133,10 @@ class _GrowingLines:
                 f"{where} has no {missing[0]}: another version of spare_megatron wrote it; read it with that version"
             )
         return line
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None

@@ -96,6 +96,17 @@ def test_a_journal_that_another_coordinator_wrote_anew_is_read_from_the_beginnin
     assert (list(picture.series.step), picture.history.failures) == ([1, 2], [])
 
 
+def test_metrics_that_another_coordinator_wrote_anew_are_read_from_the_beginning(run: Written) -> None:
+    """The journal is the same; its lines of metrics had not all been written before the takeover."""
+    files = RunFiles(run.dir)
+    assert list(files.look().series.step) == [1, 2, 3]
+    other = run.dir.metrics.with_name("other")
+    other.write_text("".join(run.dir.metrics.read_text().splitlines(keepends=True)[:2]))
+    other.replace(run.dir.metrics)
+    picture = files.look()
+    assert (list(picture.series.step), len(picture.history.failures)) == ([1, 2], 1)
+
+
 def test_votes_without_a_consequence_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are, over the parts of a journal, some of them compressed."""
     shrink(monkeypatch)

@@ -45,6 +45,8 @@ class StepCircumstances:
     """The same members tried it again."""
     without_coordinator: bool = False
     """A coordinator was started again."""
+    first: bool = False
+    """It is one of the first two of its life: the ranks compute, and make their update, for the first time."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def _owner(at: StepCircumstances) -> str:
         return "coordinator"
     if at.repeated:
         return "again"
-    return "transfer" if at.served else "unknown"
+    if at.served:
+        return "transfer"
+    return "start" if at.first else "unknown"
 
 
 def _of_recovery(

@@ -21,7 +21,7 @@ from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_
 
 PARTS = {
     "train": "effective training",
-    "start": "start of the processes",
+    "start": "start up to the first update",
     "slowest": "waiting for the slowest group",
     "fewer": "pieces of groups that are gone",
     "detect": "failures: until decided",
@@ -148,6 +148,7 @@ class WallTimeBook:
             save_s=self._saves.pop(step, 0.0),
             served=step in life.served,
             repeated=step in life.repeated,
+            first=step <= life.spec.first_step + 2,
             without_coordinator=any(began_s < time_s < ended_s for time_s in life.coordinators_s),
         )
 

@@ -125,6 +125,14 @@ def test_a_save_counts_whichever_group_reports_first() -> None:
     assert ended(job) == {"save": 0.6}
 
 
+def test_the_first_update_of_a_life_belongs_to_its_start() -> None:
+    job = told(1)
+    job.step(CALM_S + 3.0)
+    job.step()
+    job.step()
+    assert job.parts() == {"train": 3 * CALM_S, "start": BEGAN_S - STARTED_S + 3.0}
+
+
 def test_a_long_rest_is_attributed_to_nothing() -> None:
     job = told()
     job.step(CALM_S + 3.0)
@@ -218,7 +226,7 @@ def test_the_line_names_the_parts_that_took_time() -> None:
     job.step(CALM_S + 3.0)
     job.step()
     assert wall_time_line(job.picture().wall_time()) == (
-        "effective training time 84.0 % of 1:09 min; start of the processes 11.6 %, attributed to nothing 4.4 %"
+        "effective training time 84.0 % of 1:09 min; start up to the first update 11.6 %, attributed to nothing 4.4 %"
     )
     assert [duration(s) for s in (0.0123, 3.4211, 425.0, 93_780.0)] == ["12 ms", "3.42 s", "7:05 min", "26:03 h"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.cli import report
 from spare_megatron.cli.status_screen import is_over, screen
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.run_directory import RunDirectory, write_json
@@ -192,6 +193,24 @@ def test_a_report_escapes_what_it_is_told(run: Written) -> None:
     text = report_html(RunFiles(run.dir).look(), "<b>runs</b>")
     assert "&lt;b&gt;runs&lt;/b&gt;" in text
     assert "<b>" not in text
+
+
+def test_a_launcher_leaves_the_report_of_a_very_long_journal_to_its_user(run: Written) -> None:
+    said: list[str] = []
+    with run.dir.journal.with_name("journal-000001.jsonl.gz").open("wb") as part:
+        part.truncate(report.LEFT_BYTES_MAX // 5)
+    report.leave_report(run.dir, said.append)
+    assert said == [f"the journal has 9 GB; spare-report {run.dir.path} writes the report, in a while"]
+    assert not run.dir.report.exists()
+
+
+def test_what_goes_wrong_with_the_report_at_the_end_of_a_job_is_one_line(run: Written) -> None:
+    said: list[str] = []
+    report.leave_report(run.dir, said.append)
+    assert (said, run.dir.report.exists()) == ([], True)
+    run.dir.metrics.write_text("{]\n")
+    report.leave_report(run.dir, said.append)
+    assert said == [f"there is no report: line 1 of {run.dir.metrics} is no JSON object: the file is damaged"]
 
 
 def test_a_report_of_a_job_that_reports_no_loss(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What happened in a job, from the records of its journal: lives, failures, returns, saves. Pure.
 
 It follows what the coordinator sent, so it needs no state of the controller's machine and none of the votes that led to
-nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a journal of months is read in seconds.
+nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is read far faster than it is replayed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class JobLife:
     """When its first step began."""
     committed: int = 0
     """t*."""
-    committed_s: float | None = None
     ended_s: float | None = None
     outcome: str = ""
     reason: str = ""
@@ -89,7 +88,6 @@ class Save:
     time_s: float
     step: int
     group: int
-    directory: str
 
 
 class JobHistory:
@@ -128,14 +126,16 @@ class JobHistory:
         life, before, forming = self.life, self.live, self.life.begun_s is None
         for action in record.actions:
             if isinstance(action, SendCommit):
-                self._committed(record, action)
-            elif isinstance(action, SendView) and action.view.is_member:
-                self.live = dict(action.view.live)
-                life.begun_s = life.begun_s or record.time_unix_s
+                life.committed = action.step
+                life.served |= {action.step + 1} if action.serves else set()
             elif isinstance(action, AcceptSave):
-                self.saves.append(Save(record.time_unix_s, action.step, action.group, action.directory))
+                self.saves.append(Save(record.time_unix_s, action.step, action.group))
             elif isinstance(action, SendStop) and life.ended_s is None:
                 life.ended_s, life.outcome, life.reason = record.time_unix_s, action.outcome, action.reason
+        view = next((a.view for a in record.actions if isinstance(a, SendView) and a.view.is_member), None)
+        if view is not None:
+            self.live = dict(view.live)
+            life.begun_s = life.begun_s or record.time_unix_s
         if not forming:
             self._members(record, before)
         self._epoch = max(self._epoch, record.epoch)
@@ -150,12 +150,6 @@ class JobHistory:
         first = event.spec.first_step
         self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, committed=first))
         self.live, self._lost_s = {}, {}
-
-    def _committed(self, record: Record, commit: SendCommit) -> None:
-        life = self.life
-        life.committed, life.committed_s = commit.step, record.time_unix_s
-        if commit.serves:
-            life.served.add(commit.step + 1)
 
     def _members(self, record: Record, before: Mapping[int, int]) -> None:
         """Note who is not a member any more, and who is one again."""

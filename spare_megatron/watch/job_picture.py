@@ -60,8 +60,6 @@ class JobPicture:
         self.series = StepSeries()
         self.status: Mapping[str, Any] = {}
         """status.json; empty before it is there."""
-        self.summary: Mapping[str, Any] | None = None
-        """summary.json of a life that has ended."""
         self.job = JobDescription()
         """job.json; the defaults before it is there."""
         self._book = WallTimeBook(self.history)

@@ -106,4 +106,4 @@ def _happenings(picture: JobPicture) -> Iterator[Happening]:
         text = f"group {one.group} is back after {duration(one.away_s)}, from step {one.step + 1} on"
         yield Happening(one.time_s, "return", text)
     for save in history.saves:
-        yield Happening(save.time_s, "save", f"the checkpoint of step {save.step} counts")
+        yield Happening(save.time_s, "save", f"the checkpoint of step {save.step} by group {save.group} counts")

@@ -63,7 +63,6 @@ class RunFiles:
         except OSError as error:
             raise ConfigError(f"{error.filename or self._dir.path} cannot be read: {words(error)}") from None
         self._picture.status = glance(self._dir.status) or self._picture.status
-        self._picture.summary = glance(self._dir.summary)
         self._picture.job = self._job() or self._picture.job
         return self._picture
 

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from spare_megatron.cli.followed_file import FollowedFile
-from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.watch.status_texts import figures_line
 
 POLL_S = 0.1
 REFRESH_EVERY = 3
@@ -84,7 +84,7 @@ class _Bar:
         if status is None or status["last_step"] is None:
             return
         self._progress.update(
-            self._task, completed=status["step"], total=status["last_step"], figures=figures(status), refresh=True
+            self._task, completed=status["step"], total=status["last_step"], figures=figures_line(status), refresh=True
         )
 
     def print(self, text: str) -> None:
@@ -94,14 +94,3 @@ class _Bar:
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._progress.stop()
-
-
-def figures(status: dict[str, Any]) -> str:
-    """Loss, live groups, load and masked failures as text."""
-    parts = [f"loss {status['loss']:.4f}"] if status["loss"] is not None else []
-    parts.append(f"{len(status['live'])}/{status['num_groups']} groups live")
-    if status["load"]:
-        parts.append(f"load {max(status['load'].values())}")
-    if status["failures_masked"]:
-        parts.append(f"{counted(status['failures_masked'], 'failure')} masked")
-    return ", ".join(parts)

@@ -18,6 +18,7 @@ from pathlib import Path
 from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.display import Display
+from spare_megatron.cli.report import leave_report
 from spare_megatron.cli.script_imports import check_imports
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -125,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch = launch_of(args)
         display = Display(launch.run_dir)
         try:
-            return int(asyncio.run(Supervisor(launch, display.notice).run((display.run,))))
+            code = asyncio.run(Supervisor(launch, display.notice).run((display.run,)))
+            leave_report(launch.run_dir, lambda text: display.notice(f"spare-launch: {text}"))
+            return int(code)
         finally:
             display.close()
     except ConfigError as error:

@@ -20,6 +20,7 @@ from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
+from spare_megatron.cli.report import leave_report
 from spare_megatron.config.allocation import allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -143,7 +144,9 @@ def start(launch: SlurmLaunch) -> int:
             showing.cancel()
 
     try:
-        return int(asyncio.run(main()))
+        code = asyncio.run(main())
+        leave_report(launch.run_dir, lambda text: display.notice(f"spare-slurm: {text}"))
+        return int(code)
     finally:
         display.close()
 

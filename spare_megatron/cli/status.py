@@ -9,11 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from spare_megatron.cli.display import figures
+from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, read_json
+from spare_megatron.watch.job_texts import wall_time_line
+from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.status_texts import status_text
+from spare_megatron.watch.wall_time import WallTime
 
 EXAMPLE = "example: spare-status runs/first --json"
 
@@ -22,7 +25,12 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-status", description=__doc__, epilog=EXAMPLE)
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
+    how = made.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument(
+        "--wall-time", action="store_true", help="also where the wall time went, which takes a while after months"
+    )
+    how.add_argument("--watch", action="store_true", help="show it on this terminal until the job ends or Ctrl-C")
     return made
 
 
@@ -38,36 +46,28 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     return {**status, "age_s": round(time.time() - status["time_unix_s"], 1), "summary": read_json(run_dir.summary)}
 
 
-def text_of(status: dict[str, Any]) -> str:
-    """The status as text for users."""
-    lines = [f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"]
-    if status["phase"] != "closed":
-        lines.append(figures(status))
-    for group, load in status["load"].items():
-        pieces = counted(load, "piece")
-        lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
-    if status["learners"]:
-        word = "group" if len(status["learners"]) == 1 else "groups"
-        lines.append(f"being brought up to date: {word} {', '.join(status['learners'])}")
-    if status["last_losses"]:
-        lines.append("last failures:")
-        lines.extend(f"  {reason}" for reason in status["last_losses"])
-    if status["saved_step"] >= 0:
-        lines.append(f"last good checkpoint: step {status['saved_step']}")
-    if status["outcome"]:
-        lines.append(f"{status['outcome']}: {status['reason']}")
-    return "\n".join(lines)
+def rounded(wall_time: WallTime) -> dict[str, float]:
+    """The parts of the wall time, in seconds."""
+    return {name: round(seconds, 3) for name, seconds in wall_time.parts.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
+    run_dir = RunDirectory(args.run_dir)
     try:
-        status = status_of(RunDirectory(args.run_dir))
+        if args.watch:
+            watch(RunFiles(run_dir))
+            return int(ExitCode.FINISHED)
+        status = status_of(run_dir)
+        wall_time = RunFiles(run_dir).look().wall_time() if args.wall_time else None
     except ConfigError as error:
         sys.stderr.write(f"spare-status: {error}\n")
         return int(ExitCode.BAD_INPUT)
-    sys.stdout.write((json.dumps(status) if args.json else text_of(status)) + "\n")
+    if wall_time is not None:
+        status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
+    account = "" if wall_time is None else f"\n{wall_time_line(wall_time)}"
+    sys.stdout.write((json.dumps(status) if args.json else status_text(status) + account) + "\n")
     return int(ExitCode.FINISHED)
 
 

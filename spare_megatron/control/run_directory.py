@@ -51,6 +51,8 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
         self.status = self.path / "status.json"
+        self.job = self.path / "job.json"
+        self.report = self.path / "report.html"
         self.processes = self.path / "processes.json"
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"

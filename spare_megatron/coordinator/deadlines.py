@@ -9,10 +9,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
+from spare_megatron.config.exits import PLANNED, SIGNAL_REASON, ExitCode
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Event, StartupOver, StopRequested
-from spare_megatron.coordinator.job_tuning import PLANNED
 
 
 class Deadlines:

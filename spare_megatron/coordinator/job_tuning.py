@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
@@ -29,8 +30,6 @@ from spare_megatron.tuner.at_start import (
     without_progress,
 )
 
-PLANNED = "planned restart"
-"""How the reason begins with which a life ends when another one with all groups is to follow."""
 WARM_UP_STEPS = 2
 MEASURED_STEPS = 3
 TRIAL_PATIENCE_STEPS = 20

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles
@@ -27,6 +29,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.coordinator.status_figures import status_figures
 from spare_megatron.observe.boards import BoardPoint, Boards, points
 from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
@@ -48,7 +51,8 @@ class Records:
         """Lines of metrics.jsonl that are not in the file yet."""
         newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
         self._last_line: Mapping[str, Any] = newest[0] if newest else {}
-        self.book = MetricsBook(written=(newest[0]["life"], newest[0]["step"]) if newest else (0, -1))
+        written = (newest[0]["life"], newest[0]["step"]) if newest else (0, -1)
+        self.book = MetricsBook(written=written, started_unix_s=psutil.Process().create_time())
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None
@@ -167,6 +171,7 @@ class Records:
             "num_groups": state.spec.num_groups if state.spec else None,
             "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
             "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
+            **status_figures(state),
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),

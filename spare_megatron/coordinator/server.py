@@ -222,7 +222,7 @@ class Coordinator:
         self._backlog.do(expect)
 
     def _read_job(self) -> None:
-        kept = read_json(self._dir.path / "job.json")
+        kept = read_json(self._dir.job)
         if kept is not None:
             self._adopt_job(decode(kept))
 
@@ -235,7 +235,7 @@ class Coordinator:
             self._suspicion.flush()
 
         self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
-        self._backlog.do(partial(write_json, self._dir.path / "job.json", encode(job), durable=True))
+        self._backlog.do(partial(write_json, self._dir.job, encode(job), durable=True))
         self._apply(Opened(spec, self._life, self._fencing))
         self._backlog.do(begin)
 

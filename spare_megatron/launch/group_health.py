@@ -94,7 +94,7 @@ class GroupHealth:
 
     def _uses_cuda(self) -> bool:
         """Whether the ranks have said that they compute on CUDA devices."""
-        told = glance(self._launch.run_dir.path / "job.json")
+        told = glance(self._launch.run_dir.job)
         job = None if told is None else decode(told)
         return isinstance(job, JobDescription) and job.device == "cuda"
 

@@ -8,6 +8,7 @@ first counts. A line is ready when the report of its step, or of a later step, h
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -78,8 +79,18 @@ class MetricsBook:
     ``written`` is the (life, step) of the last line that metrics.jsonl already has: no line is made up to there.
     """
 
-    def __init__(self, loss_name: str = "lm loss", written: tuple[int, int] = (0, -1)) -> None:
+    def __init__(
+        self, loss_name: str = "lm loss", written: tuple[int, int] = (0, -1), started_unix_s: float = math.inf
+    ) -> None:
+        """``started_unix_s`` is when this coordinator's process began."""
         self.loss_name = loss_name
+        self._started_unix_s = started_unix_s
+        self._start_s: float | None = None
+        """From the start of the coordinator to the beginning of the life's first step, until that step has a line."""
+        self._saves: list[tuple[int, float]] = []
+        """(step, for how long a save kept a group from beginning it), until the next line."""
+        self._voting = ((0, 0), 0.0)
+        """(step, epoch) of the newest votes, and when the first of them came."""
         self.totals = Totals()
         self.real_pieces: Callable[[int, Iterable[int]], int] = all_real
         self._written = written
@@ -113,11 +124,14 @@ class MetricsBook:
             self._open(time_s, before, after)
             return
         if before.phase == "forming" and after.phase == "running":
+            self._start_s = time_s - min(self._started_unix_s, self._last_commit_s or time_s)
             self._last_commit_s = time_s
         # Most events are votes that change no member; looking for one among a thousand takes longer than all the rest.
         changed = after.live is not before.live
         if changed and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
+        if isinstance(event, Vote) and event.result.at != self._voting[0]:
+            self._voting = event.result.at, time_s
         for action in decision.actions:
             if isinstance(action, SendCommit):
                 self._commit(time_s, before, action)
@@ -133,7 +147,7 @@ class MetricsBook:
             self.totals.steps_lost += max(0, before.committed[0] - after.committed[0])
         self._life = after.life
         self._pending, self._reports, self._figures = {}, {}, {}
-        self._recovery, self._last_commit_s = None, time_s
+        self._recovery, self._last_commit_s, self._start_s, self._saves = None, time_s, None, []
 
     def _lose(self, time_s: float, before: State, event: Lost | Vote, after: State, detect_s: float) -> None:
         """Count groups that died, or that a vote showed to be wrong; the latter had computed all of their pieces."""
@@ -161,25 +175,41 @@ class MetricsBook:
 
     def _commit(self, time_s: float, before: State, commit: SendCommit) -> None:
         real = self.real_pieces
-        loads = [sum(real(commit.step, part) for part in before.segments_of(group)) for group in before.live]
+        loads = {
+            group: [real(commit.step, part) for part in before.segments_of(group)] for group in sorted(before.live)
+        }
         times = self._figures if self._figures_at == (commit.step, commit.epoch) else {}
         discarded = int(sum(f.get("pieces_discarded", 0.0) for f in times.values()))
+        reduced = _of_groups(times, "reduce_s")
+        pieces = real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard))
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
         line: dict[str, Any] = {
             "step": commit.step,
             "epoch": commit.epoch,
             "life": self._life,
             "live_groups": len(before.live),
-            "load_max": max(loads, default=0),
-            "pieces": real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard)),
+            "load_max": max(map(sum, loads.values()), default=0),
+            "pieces": pieces,
+            "time_unix_s": time_s,
             "step_time_s": round(step_time_s, 6),
-            "pieces_computed": sum(loads) + discarded + (recovery.computed_by_dead if recovery else 0),
+            "pieces_computed": sum(map(sum, loads.values()))
+            + discarded
+            + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,
             "pieces_audited": sum(len(part) for audits in before.audits.values() for part in audits),
-            "reduce_s": round(max((f.get("reduce_s", 0.0) for f in times.values()), default=0.0), 6),
+            "compute_s": round(max(_of_groups(times, "compute_s")), 6),
+            **_at_median_pace(
+                times, {group: parts[0] for group, parts in loads.items()}, pieces / before.job.num_groups
+            ),
+            "reduce_s": round(max(reduced), 6),
+            "reduce_median_s": round(statistics.median(reduced), 6),
+            "reduce_least_s": round(min(reduced), 6),
+            "votes_s": round(time_s - self._voting[1], 6) if self._voting[0] == (commit.step, commit.epoch) else 0.0,
             "buckets_early": int(max((f.get("buckets_early", 0.0) for f in times.values()), default=0.0)),
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
         }
+        if self._start_s is not None:
+            line["start_s"], self._start_s = round(self._start_s, 6), None
         (self._times if recovery is None else self._disturbed).append(step_time_s)
         self.totals.steps_committed += 1
         if (self._life, commit.step) > self._written:
@@ -208,7 +238,10 @@ class MetricsBook:
             recovery.agree_s += max(0.0, recovery.seen_s - recovery.decided_s)
 
     def report(self, step: int, report: Mapping[str, Any]) -> None:
-        """Take what one group reports of a step that it applied; of several reports the first counts."""
+        """Take what one group reports of a step that it applied; of several reports the first counts, but for what only
+        one group knows: for how long a save kept it from beginning the step."""
+        if "save_s" in report:
+            self._saves.append((step, report["save_s"]))
         if step in self._pending and step not in self._reports:
             self._reports[step] = report
 
@@ -228,8 +261,9 @@ class MetricsBook:
         whole = {"step": line["step"], "epoch": line["epoch"], "loss": report.get(self.loss_name)}
         for key in ("grad_norm", "lr", "tokens"):
             whole[key] = report.get(key)
-        rest = {key: value for key, value in report.items() if key not in whole}
-        return {**whole, **line, **rest}
+        rest = {key: value for key, value in report.items() if key not in whole and key != "save_s"}
+        saves, self._saves = self._saves, []
+        return {**whole, **line, **rest, **({"saves_s": saves} if saves else {})}
 
     # -------------------------------------------------------------------------------------------------- for a snapshot
 
@@ -242,6 +276,7 @@ class MetricsBook:
             "totals": asdict(self.totals),
             "pending": list(self._pending.values()),
             "last_commit_s": self._last_commit_s,
+            "start_s": self._start_s,
             "times": list(self._times),
             "disturbed": list(self._disturbed),
             "recovery": None
@@ -255,7 +290,7 @@ class MetricsBook:
         self._life, self.totals = memo["life"], Totals(**memo["totals"])
         lines = [line for line in (*complete, *memo["pending"]) if line["life"] == self._life]
         self._pending = {line["step"]: line for line in lines if (line["life"], line["step"]) > self._written}
-        self._last_commit_s = memo["last_commit_s"]
+        self._last_commit_s, self._start_s = memo["last_commit_s"], memo.get("start_s")
         self._times, self._disturbed = list(memo["times"]), list(memo["disturbed"])
         kept = memo["recovery"]
         self._recovery = (
@@ -269,12 +304,26 @@ class MetricsBook:
         return sum(max(0.0, time_s - usual_s) for time_s in self._disturbed)
 
 
+def _of_groups(times: Mapping[int, Mapping[str, float]], *names: str) -> list[float]:
+    """The sum of these figures for each group that told any, or 0 alone where none has."""
+    return [sum(figures.get(name, 0.0) for name in names) for figures in times.values()] or [0.0]
+
+
+def _at_median_pace(times: Mapping[int, Mapping[str, float]], own: Mapping[int, int], even: float) -> dict[str, float]:
+    """How long the busiest group would compute at the median group's pace, with the pieces that it has and with
+    ``even`` ones. ``own``: group -> number of its pieces without patches."""
+    paces = [figures.get("compute_s", 0.0) / own[group] for group, figures in times.items() if own.get(group)]
+    pace_s = statistics.median(paces) if paces else 0.0
+    return {"compute_paced_s": round(pace_s * max(own.values()), 6), "compute_even_s": round(pace_s * even, 6)}
+
+
 def _recovery_line(recovery: _Recovery, times: Mapping[int, Mapping[str, float]], time_s: float) -> dict[str, Any]:
     greatest = {name: max((f.get(name, 0.0) for f in times.values()), default=0.0) for name in TIMES}
     return {
         "detect_s": round(recovery.detect_s, 6),
         "agree_s": round(recovery.agree_s, 6),
         **{name: round(value, 6) for name, value in greatest.items()},
+        "patch_wait_s": round(max(_of_groups(times, "compute_s", "patch_s")) - max(_of_groups(times, "compute_s")), 6),
         "total_s": round(time_s - recovery.first_evidence_s, 6),
         "pieces_joined": int(sum(f.get("pieces_joined", 0.0) for f in times.values())),
         "lost_groups": sorted(recovery.lost),

@@ -80,7 +80,7 @@ def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
     if not job.place.restarts:
         return None
     run_dir = RunDirectory(str(job.place.run_dir))
-    known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.path / "job.json")
+    known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.job)
     if not known or not status or not kept or (status["phase"], status["life"]) != ("running", known.life):
         return None
     opened: JobDescription = decode(kept)

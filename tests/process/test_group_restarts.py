@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.cli.status import status_of, text_of
+from spare_megatron.cli.status import status_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.controller.messages import Event, Hello, Lost
 from spare_megatron.coordinator.journal import read
+from spare_megatron.watch.status_texts import status_text
 from tests.process.harness import TOY, Job, launch
 
 Begin = Callable[..., Job]
@@ -74,7 +75,7 @@ def test_a_killed_group_is_started_again(begin: Begin, tmp_path: Path) -> None:
     job = begin(tmp_path / "run", *words, "--redundancy", "2", restarts=1, toy=True, inject=inject)
     job.wait_for("the learner", lambda: is_back(job, 1, 1), timeout_s=120.0)
     if status(job)["learners"]:
-        assert "being brought up to date: group 1" in text_of(status_of(RunDirectory(job.run_dir)))
+        assert "being brought up to date: group 1" in status_text(status_of(RunDirectory(job.run_dir)))
     assert rows(job, 1) == [(0, 1), (1, 1)]
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.checkpoint.folder import damage, iterations
+from spare_megatron.config.exits import PLANNED
 from spare_megatron.controller.messages import StopRequested, Tuned
-from spare_megatron.coordinator.job_tuning import PLANNED, decided_again
+from spare_megatron.coordinator.job_tuning import decided_again
 from spare_megatron.coordinator.journal import read
 from spare_megatron.sim.replay import follow
 from spare_megatron.trainer.saved_choice import FILE

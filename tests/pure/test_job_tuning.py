@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
@@ -24,7 +25,7 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Tuned,
 )
-from spare_megatron.coordinator.job_tuning import PLANNED, TRIAL_PATIENCE_STEPS, JobTuning, decided_again
+from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning, decided_again
 from spare_megatron.tuner.at_start import Measured, at_start, restart_pays, without_progress
 
 SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import initial_state, step
@@ -27,7 +28,6 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Vote,
 )
-from spare_megatron.coordinator.job_tuning import PLANNED
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.records import Records, metrics_lines
 from spare_megatron.observe.boards import Boards, points, scalars
@@ -109,6 +109,7 @@ def test_a_recovery_has_its_times_and_counts_what_the_dead_had_computed() -> Non
         "rebuild_s": 0.0,
         "patch_s": 0.2,
         "reduce_s": 0.2,
+        "patch_wait_s": 0.2,
         "total_s": 0.31,
         "pieces_joined": 2,
         "lost_groups": [1],

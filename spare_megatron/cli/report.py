@@ -1,0 +1,74 @@
+"""spare-report RUN_DIR writes what a job did into one HTML file: where its time went, and what each failure cost.
+
+It works for jobs that still run too. spare-launch and spare-slurm write RUN_DIR/report.html at the end by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.coordinator.journal_parts import beside
+
+LEFT_BYTES_MAX = 4 << 30
+"""A longer journal takes half a minute or more to read."""
+PACKED = 10
+"""About how many times shorter a compressed part of a journal is."""
+EXAMPLE = "example: spare-report runs/first -o first.html"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser("spare-report", description=__doc__, epilog=EXAMPLE)
+    made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
+    made.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN_DIR/report.html")
+    return made
+
+
+def leave_report(run_dir: RunDirectory, notice: Callable[[str], None]) -> None:
+    """Write the report at the end of a job, whose exit code does not depend on it: where that fails, or would keep the
+    job's nodes for long, ``notice`` is told why. A job without a committed step has none."""
+    if not run_dir.metrics.exists():
+        return
+    from spare_megatron.watch.html_report import write_report  # not while a launcher starts its job
+
+    try:
+        size_bytes = _journal_bytes(run_dir)
+        if size_bytes > LEFT_BYTES_MAX:
+            notice(
+                f"the journal has {size_bytes / 1e9:.0f} GB; spare-report {run_dir.path} writes the report, in a while"
+            )
+            return
+        write_report(run_dir, run_dir.report)
+    except Exception as error:  # of the code that draws, any is possible
+        notice(f"there is no report: {error if isinstance(error, ConfigError) else repr(error)}")
+
+
+def _journal_bytes(run_dir: RunDirectory) -> int:
+    """About how long the journal is, in bytes before compression."""
+    sizes = {path: path.stat().st_size for _, path in beside(run_dir.journal) if path.suffix != ".json"}
+    return sum(size * (PACKED if path.suffix == ".gz" else 1) for path, size in sizes.items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code (spare_megatron.config.exits)."""
+    from spare_megatron.watch.html_report import write_report
+
+    args = parser().parse_args(argv)
+    run_dir = RunDirectory(args.run_dir)
+    try:
+        write_report(run_dir, args.output or run_dir.report)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-report: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+    sys.stdout.write(f"{args.output or run_dir.report}\n")
+    return int(ExitCode.FINISHED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What spare-status --watch shows on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spare_megatron.config.plural import counted
+from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.job_texts import clock, duration, happenings, parts_shown, share
+from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.status_texts import figures_line, outlook
+from spare_megatron.watch.wall_time import follows_at_once
+
+EVERY_S = 1.0
+HAPPENINGS_SHOWN = 8
+QUIET_S = 10.0
+"""A status that has been the same for longer is remarkable."""
+
+
+def watch(files: RunFiles) -> None:
+    """Show the job until it ends, or until Ctrl-C. Raises ConfigError as :meth:`RunFiles.look`."""
+    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while True:
+            picture = files.look()
+            live.update(screen(picture, time.time()), refresh=True)
+            if is_over(picture):
+                return
+            time.sleep(EVERY_S)
+
+
+def is_over(picture: JobPicture) -> bool:
+    """Whether the job has ended and the launcher does not start it again by itself."""
+    lives = picture.history.lives
+    return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
+
+
+def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
+    """All that is shown; ``now_unix_s``: seconds since 1970."""
+    lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
+    quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
+    if quiet_s > QUIET_S and not is_over(picture):
+        lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
+    shown: list[RenderableType] = [Text(line) for line in lines]
+    wall_time = picture.wall_time()
+    if wall_time.parts["train"] > 0:
+        head = f"effective training time {share(wall_time.share('train'))} of {duration(wall_time.wall_s)}"
+        table = Table(title=head, title_justify="left", box=None, show_header=False, pad_edge=False)
+        for name, seconds in parts_shown(wall_time):
+            table.add_row(name, Text(duration(seconds), justify="right"), share(seconds / wall_time.wall_s))
+        shown += [Text(), table]
+    told = Table(box=None, show_header=False, pad_edge=False)
+    for one in happenings(picture)[-HAPPENINGS_SHOWN:]:
+        told.add_row(clock(one.time_s).partition(" ")[2], Text(one.text))
+    return Group(*shown, Text(), told)
+
+
+def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
+    yield f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"
+    yield figures_line(status)
+    loads = sorted((load, int(group)) for group, load in status["load"].items())
+    for load, found in groupby(loads, key=lambda one: one[0]):
+        groups = [group for _, group in found]
+        yield f"  {_numbered(groups)}: {counted(load, 'piece')} each in the step in flight"
+    if status["learners"]:
+        yield from (f"  group {group} is brought up to date: {stage}" for group, stage in status["learning"].items())
+    yield from outlook(status)
+    if status["outcome"]:
+        yield f"{status['outcome']}: {status['reason']}"
+
+
+def _numbered(groups: list[int]) -> str:
+    """'group 3', 'groups 0-2, 5'."""
+    runs: list[list[int]] = []
+    for group in sorted(groups):
+        if runs and group == runs[-1][1] + 1:
+            runs[-1][1] = group
+        else:
+            runs.append([group, group])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{'group' if len(groups) == 1 else 'groups'} {', '.join(texts)}"

@@ -1,0 +1,116 @@
+"""Writes the report of a job: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import RunDirectory, scratch_of
+from spare_megatron.watch import job_texts, report_plots
+from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.wall_time import PARTS, WallTime
+
+TEMPLATE = "report.html.j2"
+FAILURES_SHOWN, HAPPENINGS_SHOWN = 500, 1000
+
+
+@dataclass(frozen=True)
+class _PartRow:
+    """One part of the wall time."""
+
+    part: str
+    name: str
+    seconds: str
+    share: str
+    percent: float
+
+
+def write_report(run_dir: RunDirectory, path: Path) -> None:
+    """Write the report of the job of ``run_dir`` to ``path``.
+
+    Raises:
+        ConfigError: the directory is of no job, cannot be read, or has no committed step; or ``path`` cannot be
+            written.
+    """
+    text = report_html(RunFiles(run_dir).look(), str(run_dir.path))
+    scratch = scratch_of(path)
+    try:
+        scratch.write_text(text)
+        scratch.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the report {path} cannot be written: {words(error)}") from None
+
+
+def report_html(picture: JobPicture, name: str) -> str:
+    """The report of a job as HTML; ``name`` says which. Raises ConfigError where no step was committed."""
+    import jinja2
+
+    if not picture.series.step:
+        raise ConfigError(f"{name} has no committed step yet, so there is nothing to report")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    wall_time = picture.wall_time()
+    costs = picture.failures(wall_time)
+    told = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
+    return environment.from_string((files(__package__) / TEMPLATE).read_text()).render(
+        name=name,
+        head=job_texts.wall_time_line(wall_time).partition(";")[0],
+        facts=list(_facts(picture, wall_time)),
+        parts=[_row(part, wall_time) for part in _ordered(wall_time)],
+        plots=report_plots.step_plots(picture),
+        area=report_plots,
+        costs=costs[-FAILURES_SHOWN:],
+        costs_left_out=max(0, len(costs) - FAILURES_SHOWN),
+        told=told[-HAPPENINGS_SHOWN:],
+        told_left_out=max(0, len(told) - HAPPENINGS_SHOWN),
+        choice=_choice(picture, wall_time),
+        text=job_texts,
+    )
+
+
+def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]]:
+    """What stands at the top: (name, value)."""
+    series, history = picture.series, picture.history
+    life = history.life
+    yield "outcome", life.outcome or "running"
+    yield "began", f"{job_texts.clock(history.lives[0].opened_s)} UTC"
+    yield "wall time", job_texts.duration(wall_time.wall_s)
+    yield "last step", f"{series.step[-1]} of {life.spec.last_step}"
+    yield "groups", f"{life.spec.num_groups}, redundancy {len(life.spec.offsets)}"
+    masked = sum(failure.masked for failure in history.failures)
+    yield "failures", f"{masked} masked, {counted(len(history.failures) - masked, 'other')}"
+    yield "returns", str(len(history.returns))
+    yield "lives", str(len(history.lives))
+    losses = [loss for loss in series.loss if math.isfinite(loss)]
+    if losses:
+        yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
+
+
+def _ordered(wall_time: WallTime) -> list[str]:
+    """The parts, the longest first; what is attributed to nothing last."""
+    named = [part for part, seconds in wall_time.parts.items() if seconds > 0 and part != "unknown"]
+    return [*sorted(named, key=lambda part: -wall_time.parts[part]), "unknown"]
+
+
+def _row(part: str, wall_time: WallTime) -> _PartRow:
+    seconds, share = wall_time.parts[part], wall_time.share(part)
+    return _PartRow(
+        part, PARTS[part], job_texts.duration(seconds), job_texts.share(share), round(100 * max(0.0, share), 3)
+    )
+
+
+def _choice(picture: JobPicture, wall_time: WallTime) -> tuple[list[tuple[str, str]], str]:
+    """The rows of what spare-plan would choose, and its reason."""
+    from spare_megatron.watch.observed_choice import observed_choice  # scipy takes most of a second
+
+    try:
+        choice = observed_choice(picture, wall_time, picture.failures(wall_time))
+    except ConfigError as error:
+        return [], str(error)
+    return choice.rows(), choice.reason

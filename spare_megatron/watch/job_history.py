@@ -1,0 +1,182 @@
+"""What happened in a job, from the records of its journal: lives, failures, returns, saves. Pure.
+
+It follows what the coordinator sent, so it needs no state of the controller's machine and none of the votes that led to
+nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is read far faster than it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    JobSpec,
+    Lost,
+    Opened,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+)
+from spare_megatron.controller.transition import describe
+from spare_megatron.coordinator.journal import Record
+
+
+@dataclass
+class JobLife:
+    """One life of the job. Times are in seconds since 1970; None: not yet."""
+
+    number: int
+    opened_s: float
+    """When the first group said Hello."""
+    spec: JobSpec
+    begun_s: float | None = None
+    """When its first step began."""
+    committed: int = 0
+    """t*."""
+    ended_s: float | None = None
+    outcome: str = ""
+    reason: str = ""
+    coordinators_s: list[float] = field(default_factory=list)
+    """When a coordinator went on from the journal of one before it."""
+    served: set[int] = field(default_factory=set)
+    """Steps in which groups gave a group that comes back their state or results."""
+    repeated: set[int] = field(default_factory=set)
+    """Steps that were tried again by the same members."""
+
+    @property
+    def step_in_flight(self) -> int:
+        """t* + 1."""
+        return self.committed + 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Groups that were lost together while they were members. Times are in seconds since 1970."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step in flight."""
+    groups: tuple[int, ...]
+    causes: tuple[str, ...]
+    """Of the losses, in the controller's words: 'group 2 (rank 1) exited: killed by SIGKILL'."""
+    masked: bool
+    reason: str
+    """The controller's."""
+
+
+@dataclass(frozen=True)
+class Return:
+    """A lost group is a member again."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step that was committed last."""
+    group: int
+    away_s: float
+    """Seconds since it was lost."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint counts."""
+
+    time_s: float
+    step: int
+    group: int
+
+
+class JobHistory:
+    """Collects what happened, record by record."""
+
+    def __init__(self) -> None:
+        self.lives: list[JobLife] = []
+        self.failures: list[Failure] = []
+        self.returns: list[Return] = []
+        self.saves: list[Save] = []
+        self.live: dict[int, int] = {}
+        """Group -> incarnation of the members, by the last view that was sent."""
+        self._epoch = self._fencing = 0
+        self._lost_s: dict[int, float] = {}
+
+    @property
+    def life(self) -> JobLife:
+        """The newest life; IndexError before the first."""
+        return self.lives[-1]
+
+    def numbered(self, number: int) -> JobLife:
+        """The life with this number; ConfigError where no record is of it."""
+        for life in reversed(self.lives):
+            if life.number == number:
+                return life
+        raise ConfigError(f"metrics.jsonl has steps of life {number} of the job, of which the journal knows nothing")
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        event = record.event
+        if isinstance(event, Opened):
+            self._opened(record, event)
+            return
+        if not self.lives:
+            return
+        life, before, forming = self.life, self.live, self.life.begun_s is None
+        for action in record.actions:
+            if isinstance(action, SendCommit):
+                life.committed = action.step
+                life.served |= {action.step + 1} if action.serves else set()
+            elif isinstance(action, AcceptSave):
+                self.saves.append(Save(record.time_unix_s, action.step, action.group))
+            elif isinstance(action, SendStop) and life.ended_s is None:
+                life.ended_s, life.outcome, life.reason = record.time_unix_s, action.outcome, action.reason
+        view = next((a.view for a in record.actions if isinstance(a, SendView) and a.view.is_member), None)
+        if view is not None:
+            self.live = dict(view.live)
+            life.begun_s = life.begun_s or record.time_unix_s
+        if not forming:
+            self._members(record, before)
+        self._epoch = max(self._epoch, record.epoch)
+
+    def _opened(self, record: Record, event: Opened) -> None:
+        if event.fencing <= self._fencing:
+            return
+        self._fencing = event.fencing
+        if self.lives and self.life.number == event.life:
+            self.life.coordinators_s.append(record.time_unix_s)
+            return
+        first = event.spec.first_step
+        self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, committed=first))
+        self.live, self._lost_s = {}, {}
+
+    def _members(self, record: Record, before: Mapping[int, int]) -> None:
+        """Note who is not a member any more, and who is one again."""
+        life, event, now_s = self.life, record.event, record.time_unix_s
+        commits = any(isinstance(action, SendCommit) for action in record.actions)
+        changed = record.epoch > self._epoch
+        losses = event.losses if isinstance(event, Lost) else ()
+        told = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
+        if told and (life.ended_s == now_s or not changed):  # no view says so
+            dead = {loss.group for loss in told}
+            self.live = {group: one for group, one in self.live.items() if group not in dead}
+        gone = before.keys() - self.live.keys() - _sent_back(record)
+        if gone:
+            fenced = (a.reason for a in record.actions if isinstance(a, SendFenced) and a.group in gone)
+            causes = tuple(map(describe, told)) or tuple(fenced)
+            masked = life.outcome in ("", "finished", "left")
+            step = life.step_in_flight
+            self.failures.append(Failure(now_s, life.number, step, tuple(sorted(gone)), causes, masked, record.reason))
+            self._lost_s |= dict.fromkeys(gone, now_s)
+        elif changed and not commits:
+            life.repeated.add(life.step_in_flight)
+        for group in sorted(self.live.keys() - before.keys()):
+            away_s = now_s - self._lost_s.pop(group, now_s)
+            self.returns.append(Return(now_s, life.number, life.committed, group, away_s))
+
+
+def _sent_back(record: Record) -> set[int]:
+    """The joiners that have to learn again: they are told so."""
+    views = (action.view for action in record.actions if isinstance(action, SendView))
+    return {view.group for view in views if not view.is_member}

@@ -1,0 +1,101 @@
+"""One picture of a job: what its run directory says, together. Pure.
+
+The terminal, the report and whatever else shows a job take their figures from here, so they show the same ones.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.watch.job_history import Failure, JobHistory
+from spare_megatron.watch.step_parts import UsualStep
+from spare_megatron.watch.wall_time import TimeParts, WallTime, WallTimeBook
+
+
+@dataclass
+class StepSeries:
+    """What the plots show of each committed step, in the order of the lines of metrics.jsonl."""
+
+    time_unix_s: array[float] = field(default_factory=lambda: array("d"))
+    """When it was committed."""
+    step: array[int] = field(default_factory=lambda: array("q"))
+    step_time_s: array[float] = field(default_factory=lambda: array("d"))
+    live_groups: array[int] = field(default_factory=lambda: array("q"))
+    loss: array[float] = field(default_factory=lambda: array("d"))
+    """NaN where nobody reported it."""
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the step of one line."""
+        for name in ("time_unix_s", "step", "step_time_s", "live_groups"):
+            getattr(self, name).append(line[name])
+        self.loss.append(float("nan") if line["loss"] is None else line["loss"])
+
+
+@dataclass(frozen=True)
+class FailureCost:
+    """One failure, and what it cost."""
+
+    failure: Failure
+    parts: TimeParts
+    """Seconds by part (watch.wall_time). Of several failures in one step the first one has all of it."""
+    back_s: Mapping[int, float]
+    """Group -> seconds until it was a member again; groups that have not come back are left out."""
+
+    @property
+    def total_s(self) -> float:
+        """What it cost, in seconds."""
+        return sum(self.parts.values())
+
+
+class JobPicture:
+    """Takes what is new in a run directory, and has all that is known of the job."""
+
+    def __init__(self) -> None:
+        self.history = JobHistory()
+        self.series = StepSeries()
+        self.status: Mapping[str, Any] = {}
+        """status.json; empty before it is there."""
+        self.job = JobDescription()
+        """job.json; the defaults before it is there."""
+        self._book = WallTimeBook(self.history)
+
+    def take(self, records: Iterable[Record], lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take new records of the journal, and new lines of metrics.jsonl. The records must go at least as far as the
+        lines."""
+        for record in records:
+            self.history.take(record)
+        for line in lines:
+            self.series.add(line)
+            self._book.take(line)
+
+    @property
+    def usual(self) -> UsualStep:
+        """A usual step, as lately seen."""
+        return self._book.usual
+
+    def wall_time(self) -> WallTime:
+        """Where the wall time went by now."""
+        return self._book.result()
+
+    def failures(self, wall_time: WallTime) -> list[FailureCost]:
+        """All failures with their cost, in their order."""
+        steps, lives = dict(wall_time.steps), dict(wall_time.lives)
+        found = []
+        for failure in self.history.failures:
+            masked = steps.pop((failure.life, failure.step), {}) if failure.masked else {}
+            parts = masked if failure.masked else lives.pop(failure.life, {})
+            found.append(FailureCost(failure, parts, self._back_s(failure)))
+        return found
+
+    def _back_s(self, failure: Failure) -> dict[int, float]:
+        since = [one for one in self.history.returns if one.life == failure.life and one.time_s >= failure.time_s]
+        back: dict[int, float] = {}
+        for one in since:
+            if one.group in failure.groups:
+                back.setdefault(one.group, one.time_s - failure.time_s)
+        return back

@@ -1,0 +1,109 @@
+"""Texts about a job, from its picture. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spare_megatron.config.plural import counted
+from spare_megatron.watch.job_picture import FailureCost, JobPicture
+from spare_megatron.watch.wall_time import PARTS, WallTime
+
+SHOWN_S = 0.0005
+"""A smaller part of a cost is not shown."""
+SHOWN_SHARE = 0.0005
+"""A smaller share of the wall time is not shown in a line of text."""
+
+
+def share(part: float) -> str:
+    """A share, 0 to 1, in percent."""
+    return f"{100 * part:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people say it: '12 ms', '3.42 s', '7:05 min', '26:03 h'."""
+    if abs(seconds) < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    if abs(seconds) < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"{minutes}:{rest_s:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
+
+
+def clock(time_unix_s: float) -> str:
+    """Date and time of day, UTC."""
+    return datetime.datetime.fromtimestamp(time_unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def parts_shown(wall_time: WallTime) -> list[tuple[str, float]]:
+    """(name, seconds) of the parts that took any time, the longest first; what is attributed to nothing comes last,
+    whatever it is."""
+    named = ((part, seconds) for part, seconds in wall_time.parts.items() if part != "unknown" and seconds > 0)
+    ordered = sorted(named, key=lambda one: -one[1])
+    return [(PARTS[part], seconds) for part, seconds in [*ordered, ("unknown", wall_time.parts["unknown"])]]
+
+
+def wall_time_line(wall_time: WallTime) -> str:
+    """The effective training time and where the rest went; empty before the first step."""
+    whole_s = wall_time.wall_s
+    if wall_time.parts["train"] <= 0:
+        return ""
+    rest = [
+        f"{name} {share(seconds / whole_s)}"
+        for name, seconds in parts_shown(wall_time)
+        if name != PARTS["train"] and seconds > SHOWN_SHARE * whole_s
+    ]
+    head = f"effective training time {share(wall_time.share('train'))} of {duration(whole_s)}"
+    return f"{head}; {', '.join(rest)}" if rest else head
+
+
+def cost_text(cost: FailureCost) -> str:
+    """What a failure cost, by part."""
+    parts = ((name.removeprefix("failures: "), cost.parts.get(part, 0.0)) for part, name in PARTS.items())
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= SHOWN_S)
+
+
+def back_text(cost: FailureCost) -> str:
+    """When the groups of a failure were members again."""
+    if not cost.failure.masked:
+        return "with the next life"
+    if not cost.back_s:
+        return "not back"
+    return ", ".join(f"group {group} after {duration(seconds)}" for group, seconds in sorted(cost.back_s.items()))
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A line of the job's story."""
+
+    time_s: float
+    """Seconds since 1970."""
+    kind: str
+    """'life', 'failure', 'return', 'save', 'coordinator' or 'end'."""
+    text: str
+
+
+def happenings(picture: JobPicture) -> list[Happening]:
+    """All that happened in the job, in order."""
+    return sorted(_happenings(picture), key=lambda one: one.time_s)
+
+
+def _happenings(picture: JobPicture) -> Iterator[Happening]:
+    history = picture.history
+    for life in history.lives:
+        spec = life.spec
+        steps = f"steps {spec.first_step + 1} to {spec.last_step}"
+        begun = life.begun_s or life.opened_s
+        yield Happening(begun, "life", f"life {life.number} begins: {counted(spec.num_groups, 'group')}, {steps}")
+        for time_s in life.coordinators_s:
+            yield Happening(time_s, "coordinator", "another coordinator goes on from the journal")
+        if life.ended_s is not None:
+            yield Happening(life.ended_s, "end", f"life {life.number} ends, {life.outcome}: {life.reason}")
+    for failure in history.failures:
+        yield Happening(failure.time_s, "failure", "; ".join(failure.causes) or failure.reason)
+    for one in history.returns:
+        text = f"group {one.group} is back after {duration(one.away_s)}, from step {one.step + 1} on"
+        yield Happening(one.time_s, "return", text)
+    for save in history.saves:
+        yield Happening(save.time_s, "save", f"the checkpoint of step {save.step} by group {save.group} counts")

@@ -1,0 +1,51 @@
+"""The content of status.json as text. Pure, and quick to import: a launcher shows it while it starts a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spare_megatron.config.plural import counted
+
+
+def figures_line(status: Mapping[str, Any]) -> str:
+    """Loss, live groups, load and masked failures, for a progress bar."""
+    parts = [f"loss {status['loss']:.4f}"] if status["loss"] is not None else []
+    parts.append(f"{len(status['live'])}/{status['num_groups']} groups live")
+    if status["load"]:
+        parts.append(f"load {max(status['load'].values())}")
+    if status["failures_masked"]:
+        parts.append(f"{counted(status['failures_masked'], 'failure')} masked")
+    return ", ".join(parts)
+
+
+def status_text(status: Mapping[str, Any]) -> str:
+    """The content of status.json as text for users."""
+    lines = [f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"]
+    if status["phase"] != "closed":
+        lines.append(figures_line(status))
+    for group, load in status["load"].items():
+        pieces = counted(load, "piece")
+        lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
+    if status["learners"]:
+        groups = (f"group {group} ({stage})" for group, stage in status["learning"].items())
+        lines.append(f"being brought up to date: {', '.join(groups)}")
+    if status["last_losses"]:
+        lines.append("last failures:")
+        lines.extend(f"  {reason}" for reason in status["last_losses"])
+    lines.extend(outlook(status))
+    if status["outcome"]:
+        lines.append(f"{status['outcome']}: {status['reason']}")
+    return "\n".join(lines)
+
+
+def outlook(status: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on what threatens, and on saves."""
+    hosts, phase = status["hosts_least"], status["phase"]
+    if phase == "running" and hosts == 1:
+        yield "some shard has one live host, whose loss would be a wipe-out"
+    elif phase == "running":
+        losses = counted(hosts - 1, "more loss", "more losses")
+        yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
+    saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
+    yield f"{saved}, next save: step {status['next_save']}" if phase == "running" else saved

@@ -1,0 +1,205 @@
+"""Says where the wall time of a job went, over all its lives, from its history and the lines of metrics.jsonl. Pure.
+
+*Effective training time* is what the steps that count would have taken with all groups alive, evenly fast and
+undisturbed. Everything else has a name (:data:`PARTS`), and what has none is a part of its own. Wall time begins with
+the process of the first coordinator and ends with the end of the last life, or with the last committed step of a job
+that runs; the time between an end and a new start by a user or a queue is left out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from spare_megatron.config.exits import PLANNED
+from spare_megatron.watch.job_history import JobHistory, JobLife
+from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_of
+
+PARTS = {
+    "train": "effective training",
+    "start": "start up to the first update",
+    "slowest": "waiting for the slowest group",
+    "fewer": "pieces of groups that are gone",
+    "detect": "failures: until decided",
+    "agree": "failures: until all had dropped the old communicators",
+    "rebuild": "failures: new communicators",
+    "patch": "failures: lost pieces computed again",
+    "again": "attempts made again",
+    "save": "saves",
+    "transfer": "transfer of state to groups that come back",
+    "coordinator": "a coordinator started again",
+    "restart": "restarts of the job",
+    "redone": "steps that a wipe-out undid",
+    "end": "last save and end",
+    "unknown": "attributed to nothing",
+}
+"""Name -> what it is called."""
+CALM_STEPS = 63
+"""The number of last calm steps of which the medians are taken."""
+RENEWED_STEPS = 16
+"""After so many of them, medians are taken anew only every so many."""
+TimeParts = Mapping[str, float]
+"""Name of the part -> seconds."""
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Where the time went, in seconds."""
+
+    parts: TimeParts
+    """All of PARTS; together the wall time."""
+    steps: Mapping[tuple[int, int], TimeParts]
+    """(life, step) -> what a failure in it cost, by part, of every step in which a group was lost and the job went on.
+    """
+    lives: Mapping[int, TimeParts]
+    """Number of a life -> what its end cost, of every life that another one had to follow."""
+
+    @property
+    def wall_s(self) -> float:
+        """The wall time."""
+        return sum(self.parts.values())
+
+    def share(self, part: str) -> float:
+        """A part of the wall time, 0 to 1."""
+        return self.parts[part] / self.wall_s if self.wall_s else 0.0
+
+
+@dataclass
+class _TrainedLife:
+    """The committed steps of one life."""
+
+    ended_s: float
+    """When its last step was committed, seconds since 1970."""
+    start_s: float | None = None
+    """From the start of its coordinator to its first step."""
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    train_s: array[float] = field(default_factory=lambda: array("d"))
+    rests: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=CALM_STEPS))
+    """(rest, compute, reduce) of calm steps, as in UsualStep."""
+
+    usual: UsualStep = field(default_factory=UsualStep)
+    """The medians of the calm steps, renewed now and then."""
+    number: int = 0
+    """Of the calm steps so far."""
+
+    def calm(self, rest_s: float, compute_s: float, reduce_s: float) -> None:
+        """Take a calm step."""
+        self.rests.append((rest_s, compute_s, reduce_s))
+        self.number += 1
+        if self.number < RENEWED_STEPS or self.number % RENEWED_STEPS == 0:
+            self.usual = UsualStep(*map(median, zip(*self.rests, strict=True)))
+
+    def train_after_s(self, step: int) -> float:
+        """The training time of the steps after ``step``."""
+        return sum(time_s for number, time_s in zip(self.steps, self.train_s, strict=True) if number > step)
+
+
+class WallTimeBook:
+    """Adds up the lines of metrics.jsonl, each when the next one is there, because that has its save."""
+
+    def __init__(self, history: JobHistory) -> None:
+        """``history`` knows the records up to those of the lines that are taken."""
+        self._history = history
+        self._totals = dict.fromkeys(PARTS, 0.0)
+        self._failed: dict[tuple[int, int], TimeParts] = {}
+        self._lives: dict[int, _TrainedLife] = {}
+        self._last: Mapping[str, Any] | None = None
+        self._saves: dict[int, float] = {}
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Take the next line."""
+        self._settle(self._last, line)
+        self._last = line
+
+    def _settle(self, line: Mapping[str, Any] | None, following: Mapping[str, Any]) -> None:
+        """Account for ``line``, now that the one ``following`` it is known."""
+        self._saves |= {int(step): seconds for step, seconds in following.get("saves_s", ())}
+        if line is None:
+            return
+        if following["life"] != line["life"]:
+            self._saves = {}
+        self._add(line)
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        life = self._history.numbered(line["life"])
+        trained = self._lives.setdefault(life.number, _TrainedLife(life.begun_s or life.opened_s))
+        trained.start_s = line.get("start_s", trained.start_s)
+        hole_s = line["time_unix_s"] - trained.ended_s - line["step_time_s"]
+        found = parts_of(line, trained.usual, self._circumstances(line, life))
+        if found.calm:
+            trained.calm(found.rest_s, line["compute_even_s"], line["reduce_least_s"])
+        for part, seconds in found.parts.items():
+            self._totals[part] += seconds
+        self._totals["unknown"] += hole_s
+        if line["recovery"] is not None:
+            self._failed[life.number, line["step"]] = {p: s for p, s in found.parts.items() if p in _OF_A_FAILURE}
+        trained.ended_s = line["time_unix_s"]
+        trained.steps.append(line["step"])
+        trained.train_s.append(found.parts["train"])
+
+    def _circumstances(self, line: Mapping[str, Any], life: JobLife) -> StepCircumstances:
+        step, ended_s = line["step"], line["time_unix_s"]
+        began_s = ended_s - line["step_time_s"]
+        return StepCircumstances(
+            save_s=self._saves.pop(step, 0.0),
+            served=step in life.served,
+            repeated=step in life.repeated,
+            first=step <= life.spec.first_step + 2,
+            without_coordinator=any(began_s < time_s < ended_s for time_s in life.coordinators_s),
+        )
+
+    @property
+    def usual(self) -> UsualStep:
+        """A usual step of the newest life that has one."""
+        return next((one.usual for one in reversed(self._lives.values()) if one.rests), UsualStep())
+
+    def result(self) -> WallTime:
+        """Where the time went by now. The last step of a life that goes on is not in it yet."""
+        lives = self._history.lives
+        if self._last is not None and lives[-1].ended_s is not None:
+            self._add(self._last)
+            self._last = None
+        parts, costs, before = dict(self._totals), dict[int, TimeParts](), None
+        for life in lives:
+            began_s = life.begun_s or life.ended_s or life.opened_s
+            trained = self._lives.get(life.number) or _TrainedLife(began_s)
+            if before is not None and follows_at_once(before):
+                cost = self._cost_of(before, life, began_s)
+                costs[before.number] = cost
+                parts["restart"] += cost["restart"]
+            else:
+                parts["start"] += began_s - life.opened_s if trained.start_s is None else trained.start_s
+            if life.ended_s is not None and life.begun_s is not None:
+                parts["end" if life.outcome in ("finished", "left") else "redone"] += life.ended_s - trained.ended_s
+            if before is not None:
+                undone_s = self._undone_s(before, life)
+                parts["redone"] += undone_s
+                parts["train"] -= undone_s
+            before = life
+        return WallTime(parts, dict(self._failed), costs)
+
+    def _undone_s(self, before: JobLife, life: JobLife) -> float:
+        """The training time of the steps of ``before`` that ``life`` begins behind."""
+        trained = self._lives.get(before.number)
+        return 0.0 if trained is None else trained.train_after_s(life.spec.first_step)
+
+    def _cost_of(self, before: JobLife, life: JobLife, began_s: float) -> dict[str, float]:
+        """What it cost that ``life`` had to follow ``before``, which ended."""
+        assert before.ended_s is not None
+        trained, redone_s = self._lives.get(before.number), self._undone_s(before, life)
+        if before.outcome == "wipe-out" and before.begun_s is not None:
+            redone_s += before.ended_s - (trained.ended_s if trained else before.begun_s)
+        return {"restart": began_s - before.ended_s, "redone": redone_s}
+
+
+_OF_A_FAILURE = ("detect", "agree", "rebuild", "patch", "again")
+
+
+def follows_at_once(life: JobLife) -> bool:
+    """Whether the launcher starts the job again by itself after ``life``."""
+    planned = life.outcome == "left" and life.reason.startswith(PLANNED)
+    return life.ended_s is not None and (planned or life.outcome == "wipe-out")

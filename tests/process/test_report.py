@@ -1,0 +1,124 @@
+"""The account of a real job's wall time, its report and its status; two of the parts by the injector's own clock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.coordinator.records import metrics_lines
+from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_of
+from tests.process.harness import ROOT, launch
+
+SLOW_S, HEARTBEAT_S = 2.0, 2.0
+FAULTS = (
+    "sigkill:group=0,step=15,at=reduce",
+    "sigstop:group=1,step=25,at=reduce",
+    f"slow={SLOW_S}:group=2,step=35,at=forward",
+    "sigkill:group=3,step=45,at=forward",
+    "sigkill:group=4,step=55,at=reduce",
+    "sigkill:group=5,step=65,at=vote",
+)
+"""With redundancy 3 of 6 groups, the fourth or fifth loss is a wipe-out."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job with failures that has ended."""
+
+    run_dir: RunDirectory
+    took_s: float
+    """By this process's clock."""
+
+    def injected_unix_s(self, index: int) -> float:
+        """When the rank was about to do this fault, by the file system's clock."""
+        return (self.run_dir.injected / f"{index}-rank-0").stat().st_mtime
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    path = tmp_path_factory.mktemp("failures")
+    began_s = time.monotonic()
+    words = ("--steps", "90", "--pieces", "2", "--piece-s", "0.05", "--redundancy", "3", "--save-interval", "10")
+    job = launch(
+        path / "run",
+        *words,
+        "--save",
+        str(path / "save"),
+        "--heartbeat-s",
+        str(HEARTBEAT_S),
+        groups=6,
+        group_size=1,
+        inject=FAULTS,
+    )
+    job.finish()
+    return Ran(RunDirectory(job.run_dir), time.monotonic() - began_s)
+
+
+def test_named_parts_cover_the_wall_time(ran: Ran) -> None:
+    picture = RunFiles(ran.run_dir).look()
+    wall_time = picture.wall_time()
+    print({name: round(seconds, 3) for name, seconds in wall_time.parts.items()}, ran.took_s)
+    assert len(picture.history.failures) == 5
+    assert all(seconds >= 0 for seconds in wall_time.parts.values())
+    assert wall_time.parts["unknown"] <= 0.03 * wall_time.wall_s, "0.01 on a machine that is not busy with other work"
+    lives, first = picture.history.lives, next(metrics_lines(ran.run_dir.metrics))
+    began_s = first["time_unix_s"] - first["step_time_s"] - first["start_s"]
+    assert wall_time.wall_s == pytest.approx((lives[-1].ended_s or 0.0) - began_s, abs=0.01)
+    assert wall_time.wall_s < ran.took_s, "the launcher begins before the coordinator"
+
+
+def test_two_parts_are_what_the_injector_did(ran: Ran) -> None:
+    """A group that sleeps in step 35; a stopped group, from its last breath to the decision."""
+    picture = RunFiles(ran.run_dir).look()
+    wall_time = picture.wall_time()
+    line = next(line for line in metrics_lines(ran.run_dir.metrics) if (line["life"], line["step"]) == (1, 35))
+    assert parts_of(line, UsualStep(), StepCircumstances()).parts["slowest"] == pytest.approx(SLOW_S, abs=0.3)
+    assert wall_time.parts["slowest"] >= SLOW_S - 0.3
+    silent = next(f for f in picture.failures(wall_time) if f.failure.groups == (1,))
+    assert "silent" in silent.failure.causes[0]
+    decided_s = silent.failure.time_s - ran.injected_unix_s(1)
+    assert decided_s >= HEARTBEAT_S / 2
+    assert silent.parts["detect"] == pytest.approx(decided_s, abs=0.2)
+
+
+def test_the_launcher_leaves_a_report(ran: Ran) -> None:
+    text = ran.run_dir.report.read_text()
+    assert "effective training time" in text
+    assert "group 1 (rank 0) silent: no heartbeat" in text
+    assert "could not be masked" in text
+    assert "<svg" in text
+    outside = [word for word in text.split() if "://" in word and "w3.org" not in word and "purl.org" not in word]
+    assert not outside, "the file needs nothing else"
+
+
+def test_status_has_the_same_figures(ran: Ran) -> None:
+    def status(*words: str) -> str:
+        command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.status", str(ran.run_dir.path), *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
+        return done.stdout
+
+    wall_time = RunFiles(ran.run_dir).look().wall_time()
+    percent = f"{100 * wall_time.share('train'):.1f} %"
+    assert json.loads(status("--json", "--wall-time"))["wall_time_s"]["train"] == round(wall_time.parts["train"], 3)
+    assert f"effective training time {percent} of" in status("--wall-time")
+    assert f"effective training time {percent} of" in status("--watch"), "of a job that has ended, once"
+
+
+def test_a_directory_of_no_job_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.report", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr == (
+        f"spare-report: {tmp_path} has no status.json and no journal.jsonl; give the --run-dir of a job that has been "
+        "started\n"
+    )

@@ -1,0 +1,311 @@
+"""A run directory that is read while it is written, and what is said of one that cannot be read; the report of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.cli import report
+from spare_megatron.cli.status_screen import is_over, screen
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control.run_directory import RunDirectory, write_json
+from spare_megatron.controller.messages import Decision, Vote
+from spare_megatron.coordinator import journal_parts
+from spare_megatron.coordinator.journal import Journal, Replayed, acted_on, read
+from spare_megatron.watch.html_report import report_html, write_report
+from spare_megatron.watch.observed_choice import observed_choice
+from spare_megatron.watch.report_plots import POINTS_MAX
+from spare_megatron.watch.run_files import RunFiles
+from tests.pure.journal_writer import EVENTS, shrink, written
+from tests.pure.told_job import CALM_S, ToldJob
+
+
+class Written:
+    """The run directory of a told job."""
+
+    def __init__(self, path: Path, job: ToldJob) -> None:
+        self.dir, self.job = RunDirectory(path), job
+        self.records = self.steps = 0
+        self.now_s = 0.0
+        self.journal = Journal(self.dir.journal, Replayed(), lambda: self.now_s)
+
+    def go_on(self) -> None:
+        """Write what is new in the job."""
+        for record, _, _ in self.job.transitions[self.records :]:
+            self.now_s = record.time_unix_s
+            self.journal.append(record.event, Decision(record.actions, record.reason, record.epoch))
+            self.records += 1
+        with self.dir.metrics.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in self.job.lines[self.steps :])
+        self.steps = len(self.job.lines)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Written:
+    """A job of three steps, the second of which lost a group."""
+    made = Written(tmp_path, ToldJob())
+    made.job.step()
+    made.job.lose(1)
+    made.job.step()
+    made.job.step()
+    made.go_on()
+    return made
+
+
+def test_the_picture_grows_with_the_files(run: Written) -> None:
+    files = RunFiles(run.dir)
+    first = files.look()
+    assert (list(first.series.step), len(first.history.failures)) == ([1, 2, 3], 1)
+    before_s = first.wall_time().wall_s
+    run.job.step()
+    run.go_on()
+    assert files.look() is first
+    assert list(first.series.step) == [1, 2, 3, 4]
+    assert first.wall_time().wall_s == pytest.approx(before_s + CALM_S)
+    assert first.wall_time() == run.job.picture().wall_time()
+
+
+def test_a_torn_last_line_is_waited_for(run: Written) -> None:
+    files = RunFiles(run.dir)
+    whole = run.dir.metrics.read_bytes()
+    torn = run.dir.journal.read_bytes()
+    run.dir.metrics.write_bytes(whole[:-7])
+    run.dir.journal.write_bytes(torn[:-7])
+    assert list(files.look().series.step) == [1, 2]
+    run.dir.metrics.write_bytes(whole)
+    run.dir.journal.write_bytes(torn)
+    assert list(files.look().series.step) == [1, 2, 3]
+
+
+def test_a_journal_that_another_coordinator_wrote_anew_is_read_from_the_beginning(run: Written) -> None:
+    files = RunFiles(run.dir)
+    assert len(files.look().history.failures) == 1
+    (run.dir.path / "other").mkdir()
+    other = Written(run.dir.path / "other", ToldJob())
+    other.job.step(1.0)
+    other.job.step(1.0)
+    other.go_on()
+    other.dir.journal.replace(run.dir.journal)
+    other.dir.metrics.replace(run.dir.metrics)
+    picture = files.look()
+    assert (list(picture.series.step), picture.history.failures) == ([1, 2], [])
+
+
+def test_metrics_that_another_coordinator_wrote_anew_are_read_from_the_beginning(run: Written) -> None:
+    """The journal is the same; its lines of metrics had not all been written before the takeover."""
+    files = RunFiles(run.dir)
+    assert list(files.look().series.step) == [1, 2, 3]
+    other = run.dir.metrics.with_name("other")
+    other.write_text("".join(run.dir.metrics.read_text().splitlines(keepends=True)[:2]))
+    other.replace(run.dir.metrics)
+    picture = files.look()
+    assert (list(picture.series.step), len(picture.history.failures)) == ([1, 2], 1)
+
+
+def test_votes_without_a_consequence_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are, over the parts of a journal, some of them compressed."""
+    shrink(monkeypatch)
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    assert journal_parts.packed_path(path, 1).exists()
+    found = list(acted_on(path))
+    idle = [record for record in read(path) if isinstance(record.event, Vote) and not record.actions]
+    assert len(found) == len(EVENTS)
+    assert len([record for record, _ in found if record is None]) == len(idle) > 20
+    assert [record for record, _ in found if record] == [record for record in read(path) if record not in idle]
+    _, place = found[len(found) // 2]
+    assert list(acted_on(path, place)) == found[len(found) // 2 + 1 :]
+
+
+BAD = {
+    "no directory": (lambda run: run.dir.path.rename(run.dir.path.with_name("gone")), "there is no directory .*; give"),
+    "no run": (lambda run: (run.dir.journal.unlink(), run.dir.metrics.unlink()), "has no status.json and no journal"),
+    "another version": (
+        lambda run: run.dir.journal.write_text('{"format": 99, "part": 1}\n'),
+        "has journal format 99, and this version of spare_megatron reads and writes format 3",
+    ),
+    "unknown event": (
+        lambda run: run.dir.journal.write_text(run.dir.journal.read_text().replace('"Hello"', '"Howdy"', 1)),
+        "the journal cannot be read: .*record 2 .* unknown message type 'Howdy'",
+    ),
+    "damage": (lambda run: run.dir.metrics.write_text("{]\n"), "line 1 of .*metrics.jsonl is no JSON object"),
+    "older metrics": (
+        lambda run: run.dir.metrics.write_text('{"step": 1, "life": 1}\n'),
+        "line 1 of .* has no compute_paced_s: another version of spare_megatron wrote it; read it with that version",
+    ),
+    "a job of another version": (
+        lambda run: write_json(run.dir.job, {"type": "JobDescription", "colour": 1}),
+        "job.json is of another version of spare_megatron",
+    ),
+    "unreadable": (
+        lambda run: (run.dir.metrics.unlink(), run.dir.metrics.mkdir()),
+        "metrics.jsonl cannot be read: EISDIR",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_directory_that_cannot_be_read_is_one_sentence(run: Written, what: str) -> None:
+    spoil, said = BAD[what]
+    spoil(run)  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError) as error:
+        RunFiles(run.dir).look()
+    assert re.search(said, str(error.value)), error.value
+    assert "\n" not in str(error.value)
+
+
+class Tags(HTMLParser):
+    """The tags that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_whole_page(run: Written) -> None:
+    write_report(run.dir, run.dir.report)
+    text = run.dir.report.read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.seen >= {"svg", "table", "style"}
+    assert not tags.seen & {"script", "link", "img"}, "the file needs nothing else"
+    assert "group 1 exited" in text
+    assert "What spare-plan would choose" in text
+
+
+def test_a_report_escapes_what_it_is_told(run: Written) -> None:
+    text = report_html(RunFiles(run.dir).look(), "<b>runs</b>")
+    assert "&lt;b&gt;runs&lt;/b&gt;" in text
+    assert "<b>" not in text
+
+
+def test_a_launcher_leaves_the_report_of_a_very_long_journal_to_its_user(run: Written) -> None:
+    said: list[str] = []
+    with run.dir.journal.with_name("journal-000001.jsonl.gz").open("wb") as part:
+        part.truncate(report.LEFT_BYTES_MAX // 5)
+    report.leave_report(run.dir, said.append)
+    assert said == [f"the journal has 9 GB; spare-report {run.dir.path} writes the report, in a while"]
+    assert not run.dir.report.exists()
+
+
+def test_what_goes_wrong_with_the_report_at_the_end_of_a_job_is_one_line(run: Written) -> None:
+    said: list[str] = []
+    report.leave_report(run.dir, said.append)
+    assert (said, run.dir.report.exists()) == ([], True)
+    run.dir.metrics.write_text("{]\n")
+    report.leave_report(run.dir, said.append)
+    assert said == [f"there is no report: line 1 of {run.dir.metrics} is no JSON object: the file is damaged"]
+
+
+def test_a_report_of_a_job_that_reports_no_loss(tmp_path: Path) -> None:
+    job = ToldJob()
+    job.step()
+    job.lines[0]["loss"] = None
+    made = Written(tmp_path, job)
+    made.go_on()
+    text = report_html(RunFiles(made.dir).look(), "run")
+    assert text.count("<svg") == 2
+    assert "nan" not in text
+
+
+def test_the_choice_is_that_of_spare_plan_for_what_was_observed() -> None:
+    """With two losses there is none; a third one is told beside them."""
+    job = ToldJob()
+    for group in (0, 2):
+        job.step()
+        job.lose(group)
+        job.step()
+    job.step()
+    picture = job.picture()
+    wall_time = picture.wall_time()
+    costs = picture.failures(wall_time)
+    with pytest.raises(ConfigError, match="2 losses in 19 s are too few to know how often they come; 3 would do"):
+        observed_choice(picture, wall_time, costs)
+    found = observed_choice(picture, wall_time, [*costs, costs[0]])
+    assert found.mtbf_s == pytest.approx(wall_time.wall_s / 3)
+    assert found.reason.startswith("4 groups lose one every 6.")
+
+
+def test_a_job_without_a_step_has_no_report(tmp_path: Path) -> None:
+    made = Written(tmp_path, ToldJob())
+    made.go_on()
+    with pytest.raises(ConfigError, match="has no committed step yet, so there is nothing to report"):
+        write_report(made.dir, made.dir.report)
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(run: Written) -> None:
+    with pytest.raises(ConfigError, match=r"report\.html cannot be written: ENOENT"):
+        write_report(run.dir, run.dir.path / "nowhere" / "report.html")
+
+
+def test_a_report_of_many_steps_stays_small(tmp_path: Path) -> None:
+    made = Written(tmp_path, ToldJob())
+    made.job.step()
+    made.go_on()
+    picture = RunFiles(made.dir).look()
+    line = made.job.lines[0]
+    for step in range(2, 20 * POINTS_MAX):
+        picture.series.add({**line, "step": step, "time_unix_s": line["time_unix_s"] + step})
+    assert len(report_html(picture, "many")) < 500_000
+
+
+def test_the_screen_names_groups_by_their_load(run: Written) -> None:
+    from rich.console import Console
+
+    files = RunFiles(run.dir)
+    write_json(
+        run.dir.status,
+        {
+            "phase": "running",
+            "step": 3,
+            "last_step": 99,
+            "epoch": 2,
+            "num_groups": 4,
+            "live": {"0": 0, "2": 0, "3": 0},
+            "load": {"0": 4, "2": 4, "3": 4},
+            "learners": {"1": 1},
+            "learning": {"1": "takes the state of step 3"},
+            "hosts_least": 1,
+            "next_save": 4,
+            "failures_masked": 1,
+            "saved_step": 2,
+            "loss": 2.0,
+            "outcome": "",
+            "reason": "",
+            "time_unix_s": 1030.0,
+        },
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(screen(files.look(), 1060.0))
+    text = console.export_text()
+    assert "running: step 3 of 99, epoch 2" in text
+    assert "groups 0, 2-3: 4 pieces each in the step in flight" in text
+    assert "group 1 is brought up to date: takes the state of step 3" in text
+    assert "some shard has one live host, whose loss would be a wipe-out" in text
+    assert "last good checkpoint: step 2, next save: step 4" in text
+    assert "the coordinator has written nothing new for 30.00 s" in text
+    assert "effective training time" in text
+    assert "group 1 exited" in text
+    assert not is_over(files.look())
+
+
+def test_the_watching_ends_with_the_job(run: Written) -> None:
+    run.job.leave(1.0)
+    run.go_on()
+    assert is_over(RunFiles(run.dir).look())

@@ -1,0 +1,253 @@
+"""Where wall time goes: each part in a job whose times are known, and all parts together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.controller.messages import AcceptSave, Hello, Opened, Ready, ReductionResult, Saved, Vote
+from spare_megatron.coordinator.job_events import JobEvent, events_of
+from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.job_texts import duration, happenings, wall_time_line
+from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ToldJob
+
+
+def told(calm_steps: int = 5) -> ToldJob:
+    """A job with some calm steps."""
+    job = ToldJob()
+    for _ in range(calm_steps):
+        job.step()
+    return job
+
+
+def ended(job: ToldJob) -> dict[str, float]:
+    """The parts once one more calm step has followed, less the start and the calm steps."""
+    job.step()
+    job.step()  # the line of the step before counts now
+    parts = job.parts()
+    steps = len(job.lines) - 1
+    assert sum(parts.values()) == pytest.approx(job.lines[-2]["time_unix_s"] - STARTED_S, abs=1e-3)
+    assert parts.pop("start") == BEGAN_S - STARTED_S
+    parts["train"] = round(parts["train"] - steps * CALM_S, 4)
+    return {name: seconds for name, seconds in parts.items() if seconds}
+
+
+def test_a_calm_job_trains_all_the_time_but_the_start() -> None:
+    assert ended(told()) == {}
+
+
+def test_the_others_wait_for_a_slow_group() -> None:
+    job = told()
+    job.step(CALM_S + 0.75, {2: COMPUTE_S + 0.75})
+    assert ended(job) == {"slowest": 0.75}
+
+
+def test_the_others_wait_for_a_group_that_begins_late() -> None:
+    """Its computing takes as long as theirs, so only the sums tell."""
+    job = told()
+    job.now_s += CALM_S + 0.75
+    job.votes({}, {}, late_s={2: 0.75})
+    job.report()
+    assert ended(job) == {"slowest": 0.75}
+
+
+def test_of_a_failure_that_all_wait_for_each_part_counts() -> None:
+    """Group 1 dies while all reduce. 0.3 s pass until that is known, 1 s while its pieces are computed again."""
+    job = told()
+    job.now_s += REST_S + COMPUTE_S + 0.3
+    job.lose(1, detect_s=0.1)
+    job.now_s += 0.125 + 0.0625 + 1.0 + REDUCE_S
+    job.votes({}, {2: 1.0})
+    job.report()
+    [cost] = job.picture().failures(job.picture().wall_time())
+    assert cost.parts == {}, "the line of the step counts only once another follows"
+    job.step(CALM_S * 4 / 3 - (REST_S + REDUCE_S) / 3, dict.fromkeys(range(4), COMPUTE_S * 4 / 3))
+    parts = job.parts()
+    assert [parts[name] for name in ("detect", "agree", "rebuild", "patch")] == [0.3, 0.125, 0.0625, 1.0]
+    assert "unknown" not in parts
+    [cost] = job.picture().failures(job.picture().wall_time())
+    assert (cost.failure.groups, cost.failure.step, cost.failure.masked) == ((1,), 6, True)
+    assert cost.total_s == pytest.approx(1.4875)
+
+
+def test_a_failure_that_is_known_before_anybody_waits_costs_its_patch_only() -> None:
+    job = told()
+    job.now_s += REST_S + 0.5
+    job.lose(1, detect_s=0.4)
+    job.now_s += COMPUTE_S - 0.5 + 1.0 + REDUCE_S
+    job.votes({}, {2: 1.0})
+    job.report()
+    job.step()
+    parts = job.parts()
+    assert {name: parts.get(name, 0.0) for name in ("detect", "agree", "rebuild", "patch", "again")} == {
+        "detect": 0.0,
+        "agree": 0.0,
+        "rebuild": 0.0,
+        "patch": 1.0,
+        "again": 0.0,
+    }
+
+
+def test_a_patch_beside_a_slower_group_costs_nothing() -> None:
+    job = told()
+    job.now_s += REST_S + 0.5
+    job.lose(1)
+    job.now_s += COMPUTE_S - 0.5 + 1.0 + REDUCE_S
+    job.votes({3: COMPUTE_S + 1.0}, {2: 1.0})
+    job.report()
+    job.step()
+    parts = job.parts()
+    assert "patch" not in parts
+    assert parts["slowest"] == 1.0
+
+
+def test_survivors_compute_the_pieces_of_groups_that_are_gone() -> None:
+    job = told()
+    job.now_s += CALM_S
+    job.lose(1)
+    job.votes({}, {})
+    job.report()
+    longer = dict.fromkeys((0, 2, 3), COMPUTE_S * 4 / 3)
+    for _ in range(3):
+        job.step(CALM_S + COMPUTE_S / 3, longer)
+    assert job.lines[-1]["load_max"] == 4
+    assert job.parts()["fewer"] == pytest.approx(2 * COMPUTE_S / 3, abs=1e-3)
+
+
+def test_a_save_counts_whichever_group_reports_first() -> None:
+    job = told()
+    job.now_s += CALM_S + 0.6
+    job.votes({}, {})
+    job.report()
+    job.report(save_s=0.6)
+    assert ended(job) == {"save": 0.6}
+
+
+def test_the_first_update_of_a_life_belongs_to_its_start() -> None:
+    job = told(1)
+    job.step(CALM_S + 3.0)
+    job.step()
+    job.step()
+    assert job.parts() == {"train": 3 * CALM_S, "start": BEGAN_S - STARTED_S + 3.0}
+
+
+def test_a_long_rest_is_attributed_to_nothing() -> None:
+    job = told()
+    job.step(CALM_S + 3.0)
+    assert ended(job) == {"unknown": 3.0}
+
+
+def test_a_coordinator_that_is_started_again_has_a_part() -> None:
+    job = told()
+    job.now_s += 1.0
+    job.tell(Opened(SPEC, 1, job.state.fencing + 1))
+    job.now_s += CALM_S + 1.0
+    job.votes({}, {})
+    job.report()
+    assert ended(job) == {"coordinator": 2.0}
+
+
+def test_what_a_step_takes_longer_in_which_a_state_is_given_is_transfer() -> None:
+    job = told()
+    job.lose(3)
+    job.step()
+    job.tell(Hello(3, 1, "f", 0, birth="again"))
+    job.tell(Ready(3, 1))
+    job.step()
+    job.step(CALM_S + 0.125)
+    assert job.picture().history.life.served == {8, 9}
+    job.step(CALM_S)
+    assert job.parts()["transfer"] == 0.125
+
+
+def test_an_attempt_that_is_made_again_has_a_part() -> None:
+    job = told()
+    job.now_s += REST_S + COMPUTE_S + 4.0
+    job.tell(Vote(0, 0, ReductionResult(6, job.state.epoch, False, detail="the link is mute")))
+    assert job.state.epoch == 2
+    job.now_s += REDUCE_S
+    job.votes({}, {})
+    job.report()
+    assert ended(job) == {"again": 4.0}
+
+
+def test_a_wipe_out_costs_the_restart_and_what_it_undid() -> None:
+    """Steps 4 and 5 were committed after the checkpoint, step 6 was in flight for 2 s."""
+    job = told()
+    job.now_s += 2.0
+    job.lose(0, 1)
+    assert job.state.outcome == "wipe-out"
+    job.now_s += 3.0
+    job.open(replace(SPEC, first_step=3), 2, begun_s=job.now_s + 9.0)
+    for _ in range(3):
+        job.step()
+    parts = job.parts()
+    assert parts["restart"] == 12.0
+    assert parts["redone"] == pytest.approx(2 * CALM_S + 2.0)
+    assert parts["train"] == pytest.approx((5 - 2 + 2) * CALM_S)
+    assert sum(parts.values()) == pytest.approx(job.lines[-2]["time_unix_s"] - STARTED_S, abs=1e-3)
+    picture = job.picture()
+    [cost] = picture.failures(picture.wall_time())
+    assert (cost.failure.groups, cost.failure.masked) == ((0, 1), False)
+    assert cost.total_s == pytest.approx(12.0 + 2 * CALM_S + 2.0)
+
+
+def test_the_time_until_a_user_starts_the_job_again_is_no_wall_time() -> None:
+    job = told()
+    job.leave(1.5)
+    assert job.state.outcome == "left"
+    left_s = job.now_s
+    assert job.parts()["end"] == 1.5
+    job.now_s += 10_000.0
+    job.begin_coordinator()
+    job.open(replace(SPEC, first_step=6), 2, begun_s=job.now_s + 7.0)
+    job.step()
+    job.step()
+    parts = job.parts()
+    assert parts == {"train": 7 * CALM_S, "start": BEGAN_S - STARTED_S + 7.0, "end": 1.5}
+    assert sum(parts.values()) == left_s - STARTED_S + 7.0 + CALM_S
+
+
+def test_a_hole_in_the_metrics_is_attributed_to_nothing() -> None:
+    job = told(9)
+    del job.lines[4]
+    assert job.parts()["unknown"] == pytest.approx(CALM_S)
+
+
+def test_metrics_without_their_journal_are_refused() -> None:
+    with pytest.raises(ConfigError, match="steps of life 1 of the job, of which the journal knows nothing"):
+        JobPicture().take((), told().lines)
+
+
+def test_the_line_names_the_parts_that_took_time() -> None:
+    job = told(20)
+    job.step(CALM_S + 3.0)
+    job.step()
+    assert wall_time_line(job.picture().wall_time()) == (
+        "effective training time 84.0 % of 1:09 min; start up to the first update 11.6 %, attributed to nothing 4.4 %"
+    )
+    assert [duration(s) for s in (0.0123, 3.4211, 425.0, 93_780.0)] == ["12 ms", "3.42 s", "7:05 min", "26:03 h"]
+
+
+def of_kind(events: list[JobEvent], kind: str) -> list[int | None]:
+    return [event.group for event in events if event.kind == kind]
+
+
+def test_the_history_has_the_events_that_operators_are_told() -> None:
+    """Losses and saves, from what was sent, are those that a replay of the machine finds."""
+    job = told(2)
+    job.lose(1)
+    job.step()
+    job.tell(Saved(0, 0, 2, "step-2"))
+    job.step()
+    job.lose(3)
+    job.step()
+    history = job.picture().history
+    events = [event for transition in job.transitions for event in events_of(*transition)]
+    assert [group for failure in history.failures for group in failure.groups] == of_kind(events, "loss") == [1, 3]
+    assert [save.group for save in history.saves] == of_kind(events, "save") == [0]
+    assert any(isinstance(action, AcceptSave) for record, _, _ in job.transitions for action in record.actions)
+    kinds = [one.kind for one in happenings(job.picture())]
+    assert kinds == ["life", "failure", "save", "failure"]

@@ -64,7 +64,7 @@ def test_the_bits_do_not_depend_on_failures_groups_or_the_schedule(tmp_path: Pat
     inject = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
     assert train(tmp_path / "killed", 3, DENSE, *inject)[1] == dense
     tickets = (*DENSE, "--spare-schedule", "tickets")
-    inject = ("slow=0.5:group=0,step=3,at=forward,n=2", "sigkill:group=1,step=3,at=forward,n=1")
+    inject = ("slow=1.5:group=0,step=3,at=forward,n=2", "sigkill:group=1,step=3,at=forward,n=1")
     job, found = train(tmp_path / "two", 2, tickets, *inject)
     assert found == dense
     [recovery] = [line["recovery"] for line in job.metrics if line["recovery"]]

@@ -307,6 +307,8 @@ class Follower:
     async def _take(self, order: pb.Order) -> None:
         if self._agent.take(order) is Change.EPOCH:
             self._uplink.send(pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch)))
+        for words in order.then:
+            self._agent.take(words)
 
     def _greet(self) -> list[pb.RankReport]:
         setup = self._setup

@@ -183,8 +183,9 @@ class Leader:
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
             while (order := await orders.get()) is not None:
-                if order.HasField("tickets"):
-                    failpoints.hit_message("order", order)
+                for told in (order, *order.then):
+                    if told.HasField("tickets"):
+                        failpoints.hit_message("order", told)
                 await context.write(order)
         finally:
             listener.cancel()
@@ -277,6 +278,17 @@ class Leader:
             if self._alone:
                 self._agent.take(order)
             self._pass_on(order)
+
+    def _pass_on_with(self, order: pb.Order, words: TicketStream) -> None:
+        """Pass on an order and the words that follow from it, as one message."""
+        if words.words:
+            told = order_of(words)
+            if self._alone:
+                self._agent.take(told)
+            both = pb.Order(then=[told])
+            both.MergeFrom(order)
+            order = both
+        self._pass_on(order)
 
     def _pass_end(self, order: pb.Order) -> None:
         """Pass on that the job is over, behind a pause for those that compute."""
@@ -404,7 +416,8 @@ class Leader:
         if change is Change.END:
             self._pass_end(order)
         else:
-            self._pass_on(order)
+            known = change is Change.NONE
+            self._pass_on_with(order, TicketStream() if known else self._issuer.told(self._agent.orders.view))
         if kind == "welcome":
             self._welcome = order
         elif kind == "neighbour":
@@ -421,8 +434,6 @@ class Leader:
 
     def _adopt_view(self, change: Change) -> None:
         view = self._agent.orders.view
-        if change is not Change.NONE:
-            self._issue(self._issuer.told(view))
         if change is Change.EPOCH:
             self._ballots.forget_older(view.epoch, view.committed)
             if self._alone:

@@ -6,9 +6,12 @@ It works for jobs that still run too. spare-launch and spare-slurm write RUN_DIR
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -17,6 +20,8 @@ from spare_megatron.coordinator.journal_parts import beside
 
 LEFT_BYTES_MAX = 4 << 30
 """A longer journal takes half a minute or more to read."""
+LEFT_S = 30.0
+"""How long a launcher may take for the report."""
 PACKED = 10
 """About how many times shorter a compressed part of a journal is."""
 EXAMPLE = "example: spare-report runs/first -o first.html"
@@ -30,23 +35,50 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def leave_report(run_dir: RunDirectory, notice: Callable[[str], None]) -> None:
-    """Write the report at the end of a job, whose exit code does not depend on it: where that fails, or would keep the
-    job's nodes for long, ``notice`` is told why. A job without a committed step has none."""
-    if not run_dir.metrics.exists():
-        return
-    from spare_megatron.watch.html_report import write_report  # not while a launcher starts its job
+class _GivenUp(BaseException):
+    """A signal, or the end of the time for it, ends the writing of the report."""
 
+
+def leave_report(run_dir: RunDirectory, notice: Callable[[str], None]) -> None:
+    """Write the report at the end of a job, in the main thread. The job's exit code does not depend on it: where that
+    fails, is interrupted by a signal, or would keep the job's nodes for long, ``notice`` is told why. A job without a
+    committed step has none."""
+    later = f"spare-report {run_dir.path} writes the report"
     try:
-        size_bytes = _journal_bytes(run_dir)
-        if size_bytes > LEFT_BYTES_MAX:
-            notice(
-                f"the journal has {size_bytes / 1e9:.0f} GB; spare-report {run_dir.path} writes the report, in a while"
-            )
-            return
-        write_report(run_dir, run_dir.report)
+        with _brief():
+            if not run_dir.metrics.exists():
+                return
+            size_bytes = _journal_bytes(run_dir)
+            if size_bytes > LEFT_BYTES_MAX:
+                notice(f"the journal has {size_bytes / 1e9:.0f} GB; {later}, in a while")
+                return
+            from spare_megatron.watch.html_report import write_report  # not while a launcher starts its job
+
+            write_report(run_dir, run_dir.report)
+    except _GivenUp as why:
+        notice(f"there is no report ({why}); {later}")
     except Exception as error:  # of the code that draws, any is possible
         notice(f"there is no report: {error if isinstance(error, ConfigError) else repr(error)}")
+
+
+@contextlib.contextmanager
+def _brief() -> Iterator[None]:
+    """Give up after LEFT_S, and at the signals that ask a launcher to end, which would else end it with a code of their
+    own."""
+
+    def give_up(number: int, _: FrameType | None) -> None:
+        late = number == signal.SIGALRM
+        raise _GivenUp(f"not within {LEFT_S:g} s" if late else f"{signal.Signals(number).name} came")
+
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.signal(number, give_up) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, LEFT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _journal_bytes(run_dir: RunDirectory) -> int:

@@ -145,7 +145,8 @@ def start(launch: SlurmLaunch) -> int:
 
     try:
         code = asyncio.run(main())
-        leave_report(launch.run_dir, lambda text: display.notice(f"spare-slurm: {text}"))
+        if code is not ExitCode.REQUEUE:  # Slurm may end this script at any moment to queue it again
+            leave_report(launch.run_dir, lambda text: display.notice(f"spare-slurm: {text}"))
         return int(code)
     finally:
         display.close()

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import clock, duration, happenings, parts_shown, share
@@ -27,14 +28,20 @@ QUIET_S = 10.0
 
 
 def watch(files: RunFiles) -> None:
-    """Show the job until it ends, or until Ctrl-C. Raises ConfigError as :meth:`RunFiles.look`."""
+    """Show the job until it ends, or until Ctrl-C. Raises ConfigError as :meth:`RunFiles.look` where nothing can be
+    shown; what fails later is shown, and tried again."""
+    picture = files.look()
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
-            picture = files.look()
             live.update(screen(picture, time.time()), refresh=True)
             if is_over(picture):
                 return
             time.sleep(EVERY_S)
+            try:
+                picture = files.look()
+            except ConfigError as error:
+                live.update(Text(str(error)), refresh=True)
+                time.sleep(EVERY_S)
 
 
 def is_over(picture: JobPicture) -> bool:
@@ -65,13 +72,15 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
 
 def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
     yield f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"
-    yield figures_line(status)
+    if status["phase"] != "closed":
+        yield figures_line(status)
     loads = sorted((load, int(group)) for group, load in status["load"].items())
     for load, found in groupby(loads, key=lambda one: one[0]):
         groups = [group for _, group in found]
         yield f"  {_numbered(groups)}: {counted(load, 'piece')} each in the step in flight"
     if status["learners"]:
-        yield from (f"  group {group} is brought up to date: {stage}" for group, stage in status["learning"].items())
+        stages = status.get("learning", {})
+        yield from (f"  group {group} is brought up to date: {stages.get(group, '')}" for group in status["learners"])
     yield from outlook(status)
     if status["outcome"]:
         yield f"{status['outcome']}: {status['reason']}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -41,6 +42,10 @@ END_PATIENCE_S = 30.0
 """How long a job that is over waits for a failing disk to take its last records."""
 
 
+YOUNG_S = 600.0
+"""A process that says it is older when it makes its records is in a container whose clocks have other origins."""
+
+
 class Records:
     """Everything the coordinator writes beside its journal."""
 
@@ -52,7 +57,7 @@ class Records:
         newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
         self._last_line: Mapping[str, Any] = newest[0] if newest else {}
         written = (newest[0]["life"], newest[0]["step"]) if newest else (0, -1)
-        self.book = MetricsBook(written=written, started_unix_s=psutil.Process().create_time())
+        self.book = MetricsBook(written=written, started_unix_s=_process_began_s())
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None
@@ -282,3 +287,12 @@ def say(text: str) -> None:
     """Write one line to the coordinator's standard output, which spare-launch shows."""
     sys.stdout.write(f"spare: {text}\n")
     sys.stdout.flush()
+
+
+def _process_began_s() -> float:
+    """When this process began, seconds since 1970; infinity where the system does not say, or cannot be believed."""
+    try:
+        began_s = psutil.Process().create_time()
+    except (psutil.Error, OSError, RuntimeError):
+        return math.inf
+    return began_s if 0 <= time.time() - began_s < YOUNG_S else math.inf

@@ -11,8 +11,9 @@ from spare_megatron.controller.machine import State
 
 
 def status_figures(state: State) -> dict[str, Any]:
-    """``hosts_least``: the least number of live hosts of a shard; ``next_save``: the step that is saved next;
-    ``learning``: group -> the stage of its return. Before a job has begun, the first two are None."""
+    """``hosts_least``: the least number of live hosts of a shard; ``next_save``: the step that is saved next, None
+    where no save is planned; ``learning``: group -> the stage of its return. Before a job has begun, the first two are
+    None."""
     begun = state.phase in ("running", "ending")
     return {
         "hosts_least": least_hosts(state) if begun else None,
@@ -28,17 +29,17 @@ def least_hosts(state: State) -> int:
     return int(alive[state.where.hosts()].sum(axis=1).min())
 
 
-def next_save(state: State) -> int:
-    """The step whose save is due next; the last step where none is due before."""
-    spec, step = state.job, state.step_in_flight
-    due = [spec.last_step]
+def next_save(state: State) -> int | None:
+    """The step whose save is due next, at most the last one; None where no save is planned but perhaps that of the
+    end."""
+    spec, step, due = state.job, state.step_in_flight, list[int]()
     if spec.save_every:
         due.append(-(-step // spec.save_every) * spec.save_every)
     if state.save_interval:
         due.append(max(step, state.save_step + state.save_interval))
     if state.save_now:
         due.append(step)
-    return min(due)
+    return min(*due, spec.last_step) if due else None
 
 
 def stage_of(known: Learner) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,10 +43,13 @@ def write_report(run_dir: RunDirectory, path: Path) -> None:
     text = report_html(RunFiles(run_dir).look(), str(run_dir.path))
     scratch = scratch_of(path)
     try:
-        scratch.write_text(text)
+        scratch.write_text(text, encoding="utf-8", errors="replace")
         scratch.replace(path)
     except OSError as error:
         raise ConfigError(f"the report {path} cannot be written: {words(error)}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def report_html(picture: JobPicture, name: str) -> str:
@@ -58,9 +62,9 @@ def report_html(picture: JobPicture, name: str) -> str:
     wall_time = picture.wall_time()
     costs = picture.failures(wall_time)
     told = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
-    return environment.from_string((files(__package__) / TEMPLATE).read_text()).render(
+    return environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8")).render(
         name=name,
-        head=job_texts.wall_time_line(wall_time).partition(";")[0],
+        head=job_texts.wall_time_line(wall_time).partition(";")[0] or "its first steps",
         facts=list(_facts(picture, wall_time)),
         parts=[_row(part, wall_time) for part in _ordered(wall_time)],
         plots=report_plots.step_plots(picture),

@@ -33,9 +33,14 @@ class RunFiles:
     def __init__(self, run_dir: RunDirectory) -> None:
         """Raises ConfigError where the directory is none of a job."""
         self._dir = run_dir
-        if not run_dir.path.is_dir():
+        try:
+            there = run_dir.path.is_dir()
+            known = there and (run_dir.journal.exists() or run_dir.status.exists())
+        except OSError as error:
+            raise ConfigError(f"{run_dir.path} cannot be read: {words(error)}") from None
+        if not there:
             raise ConfigError(f"there is no directory {run_dir.path}; give the --run-dir of a job")
-        if not (run_dir.journal.exists() or run_dir.status.exists()):
+        if not known:
             raise ConfigError(
                 f"{run_dir.path} has no status.json and no journal.jsonl; give the --run-dir of a job that has been "
                 "started"

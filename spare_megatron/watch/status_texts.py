@@ -28,7 +28,10 @@ def status_text(status: Mapping[str, Any]) -> str:
         pieces = counted(load, "piece")
         lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
     if status["learners"]:
-        groups = (f"group {group} ({stage})" for group, stage in status["learning"].items())
+        stages = status.get("learning", {})
+        groups = (
+            f"group {group} ({stages[group]})" if group in stages else f"group {group}" for group in status["learners"]
+        )
         lines.append(f"being brought up to date: {', '.join(groups)}")
     if status["last_losses"]:
         lines.append("last failures:")
@@ -40,12 +43,12 @@ def status_text(status: Mapping[str, Any]) -> str:
 
 
 def outlook(status: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on what threatens, and on saves."""
-    hosts, phase = status["hosts_least"], status["phase"]
-    if phase == "running" and hosts == 1:
+    """Lines on what threatens, and on saves; an older version's status says less."""
+    hosts, running, next_save = status.get("hosts_least"), status["phase"] == "running", status.get("next_save")
+    if running and hosts == 1:
         yield "some shard has one live host, whose loss would be a wipe-out"
-    elif phase == "running":
+    elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
     saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
-    yield f"{saved}, next save: step {status['next_save']}" if phase == "running" else saved
+    yield f"{saved}, next save: step {next_save}" if running and next_save is not None else saved

@@ -6,7 +6,7 @@ nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from spare_megatron.config.errors import ConfigError
@@ -101,7 +101,9 @@ class JobHistory:
         self.live: dict[int, int] = {}
         """Group -> incarnation of the members, by the last view that was sent."""
         self._epoch = self._fencing = 0
+        self._numbered: dict[int, JobLife] = {}
         self._lost_s: dict[int, float] = {}
+        """Group -> when it was lost last, in this life."""
 
     @property
     def life(self) -> JobLife:
@@ -110,10 +112,12 @@ class JobHistory:
 
     def numbered(self, number: int) -> JobLife:
         """The life with this number; ConfigError where no record is of it."""
-        for life in reversed(self.lives):
-            if life.number == number:
-                return life
-        raise ConfigError(f"metrics.jsonl has steps of life {number} of the job, of which the journal knows nothing")
+        life = self._numbered.get(number)
+        if life is None:
+            raise ConfigError(
+                f"metrics.jsonl has steps of life {number} of the job, of which the journal knows nothing"
+            )
+        return life
 
     def take(self, record: Record) -> None:
         """Take the next record."""
@@ -123,7 +127,8 @@ class JobHistory:
             return
         if not self.lives:
             return
-        life, before, forming = self.life, self.live, self.life.begun_s is None
+        life, before = self.life, self.live
+        trains = life.begun_s is not None and life.ended_s is None
         for action in record.actions:
             if isinstance(action, SendCommit):
                 life.committed = action.step
@@ -136,7 +141,7 @@ class JobHistory:
         if view is not None:
             self.live = dict(view.live)
             life.begun_s = life.begun_s or record.time_unix_s
-        if not forming:
+        if trains:
             self._members(record, before)
         self._epoch = max(self._epoch, record.epoch)
 
@@ -149,6 +154,7 @@ class JobHistory:
             return
         first = event.spec.first_step
         self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, committed=first))
+        self._numbered[event.life] = self.life
         self.live, self._lost_s = {}, {}
 
     def _members(self, record: Record, before: Mapping[int, int]) -> None:
@@ -158,10 +164,12 @@ class JobHistory:
         changed = record.epoch > self._epoch
         losses = event.losses if isinstance(event, Lost) else ()
         told = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
-        if told and (life.ended_s == now_s or not changed):  # no view says so
+        if told and (life.ended_s is not None or not changed):  # no view says so
             dead = {loss.group for loss in told}
             self.live = {group: one for group, one in self.live.items() if group not in dead}
-        gone = before.keys() - self.live.keys() - _sent_back(record)
+        back = (before.keys() - self.live.keys()) & _sent_back(record)
+        self._not_returned(back)
+        gone = before.keys() - self.live.keys() - back
         if gone:
             fenced = (a.reason for a in record.actions if isinstance(a, SendFenced) and a.group in gone)
             causes = tuple(map(describe, told)) or tuple(fenced)
@@ -172,8 +180,15 @@ class JobHistory:
         elif changed and not commits:
             life.repeated.add(life.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
-            away_s = now_s - self._lost_s.pop(group, now_s)
+            away_s = now_s - self._lost_s.get(group, now_s)
             self.returns.append(Return(now_s, life.number, life.committed, group, away_s))
+
+    def _not_returned(self, groups: Set[int]) -> None:
+        """Strike the last returns of these joiners: they have to learn again."""
+        for group in groups:
+            place = next((i for i in reversed(range(len(self.returns))) if self.returns[i].group == group), None)
+            if place is not None:
+                del self.returns[place]
 
 
 def _sent_back(record: Record) -> set[int]:

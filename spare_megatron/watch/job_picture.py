@@ -6,6 +6,8 @@ The terminal, the report and whatever else shows a job take their figures from h
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,17 +87,30 @@ class JobPicture:
     def failures(self, wall_time: WallTime) -> list[FailureCost]:
         """All failures with their cost, in their order."""
         steps, lives = dict(wall_time.steps), dict(wall_time.lives)
+        returns_s = self._returns_s()
         found = []
         for failure in self.history.failures:
             masked = steps.pop((failure.life, failure.step), {}) if failure.masked else {}
             parts = masked if failure.masked else lives.pop(failure.life, {})
-            found.append(FailureCost(failure, parts, self._back_s(failure)))
+            found.append(FailureCost(failure, parts, _back_s(failure, returns_s)))
         return found
 
-    def _back_s(self, failure: Failure) -> dict[int, float]:
-        since = [one for one in self.history.returns if one.life == failure.life and one.time_s >= failure.time_s]
-        back: dict[int, float] = {}
-        for one in since:
-            if one.group in failure.groups:
-                back.setdefault(one.group, one.time_s - failure.time_s)
-        return back
+    def _returns_s(self) -> Mapping[tuple[int, int], list[float]]:
+        """(life, group) -> the times at which it was a member again, in order."""
+        returns_s: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for one in self.history.returns:
+            returns_s[one.life, one.group].append(one.time_s)
+        for times_s in returns_s.values():
+            times_s.sort()
+        return returns_s
+
+
+def _back_s(failure: Failure, returns_s: Mapping[tuple[int, int], list[float]]) -> dict[int, float]:
+    """Group -> seconds from the failure to the group's first return after it."""
+    back: dict[int, float] = {}
+    for group in failure.groups:
+        times_s = returns_s.get((failure.life, group), [])
+        place = bisect_left(times_s, failure.time_s)
+        if place < len(times_s):
+            back[group] = times_s[place] - failure.time_s
+    return back

@@ -17,6 +17,8 @@ from spare_megatron.watch.job_picture import JobPicture, StepSeries
 
 POINTS_MAX = 1500
 """More steps than that are drawn in so many bins."""
+MARKS_MAX = 500
+"""Of more failures, so many of the last ones are marked."""
 WIDTH, HEIGHT = 900, 210
 LEFT, RIGHT, TOP, BOTTOM = 64, 890, 8, 170
 """The area of a plot in its svg element."""
@@ -46,8 +48,10 @@ def step_plots(picture: JobPicture) -> list[StepPlot]:
     began_s = series.time_unix_s[0] - series.step_time_s[0]
     unit_s, unit = _unit(series.time_unix_s[-1] - began_s)
     bins = _bins(len(series.step))
-    marks = [((failure.time_s - began_s) / unit_s, failure) for failure in failures]
+    marks = [((failure.time_s - began_s) / unit_s, failure) for failure in failures[-MARKS_MAX:]]
     name = f"{unit} since the first step"
+    if len(failures) > MARKS_MAX:
+        name += f" (the last {MARKS_MAX} of {len(failures)} failures are marked)"
     losses = [(series.step[one[-1]], series.loss[one[-1]]) for one in bins]
     parts = _without_gaps(series, bins)
     times = [[(series.time_unix_s[one[-1]] - began_s) / unit_s for one in part] for part in parts]

@@ -6,11 +6,13 @@ another coordinator took over and the journal is another file now, it is read fr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
@@ -72,10 +74,10 @@ class RunFiles:
         return self._picture
 
     def _read(self) -> None:
-        if self._lines.are_others():
-            self._begin()
-        until_bytes = self._lines.length()  # first, so that the records go further
-        self._picture.take(self._records(), self._lines.new(until_bytes))
+        with _opened(self._dir.metrics) as metrics:  # first, so that the records go further
+            if self._lines.are_others(metrics):
+                self._begin()
+            self._picture.take(self._records(), self._lines.new(metrics))
 
     def _job(self) -> JobDescription | None:
         plain = glance(self._dir.job)
@@ -91,39 +93,41 @@ class RunFiles:
                 yield record
 
 
+@dataclass(frozen=True)
+class _OpenMetrics:
+    """metrics.jsonl as it was when it was opened; what is read of it is of the same file, whatever has its name now."""
+
+    file: BinaryIO
+    identity: tuple[int, int]
+    """Device and inode."""
+    length: int
+    """In bytes."""
+
+
 class _GrowingLines:
     """The lines of metrics.jsonl."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._number = path, 0, 0
-        self._file: tuple[int, int] | None = None
-        """Device and inode of the file that was read."""
+        self._identity: tuple[int, int] | None = None
+        """Of the file that was read."""
 
-    def are_others(self) -> bool:
+    def are_others(self, metrics: _OpenMetrics | None) -> bool:
         """Whether the file is not the one that was read: each coordinator under Slurm writes its own."""
-        there = _stat(self._path)
-        return self._file is not None and (there is None or self._file != (there.st_dev, there.st_ino))
+        return self._identity is not None and (metrics is None or self._identity != metrics.identity)
 
-    def length(self) -> int:
-        """The length of the file, in bytes; 0 where it is not there."""
-        there = _stat(self._path)
-        if there is None:
-            return 0
-        self._file = there.st_dev, there.st_ino
-        return there.st_size
-
-    def new(self, until_bytes: int) -> Iterator[Mapping[str, Any]]:
-        """The lines that were completed since the last call, and end within the first ``until_bytes``."""
-        if until_bytes <= self._offset:
+    def new(self, metrics: _OpenMetrics | None) -> Iterator[Mapping[str, Any]]:
+        """The lines that were completed between the last call and the opening of the file."""
+        if metrics is None:
             return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for text in file:
-                if not text.endswith(b"\n") or self._offset + len(text) > until_bytes:
-                    return
-                self._offset += len(text)
-                self._number += 1
-                yield self._parsed(text)
+        self._identity = metrics.identity
+        metrics.file.seek(self._offset)
+        for text in metrics.file:
+            if not text.endswith(b"\n") or self._offset + len(text) > metrics.length:
+                return
+            self._offset += len(text)
+            self._number += 1
+            yield self._parsed(text)
 
     def _parsed(self, text: bytes) -> Mapping[str, Any]:
         where = f"line {self._number} of {self._path}"
@@ -139,8 +143,14 @@ class _GrowingLines:
         return line
 
 
-def _stat(path: Path) -> os.stat_result | None:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_OpenMetrics | None]:
+    """The file, or None where it is not there."""
     try:
-        return path.stat()
+        file = path.open("rb")
     except FileNotFoundError:
-        return None
+        yield None
+        return
+    with file:
+        there = os.fstat(file.fileno())
+        yield _OpenMetrics(file, (there.st_dev, there.st_ino), there.st_size)

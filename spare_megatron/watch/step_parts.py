@@ -62,6 +62,8 @@ class StepParts:
 def parts_of(line: Mapping[str, Any], usual: UsualStep, at: StepCircumstances) -> StepParts:
     """The parts of the step of this line of metrics.jsonl."""
     length_s, recovery = line["step_time_s"], line["recovery"]
+    if length_s < 0:  # the clock was set back
+        return StepParts({"unknown": length_s}, 0.0, calm=False)
     told = line["compute_s"] > 0
     compute_s = min(length_s, line["compute_s"] if told else usual.compute_s)
     reduce_s = min(length_s - compute_s, line["reduce_least_s"] if told else usual.reduce_s)

@@ -2,13 +2,14 @@
 
 *Effective training time* is what the steps that count would have taken with all groups alive, evenly fast and
 undisturbed. Everything else has a name (:data:`PARTS`), and what has none is a part of its own. Wall time begins with
-the process of the first coordinator and ends with the end of the last life, or with the last committed step of a job
-that runs; the time between an end and a new start by a user or a queue is left out.
+the process of the first coordinator and ends with the end of the last life, or with the last but one committed step of
+a job that runs; the time between an end and a new start by a user or a queue is left out.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ PARTS = {
     "transfer": "transfer of state to groups that come back",
     "coordinator": "a coordinator started again",
     "restart": "restarts of the job",
-    "redone": "steps that a wipe-out undid",
+    "redone": "work lost at the end of a life",
     "end": "last save and end",
     "unknown": "attributed to nothing",
 }
@@ -42,6 +43,8 @@ CALM_STEPS = 63
 """The number of last calm steps of which the medians are taken."""
 RENEWED_STEPS = 16
 """After so many of them, medians are taken anew only every so many."""
+RESTART_WITHIN_S = 600.0
+"""A life whose coordinator comes later than that after the end of the life before was started by a user or a queue."""
 TimeParts = Mapping[str, float]
 """Name of the part -> seconds."""
 
@@ -56,7 +59,7 @@ class WallTime:
     """(life, step) -> what a failure in it cost, by part, of every step in which a group was lost and the job went on.
     """
     lives: Mapping[int, TimeParts]
-    """Number of a life -> what its end cost, of every life that another one had to follow."""
+    """Number of a life -> what its end cost, of every life after which the launcher itself started the next one."""
 
     @property
     def wall_s(self) -> float:
@@ -93,13 +96,9 @@ class _TrainedLife:
         if self.number < RENEWED_STEPS or self.number % RENEWED_STEPS == 0:
             self.usual = UsualStep(*map(median, zip(*self.rests, strict=True)))
 
-    def train_after_s(self, step: int) -> float:
-        """The training time of the steps after ``step``."""
-        return sum(time_s for number, time_s in zip(self.steps, self.train_s, strict=True) if number > step)
-
 
 class WallTimeBook:
-    """Adds up the lines of metrics.jsonl, each when the next one is there, because that has its save."""
+    """Adds up the lines of metrics.jsonl, each when the next one is there, because that may have its save."""
 
     def __init__(self, history: JobHistory) -> None:
         """``history`` knows the records up to those of the lines that are taken."""
@@ -108,21 +107,15 @@ class WallTimeBook:
         self._failed: dict[tuple[int, int], TimeParts] = {}
         self._lives: dict[int, _TrainedLife] = {}
         self._last: Mapping[str, Any] | None = None
-        self._saves: dict[int, float] = {}
+        self._saves: dict[tuple[int, int], float] = {}
+        """(life, step) -> for how long a save kept a group from beginning it, of steps whose line is not added yet."""
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take the next line."""
-        self._settle(self._last, line)
+        self._saves |= {(line["life"], step): seconds for step, seconds in line.get("saves_s", ())}
+        if self._last is not None:
+            self._add(self._last)
         self._last = line
-
-    def _settle(self, line: Mapping[str, Any] | None, following: Mapping[str, Any]) -> None:
-        """Account for ``line``, now that the one ``following`` it is known."""
-        self._saves |= {int(step): seconds for step, seconds in following.get("saves_s", ())}
-        if line is None:
-            return
-        if following["life"] != line["life"]:
-            self._saves = {}
-        self._add(line)
 
     def _add(self, line: Mapping[str, Any]) -> None:
         life = self._history.numbered(line["life"])
@@ -139,13 +132,13 @@ class WallTimeBook:
             self._failed[life.number, line["step"]] = {p: s for p, s in found.parts.items() if p in _OF_A_FAILURE}
         trained.ended_s = line["time_unix_s"]
         trained.steps.append(line["step"])
-        trained.train_s.append(found.parts["train"])
+        trained.train_s.append(found.parts.get("train", 0.0))
 
     def _circumstances(self, line: Mapping[str, Any], life: JobLife) -> StepCircumstances:
         step, ended_s = line["step"], line["time_unix_s"]
         began_s = ended_s - line["step_time_s"]
         return StepCircumstances(
-            save_s=self._saves.pop(step, 0.0),
+            save_s=self._saves.pop((life.number, step), 0.0),
             served=step in life.served,
             repeated=step in life.repeated,
             first=step <= life.spec.first_step + 2,
@@ -159,47 +152,74 @@ class WallTimeBook:
 
     def result(self) -> WallTime:
         """Where the time went by now. The last step of a life that goes on is not in it yet."""
-        lives = self._history.lives
-        if self._last is not None and lives[-1].ended_s is not None:
+        if self._last is not None and self._is_over(self._last["life"]):
             self._add(self._last)
             self._last = None
-        parts, costs, before = dict(self._totals), dict[int, TimeParts](), None
-        for life in lives:
-            began_s = life.begun_s or life.ended_s or life.opened_s
-            trained = self._lives.get(life.number) or _TrainedLife(began_s)
-            if before is not None and follows_at_once(before):
-                cost = self._cost_of(before, life, began_s)
+        parts, costs, undone_s, before = dict(self._totals), dict[int, TimeParts](), self._undone_s(), None
+        for life in self._history.lives:
+            trained = self._trained(life)
+            if before is not None and self._is_restart(before, life):
+                cost = self._cost_of(before, life, undone_s[life.number])
                 costs[before.number] = cost
                 parts["restart"] += cost["restart"]
             else:
-                parts["start"] += began_s - life.opened_s if trained.start_s is None else trained.start_s
+                parts["start"] += _began_s(life) - life.opened_s if trained.start_s is None else trained.start_s
             if life.ended_s is not None and life.begun_s is not None:
                 parts["end" if life.outcome in ("finished", "left") else "redone"] += life.ended_s - trained.ended_s
-            if before is not None:
-                undone_s = self._undone_s(before, life)
-                parts["redone"] += undone_s
-                parts["train"] -= undone_s
+            parts["redone"] += undone_s[life.number]
+            parts["train"] -= undone_s[life.number]
             before = life
         return WallTime(parts, dict(self._failed), costs)
 
-    def _undone_s(self, before: JobLife, life: JobLife) -> float:
-        """The training time of the steps of ``before`` that ``life`` begins behind."""
-        trained = self._lives.get(before.number)
-        return 0.0 if trained is None else trained.train_after_s(life.spec.first_step)
+    def _is_over(self, number: int) -> bool:
+        """Whether no further step of this life can follow."""
+        life = self._history.numbered(number)
+        return life.ended_s is not None or life is not self._history.life
 
-    def _cost_of(self, before: JobLife, life: JobLife, began_s: float) -> dict[str, float]:
-        """What it cost that ``life`` had to follow ``before``, which ended."""
-        assert before.ended_s is not None
-        trained, redone_s = self._lives.get(before.number), self._undone_s(before, life)
+    def _trained(self, life: JobLife) -> _TrainedLife:
+        return self._lives.get(life.number) or _TrainedLife(_began_s(life))
+
+    def _undone_s(self) -> dict[int, float]:
+        """Number of each life -> the training time of the steps of earlier lives that it begins behind. Each step is
+        undone once: ``steps`` are those that count before the life, in their order."""
+        steps, train_s = array("q"), array("d")
+        undone_s = {}
+        for life in self._history.lives:
+            kept = bisect_right(steps, life.spec.first_step)
+            undone_s[life.number] = sum(train_s[kept:])
+            trained = self._trained(life)
+            steps[kept:], train_s[kept:] = trained.steps, trained.train_s
+        return undone_s
+
+    def _is_restart(self, before: JobLife, life: JobLife) -> bool:
+        """Whether the launcher itself started ``life`` after ``before``, by when its coordinator was there."""
+        start_s = self._trained(life).start_s
+        there_s = life.opened_s if start_s is None else _began_s(life) - start_s
+        return follows_at_once(before) and there_s - _end_s(before) <= RESTART_WITHIN_S
+
+    def _cost_of(self, before: JobLife, life: JobLife, undone_s: float) -> dict[str, float]:
+        """What it cost that ``life`` had to follow ``before``, and began behind ``undone_s`` of training time."""
+        redone_s = undone_s
         if before.outcome == "wipe-out" and before.begun_s is not None:
-            redone_s += before.ended_s - (trained.ended_s if trained else before.begun_s)
-        return {"restart": began_s - before.ended_s, "redone": redone_s}
+            redone_s += _end_s(before) - self._trained(before).ended_s
+        return {"restart": _began_s(life) - _end_s(before), "redone": redone_s}
+
+
+def _began_s(life: JobLife) -> float:
+    """When the first step of a life began; else when it ended, or when it was opened."""
+    return life.begun_s or life.ended_s or life.opened_s
+
+
+def _end_s(life: JobLife) -> float:
+    """When a life ended that has ended."""
+    assert life.ended_s is not None
+    return life.ended_s
 
 
 _OF_A_FAILURE = ("detect", "agree", "rebuild", "patch", "again")
 
 
 def follows_at_once(life: JobLife) -> bool:
-    """Whether the launcher starts the job again by itself after ``life``."""
+    """Whether a launcher that is still there starts the job again by itself after ``life``."""
     planned = life.outcome == "left" and life.reason.startswith(PLANNED)
     return life.ended_s is not None and (planned or life.outcome == "wipe-out")

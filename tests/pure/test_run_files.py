@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from spare_megatron.coordinator import journal_parts
 from spare_megatron.coordinator.journal import Journal, Replayed, acted_on, read
 from spare_megatron.watch.html_report import report_html, write_report
 from spare_megatron.watch.observed_choice import observed_choice
-from spare_megatron.watch.report_plots import POINTS_MAX
+from spare_megatron.watch.report_plots import MARKS_MAX, POINTS_MAX, step_plots
 from spare_megatron.watch.run_files import RunFiles
 from tests.pure.journal_writer import EVENTS, shrink, written
 from tests.pure.told_job import CALM_S, ToldJob
@@ -106,6 +108,32 @@ def test_metrics_that_another_coordinator_wrote_anew_are_read_from_the_beginning
     other.replace(run.dir.metrics)
     picture = files.look()
     assert (list(picture.series.step), len(picture.history.failures)) == ([1, 2], 1)
+
+
+def test_metrics_that_are_replaced_during_a_look_are_read_from_the_beginning_by_the_next(
+    run: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are replaced right behind the first time that the look touches the file."""
+    files = RunFiles(run.dir)
+    assert list(files.look().series.step) == [1, 2, 3]
+    other = run.dir.metrics.with_name("other")
+    other.write_text("".join(run.dir.metrics.read_text().splitlines(keepends=True)[:2]))
+
+    def replacing(touch: Callable[..., Any]) -> Callable[..., Any]:
+        def touched(path: Path, *words: Any, **named: Any) -> Any:
+            found = touch(path, *words, **named)
+            if path == run.dir.metrics and other.exists():
+                other.replace(path)
+            return found
+
+        return touched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", replacing(Path.open))
+        patch.setattr(Path, "stat", replacing(Path.stat))
+        assert list(files.look().series.step) == [1, 2, 3]
+    assert not other.exists()
+    assert list(files.look().series.step) == [1, 2]
 
 
 def test_votes_without_a_consequence_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +291,18 @@ def test_a_report_of_many_steps_stays_small(tmp_path: Path) -> None:
     for step in range(2, 20 * POINTS_MAX):
         picture.series.add({**line, "step": step, "time_unix_s": line["time_unix_s"] + step})
     assert len(report_html(picture, "many")) < 500_000
+
+
+def test_of_very_many_failures_the_last_ones_are_marked(run: Written) -> None:
+    picture = RunFiles(run.dir).look()
+    failures = picture.history.failures
+    for plot in step_plots(picture):
+        assert (len(plot.marks), "marked" in plot.x_name) == (int(plot.y_name != "loss"), False)
+    failures += [replace(failures[0], step=step) for step in range(MARKS_MAX + 100)]
+    _, times, live = step_plots(picture)
+    for plot in (times, live):
+        assert [failure for _, failure in plot.marks] == failures[-MARKS_MAX:]
+        assert plot.x_name == "seconds since the first step (the last 500 of 601 failures are marked)"
 
 
 def test_the_screen_names_groups_by_their_load(run: Written) -> None:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.messages import AcceptSave, Hello, Opened, Ready, ReductionResult, Saved, Vote
+from spare_megatron.controller.messages import (
+    AcceptSave,
+    CaughtUp,
+    Hello,
+    JoinersLate,
+    Loss,
+    Lost,
+    Opened,
+    Ready,
+    ReductionResult,
+    Saved,
+    Vote,
+)
 from spare_megatron.coordinator.job_events import JobEvent, events_of
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.watch.job_history import Failure, JobHistory, Return
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import duration, happenings, wall_time_line
+from spare_megatron.watch.wall_time import RESTART_WITHIN_S
 from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ToldJob
 
 
@@ -208,6 +224,159 @@ def test_the_time_until_a_user_starts_the_job_again_is_no_wall_time() -> None:
     parts = job.parts()
     assert parts == {"train": 7 * CALM_S, "start": BEGAN_S - STARTED_S + 7.0, "end": 1.5}
     assert sum(parts.values()) == left_s - STARTED_S + 7.0 + CALM_S
+
+
+def wiped_out(job: ToldJob, first_step: int, after_s: float = 3.0) -> None:
+    """Two groups are lost at once; the next life's coordinator is there ``after_s`` later, and its first step begins
+    9 s after that."""
+    job.lose(0, 1)
+    assert job.state.outcome == "wipe-out"
+    job.now_s += after_s
+    job.begin_coordinator()
+    job.open(replace(SPEC, first_step=first_step), job.state.life + 1, begun_s=job.now_s + 9.0)
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["while it forms", "once it trains"])
+def test_a_life_that_begins_much_later_than_a_wipe_out_is_no_restart(steps: int) -> None:
+    job = told()
+    wiped_out(job, 3, 100_000.0)
+    wiped_s = job.picture().history.lives[0].ended_s or 0.0
+    for _ in range(steps):
+        job.step()
+    wall_time = job.picture().wall_time()
+    assert (wall_time.parts["restart"], wall_time.parts["start"]) == (0.0, BEGAN_S - STARTED_S + 9.0)
+    assert wall_time.lives == {}, "no restart that was observed"
+    assert wall_time.wall_s == pytest.approx(wiped_s - STARTED_S + 9.0 + CALM_S * (steps > 0))
+
+
+def test_a_restart_counts_whose_coordinator_was_there_in_time() -> None:
+    """Its first step may begin later than that."""
+    job = told()
+    job.lose(0, 1)
+    job.now_s += RESTART_WITHIN_S - 1.0
+    job.begin_coordinator()
+    job.now_s += 50.0  # until the first group says Hello
+    job.open(SPEC, 2, begun_s=job.now_s + 9.0)
+    job.step()
+    assert job.picture().wall_time().parts["restart"] == 0.0, "no line says yet when the coordinator began"
+    job.step()
+    assert job.picture().wall_time().lives[1]["restart"] == RESTART_WITHIN_S - 1.0 + 50.0 + 9.0
+
+
+def test_each_step_is_undone_once() -> None:
+    """Life 1 trains 5 steps, life 2 begins behind step 4 and trains 1, life 3 begins behind step 2 and trains 2, life 4
+    begins behind step 1 before it has trained."""
+    job = told()
+    wiped_out(job, 4)
+    job.step()
+    wiped_out(job, 2)
+    job.step()
+    job.step()
+    wiped_out(job, 1)
+    wall_time = job.picture().wall_time()
+    redone = {number: cost["redone"] for number, cost in wall_time.lives.items()}
+    assert redone == {1: CALM_S, 2: 3 * CALM_S, 3: 3 * CALM_S}
+    assert (wall_time.parts["train"], wall_time.parts["redone"]) == (CALM_S, 7 * CALM_S)
+
+
+def test_the_last_step_of_an_ended_life_counts_while_the_next_life_forms() -> None:
+    job = told()
+    job.leave(1.5)
+    job.now_s += 3.0
+    before = job.parts()
+    job.tell(Opened(replace(SPEC, first_step=6), 2, job.state.fencing + 1))
+    assert job.parts() == before == {"train": 6 * CALM_S, "start": BEGAN_S - STARTED_S, "end": 1.5}
+
+
+def test_the_last_step_of_a_life_without_an_end_counts_once_the_next_life_is_there() -> None:
+    job = told()
+    job.now_s += 3.0
+    job.begin_coordinator()
+    job.tell(Opened(SPEC, 2, job.state.fencing + 1))
+    job.tell(Opened(SPEC, 2, job.state.fencing + 1))
+    assert job.parts()["redone"] == 5 * CALM_S
+
+
+def test_a_job_without_a_record_has_no_wall_time() -> None:
+    assert JobPicture().wall_time().wall_s == 0.0
+    picture = JobPicture()
+    picture.take((), told(1).lines)
+    with pytest.raises(ConfigError, match="steps of life 1 of the job, of which the journal knows nothing"):
+        picture.wall_time()
+
+
+def test_a_save_before_the_last_step_of_a_life_counts_and_so_does_the_first_of_the_next() -> None:
+    job = told()
+    job.step(CALM_S + 0.75, save_s=0.75)
+    wiped_out(job, 6)
+    job.step(CALM_S + 0.5, save_s=0.5)
+    job.step()
+    assert [len(line.get("saves_s", ())) for line in job.lines] == [0] * 5 + [1, 1, 0]
+    assert job.parts()["save"] == 1.25
+
+
+def test_a_clock_that_is_set_back_is_attributed_to_nothing() -> None:
+    job = told()
+    job.step(-100.0)
+    job.step()
+    job.step()  # the line of the step before counts now
+    assert job.parts() == {"train": 6 * CALM_S, "start": BEGAN_S - STARTED_S, "unknown": -100.0}
+
+
+def test_a_loss_after_the_end_is_no_failure() -> None:
+    job = told()
+    job.leave(1.5)
+    job.now_s += 0.25
+    job.tell(Lost((Loss(1, 0, "exited"),)))
+    assert job.transitions[-1][0].reason == "the job is over"
+    history = job.picture().history
+    assert (history.failures, len(history.live)) == ([], 4)
+
+
+def test_a_joiner_that_is_sent_back_has_not_returned() -> None:
+    """It counts from the loss until the group is a member for good."""
+    job = told()
+    job.lose(3)
+    lost_s = job.now_s
+    job.step()
+    job.tell(Hello(3, 1, "f", 0, birth="again"))
+    for number in (1, 2):
+        job.tell(Ready(3, 1))
+        job.step()
+        job.tell(CaughtUp(3, 1, number, job.state.committed[0]))
+        job.step()
+        assert 3 in job.state.live
+        assert [one.group for one in job.picture().history.returns] == [3]
+        if number == 1:
+            job.tell(JoinersLate(job.state.epoch, 1.0))
+            assert 3 not in job.state.live
+            assert job.picture().history.returns == []
+    picture = job.picture()
+    [back], [cost] = picture.history.returns, picture.failures(picture.wall_time())
+    assert back.away_s == cost.back_s[3] == job.now_s - lost_s == 5 * CALM_S
+
+
+def test_many_failures_and_returns_are_matched_fast() -> None:
+    """10,000 of each: no pair of them is looked at but those that belong together."""
+    picture = JobPicture()
+    for number in range(10_000):
+        group, time_s = number % 7, float(number)
+        picture.history.failures.append(Failure(time_s, 1, number, (group, 7), (), True, ""))
+        picture.history.returns.append(Return(time_s + 0.5, 1, number, group, 0.5))
+    began_s = time.process_time()
+    costs = picture.failures(picture.wall_time())
+    assert time.process_time() - began_s < 2.0
+    assert all(cost.back_s == {cost.failure.groups[0]: 0.5} for cost in costs)
+
+
+def test_the_life_of_a_line_is_found_fast() -> None:
+    """20,000 lives; the lines of the first one are taken once the records of all are."""
+    history = JobHistory()
+    for life in range(1, 20_001):
+        history.take(Record(life, float(life), 0, Opened(SPEC, life, life), (), ""))
+    began_s = time.process_time()
+    assert all(history.numbered(life % 10 + 1).number == life % 10 + 1 for life in range(20_000))
+    assert time.process_time() - began_s < 2.0
 
 
 def test_a_hole_in_the_metrics_is_attributed_to_nothing() -> None:

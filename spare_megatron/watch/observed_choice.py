@@ -33,13 +33,14 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
     group_size = max(1, job.world_size // spec.num_groups)
     mtbf_s = wall_time.wall_s / losses
     restarts_s = [cost["restart"] for cost in wall_time.lives.values()]
+    starts = max(1, len(history.lives) - len(restarts_s))
     back_s = [seconds for cost in costs for seconds in cost.back_s.values()]
     saves = max(1, len(history.saves))
     return at_start(
         Measured(
             num_groups=spec.num_groups,
             group_size=group_size,
-            restart_s=round(mean(restarts_s) if restarts_s else wall_time.parts["start"], 3),
+            restart_s=round(mean(restarts_s) if restarts_s else wall_time.parts["start"] / starts, 3),
             save_s=round(wall_time.parts["save"] / saves, 6),
             compute_s=round(usual.compute_s, 6),
             reduce_s=round(usual.reduce_s + usual.rest_s, 6),

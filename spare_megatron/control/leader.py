@@ -174,6 +174,10 @@ class Leader:
             reason = f"{self._who(first.arrival)} is there already, as another process"
             await context.write(pb.Order(fenced=pb.Fenced(reason=reason)))
             return
+        if first.arrival.tickets < self._issuer.since(0).first:
+            reason = f"{self._who(first.arrival)} has missed more of the ticket stream than is kept"
+            await context.write(pb.Order(refused=pb.Refused(reason=reason)))
+            return
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
         self._addresses[position] = first.arrival.address
         self._serving_at[position] = first.arrival.serving_at
@@ -201,11 +205,6 @@ class Leader:
             return (
                 f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
                 f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
-            )
-        if arrival.tickets < self._issuer.since(0).first and arrival.position in self._births:
-            return (
-                f"{self._who(arrival)} knows the ticket stream up to word {arrival.tickets}, and what followed is "
-                "not kept any more"
             )
         taken = self._addresses.index(arrival.address) if arrival.address in self._addresses else arrival.position
         if arrival.address and taken != arrival.position:

@@ -16,10 +16,10 @@ from rich.text import Text
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import clock, duration, happenings, parts_shown, share
+from spare_megatron.watch.job_texts import clock, duration, effective_text, happenings, parts_shown, share
 from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.status_texts import figures_line, outlook
-from spare_megatron.watch.wall_time import follows_at_once
+from spare_megatron.watch.status_texts import head_lines, outlook
+from spare_megatron.watch.wall_time import PARTS, follows_at_once
 
 EVERY_S = 1.0
 HAPPENINGS_SHOWN = 8
@@ -58,11 +58,12 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
         lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
-    if wall_time.parts["train"] > 0:
-        head = f"effective training time {share(wall_time.share('train'))} of {duration(wall_time.wall_s)}"
+    head = effective_text(wall_time)
+    if head:
         table = Table(title=head, title_justify="left", box=None, show_header=False, pad_edge=False)
-        for name, seconds in parts_shown(wall_time):
-            table.add_row(name, Text(duration(seconds), justify="right"), share(seconds / wall_time.wall_s))
+        for part in parts_shown(wall_time):
+            seconds = Text(duration(wall_time.parts[part]), justify="right")
+            table.add_row(PARTS[part], seconds, share(wall_time.share(part)))
         shown += [Text(), table]
     told = Table(box=None, show_header=False, pad_edge=False)
     for one in happenings(picture)[-HAPPENINGS_SHOWN:]:
@@ -71,9 +72,7 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
 
 
 def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
-    yield f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"
-    if status["phase"] != "closed":
-        yield figures_line(status)
+    yield from head_lines(status)
     loads = sorted((load, int(group)) for group, load in status["load"].items())
     for load, found in groupby(loads, key=lambda one: one[0]):
         groups = [group for _, group in found]
@@ -82,8 +81,6 @@ def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
         stages = status.get("learning", {})
         yield from (f"  group {group} is brought up to date: {stages.get(group, '')}" for group in status["learners"])
     yield from outlook(status)
-    if status["outcome"]:
-        yield f"{status['outcome']}: {status['reason']}"
 
 
 def _numbered(groups: list[int]) -> str:

@@ -37,7 +37,7 @@ from spare_megatron.control.group_aggregation import Ballots, Roll, VoteFigures,
 from spare_megatron.control.heartbeat_timer import Pulse, leader_interval_s
 from spare_megatron.control.learner_reports import GroupWord, LearnerReports
 from spare_megatron.control.rank_ledger import RankLedger
-from spare_megatron.control.reconnecting_stream import Uplink
+from spare_megatron.control.reconnecting_stream import Uplink, joined
 from spare_megatron.control.reports import (
     RankApplied,
     RankBegun,
@@ -174,7 +174,7 @@ class Leader:
             reason = f"{self._who(first.arrival)} is there already, as another process"
             await context.write(pb.Order(fenced=pb.Fenced(reason=reason)))
             return
-        if first.arrival.tickets < self._issuer.since(0).first:
+        if first.arrival.tickets < self._issuer.kept.first:
             reason = f"{self._who(first.arrival)} has missed more of the ticket stream than is kept"
             await context.write(pb.Order(refused=pb.Refused(reason=reason)))
             return
@@ -227,7 +227,7 @@ class Leader:
         for told in (self._neighbour, self._donors):
             if told is not None:
                 orders.put_nowait(_of_position(told, position))
-        tickets = order_of(self._issuer.since(arrival.tickets))
+        tickets = order_of(self._issuer.kept.since(arrival.tickets))
         if self._agent.orders.version:
             present = self._present()
             for told in (tickets, present) if self._agent.orders.over else (present, tickets):
@@ -270,24 +270,15 @@ class Leader:
             orders.put_nowait(None)
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
-    def _issue(self, words: TicketStream) -> None:
-        """Tell all ranks these words of the ticket stream."""
+    def _issue(self, words: TicketStream, behind: pb.Order | None = None) -> None:
+        """Tell all ranks these words of the ticket stream; as one message with the order from which they follow."""
+        orders = [] if behind is None else [behind]
         if words.words:
-            order = order_of(words)
+            orders.append(order_of(words))
             if self._alone:
-                self._agent.take(order)
-            self._pass_on(order)
-
-    def _pass_on_with(self, order: pb.Order, words: TicketStream) -> None:
-        """Pass on an order and the words that follow from it, as one message."""
-        if words.words:
-            told = order_of(words)
-            if self._alone:
-                self._agent.take(told)
-            both = pb.Order(then=[told])
-            both.MergeFrom(order)
-            order = both
-        self._pass_on(order)
+                self._agent.take(orders[-1])
+        if orders:
+            self._pass_on(joined(orders))
 
     def _pass_end(self, order: pb.Order) -> None:
         """Pass on that the job is over, behind a pause for those that compute."""
@@ -416,7 +407,7 @@ class Leader:
             self._pass_end(order)
         else:
             known = change is Change.NONE
-            self._pass_on_with(order, TicketStream() if known else self._issuer.told(self._agent.orders.view))
+            self._issue(TicketStream() if known else self._issuer.told(self._agent.orders.view), order)
         if kind == "welcome":
             self._welcome = order
         elif kind == "neighbour":

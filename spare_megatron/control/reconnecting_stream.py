@@ -174,7 +174,7 @@ async def queued(queue: asyncio.Queue[Any]) -> list[Any]:
 
 
 def joined(messages: Sequence[Any]) -> Any:
-    """Reports as one message: the first, with those that follow it in its field ``then``."""
+    """Reports or orders as one message: the first, with those that follow it in its field ``then``."""
     if len(messages) == 1:
         return messages[0]
     one = type(messages[0])()

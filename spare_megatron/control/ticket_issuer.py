@@ -29,10 +29,12 @@ class TicketIssuer:
     def __init__(self, spec: JobSpec, late_pauses: bool) -> None:
         """``late_pauses``: whether the pipeline takes in tickets while it runs."""
         self._spec, self._late = spec, late_pauses
-        self._first, self._words = 0, list[Word]()
-        """The words of the last steps, and the number of the first."""
+        self.kept = TicketStream()
+        """The words of the last steps."""
+        self._new: list[Word] = []
+        """Those that are written now."""
         self._begins: list[int] = []
-        """Numbers of the Begins among them."""
+        """Numbers of the Begins that are kept."""
         self._at: tuple[int, int] | None = None
         """(step, offer) of the present Begin; None while the group has no part in a step."""
         self._offer = 0
@@ -47,14 +49,8 @@ class TicketIssuer:
         self._epoch = self._closed = 0
         """The newest epoch, and the newest one that is closed, of the present Begin."""
 
-    def since(self, number: int) -> TicketStream:
-        """The words from this number on, of those that are kept."""
-        first = min(max(number, self._first), self._end)
-        return TicketStream(first, tuple(self._words[first - self._first :]))
-
     def told(self, view: View, over: bool = False) -> TicketStream:
         """The words that follow from the newest view; ``over``: the job is, for this group."""
-        end = self._end
         self._offer = self._offer if view.offer is None else view.offer.number
         part = view.is_member and not view.leave and not over
         at = (view.step, self._offer) if part else None
@@ -64,28 +60,26 @@ class TicketIssuer:
             for number in range(self._segments, len(view.segments)):
                 for ticket in self._tickets(view, number):
                     self._last, self._open = self._end, True
-                    self._write(ticket)
+                    self._new.append(ticket)
                 self._pause()
             self._segments, self._epoch = len(view.segments), view.epoch
             self._settle()
-        return self.since(end)
+        return self._said()
 
     def begun(self, number: int) -> TicketStream:
         """The words that follow when the first stage has begun the ticket of this number."""
-        end = self._end
         self._begun = max(self._begun, number)
         if self._at is not None:
             self._settle()
-        return self.since(end)
+        return self._said()
 
     def _begin(self, at: tuple[int, int] | None) -> None:
         if self._open:
-            self._write(Pause())
+            self._new.append(Pause())
         self._at, self._segments, self._closed, self._open = at, 0, 0, False
         if at is not None:
             self._begins = [*self._begins, self._end][-STEPS_KEPT:]
-            self._words, self._first = self._words[self._begins[0] - self._first :], self._begins[0]
-            self._write(Begin(*at))
+            self._new.append(Begin(*at))
 
     def _tickets(self, view: View, segment: int) -> Iterator[Ticket]:
         """The audits of a segment, then its pieces: a run ends with a gradient that is summed."""
@@ -99,17 +93,22 @@ class TicketIssuer:
     def _settle(self) -> None:
         self._pause()
         if not self._open and self._closed < self._epoch:
-            self._write(Close(self._epoch))
+            self._new.append(Close(self._epoch))
             self._closed = self._epoch
 
     def _pause(self) -> None:
         if self._open and (self._begun >= self._last or not self._late):
-            self._write(Pause())
+            self._new.append(Pause())
             self._open = False
 
     @property
     def _end(self) -> int:
-        return self._first + len(self._words)
+        """The number of the word that is written next."""
+        return self.kept.end + len(self._new)
 
-    def _write(self, word: Word) -> None:
-        self._words.append(word)
+    def _said(self) -> TicketStream:
+        """What is written now, which is kept."""
+        said, self._new = TicketStream(self.kept.end, tuple(self._new)), []
+        whole = self.kept.joined(said)
+        self.kept = whole.since(self._begins[0]) if self._begins else whole
+        return said

@@ -45,8 +45,11 @@ class TicketReader:
         return None
 
     def move(self) -> None:
-        """The next word is read."""
+        """The next word is read; reports a ticket behind which nothing is known."""
+        stream, number = self.session.orders.stream, self._next
         self._next += 1
+        if self._found and self._next == stream.end and isinstance(stream.at(number), Ticket):
+            self.session.begun(number)
         self.session.read_tickets(self._next)
 
     def closes(self, orders: Orders) -> list[int]:
@@ -64,15 +67,6 @@ class TicketReader:
             if orders.over:
                 raise LeaveError(orders)
             orders = self.session.wait(orders.version)
-        return word
-
-    def take(self) -> Ticket:
-        """The next word, which is a ticket; reports where none is known behind it."""
-        word, number = self.wait(), self._next
-        assert isinstance(word, Ticket), f"word {number} is {word}, no ticket"
-        self.move()
-        if self.session.orders.stream.at(self._next) is None:
-            self.session.begun(number)
         return word
 
     def ahead(self) -> list[Ticket]:
@@ -100,15 +94,14 @@ class TicketRun:
 
     def __next__(self) -> Ticket:
         word = None if self._ended else self._reader.wait()
-        if isinstance(word, Ticket):
-            ticket = self._reader.take()
-            if ticket.audited:
-                self.audits.append(ticket.piece)
-            else:
-                self._pieces.append(ticket)
-            return ticket
-        if isinstance(word, Pause):
+        if isinstance(word, Ticket | Pause):
             self._reader.move()
+        if isinstance(word, Ticket):
+            if word.audited:
+                self.audits.append(word.piece)
+            else:
+                self._pieces.append(word)
+            return word
         if not self._ended:
             self._ended = True
             self._at_end()

@@ -14,7 +14,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import RunDirectory, scratch_of
 from spare_megatron.watch import job_texts, report_plots
-from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.wall_time import PARTS, WallTime
 
@@ -64,16 +64,16 @@ def report_html(picture: JobPicture, name: str) -> str:
     told = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
     return environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8")).render(
         name=name,
-        head=job_texts.wall_time_line(wall_time).partition(";")[0] or "its first steps",
+        head=job_texts.effective_text(wall_time) or "its first steps",
         facts=list(_facts(picture, wall_time)),
-        parts=[_row(part, wall_time) for part in _ordered(wall_time)],
+        parts=[_row(part, wall_time) for part in job_texts.parts_shown(wall_time)],
         plots=report_plots.step_plots(picture),
         area=report_plots,
         costs=costs[-FAILURES_SHOWN:],
         costs_left_out=max(0, len(costs) - FAILURES_SHOWN),
         told=told[-HAPPENINGS_SHOWN:],
         told_left_out=max(0, len(told) - HAPPENINGS_SHOWN),
-        choice=_choice(picture, wall_time),
+        choice=_choice(picture, wall_time, costs),
         text=job_texts,
     )
 
@@ -96,12 +96,6 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
         yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
 
 
-def _ordered(wall_time: WallTime) -> list[str]:
-    """The parts, the longest first; what is attributed to nothing last."""
-    named = [part for part, seconds in wall_time.parts.items() if seconds > 0 and part != "unknown"]
-    return [*sorted(named, key=lambda part: -wall_time.parts[part]), "unknown"]
-
-
 def _row(part: str, wall_time: WallTime) -> _PartRow:
     seconds, share = wall_time.parts[part], wall_time.share(part)
     return _PartRow(
@@ -109,12 +103,12 @@ def _row(part: str, wall_time: WallTime) -> _PartRow:
     )
 
 
-def _choice(picture: JobPicture, wall_time: WallTime) -> tuple[list[tuple[str, str]], str]:
+def _choice(picture: JobPicture, wall_time: WallTime, costs: list[FailureCost]) -> tuple[list[tuple[str, str]], str]:
     """The rows of what spare-plan would choose, and its reason."""
     from spare_megatron.watch.observed_choice import observed_choice  # scipy takes most of a second
 
     try:
-        choice = observed_choice(picture, wall_time, picture.failures(wall_time))
+        choice = observed_choice(picture, wall_time, costs)
     except ConfigError as error:
         return [], str(error)
     return choice.rows(), choice.reason

@@ -36,26 +36,28 @@ def clock(time_unix_s: float) -> str:
     return datetime.datetime.fromtimestamp(time_unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def parts_shown(wall_time: WallTime) -> list[tuple[str, float]]:
-    """(name, seconds) of the parts that took any time, the longest first; what is attributed to nothing comes last,
-    whatever it is."""
-    named = ((part, seconds) for part, seconds in wall_time.parts.items() if part != "unknown" and seconds > 0)
-    ordered = sorted(named, key=lambda one: -one[1])
-    return [(PARTS[part], seconds) for part, seconds in [*ordered, ("unknown", wall_time.parts["unknown"])]]
+def parts_shown(wall_time: WallTime) -> list[str]:
+    """The parts that took any time, the longest first; what is attributed to nothing comes last, whatever it is."""
+    named = [part for part, seconds in wall_time.parts.items() if part != "unknown" and seconds > 0]
+    return [*sorted(named, key=lambda part: -wall_time.parts[part]), "unknown"]
+
+
+def effective_text(wall_time: WallTime) -> str:
+    """The effective training time; empty before the first step."""
+    if wall_time.parts["train"] <= 0:
+        return ""
+    return f"effective training time {share(wall_time.share('train'))} of {duration(wall_time.wall_s)}"
 
 
 def wall_time_line(wall_time: WallTime) -> str:
     """The effective training time and where the rest went; empty before the first step."""
-    whole_s = wall_time.wall_s
-    if wall_time.parts["train"] <= 0:
-        return ""
+    head = effective_text(wall_time)
     rest = [
-        f"{name} {share(seconds / whole_s)}"
-        for name, seconds in parts_shown(wall_time)
-        if name != PARTS["train"] and seconds > SHOWN_SHARE * whole_s
+        f"{PARTS[part]} {share(wall_time.share(part))}"
+        for part in parts_shown(wall_time)
+        if part != "train" and wall_time.share(part) > SHOWN_SHARE
     ]
-    head = f"effective training time {share(wall_time.share('train'))} of {duration(whole_s)}"
-    return f"{head}; {', '.join(rest)}" if rest else head
+    return f"{head}; {', '.join(rest)}" if head and rest else head
 
 
 def cost_text(cost: FailureCost) -> str:

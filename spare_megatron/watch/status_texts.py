@@ -19,11 +19,16 @@ def figures_line(status: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def head_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    """How far the job is, and its figures."""
+    yield f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"
+    if status["phase"] != "closed":
+        yield figures_line(status)
+
+
 def status_text(status: Mapping[str, Any]) -> str:
     """The content of status.json as text for users."""
-    lines = [f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"]
-    if status["phase"] != "closed":
-        lines.append(figures_line(status))
+    lines = list(head_lines(status))
     for group, load in status["load"].items():
         pieces = counted(load, "piece")
         lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
@@ -37,13 +42,11 @@ def status_text(status: Mapping[str, Any]) -> str:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
     lines.extend(outlook(status))
-    if status["outcome"]:
-        lines.append(f"{status['outcome']}: {status['reason']}")
     return "\n".join(lines)
 
 
 def outlook(status: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on what threatens, and on saves; an older version's status says less."""
+    """Lines on what threatens, on saves, and on the end; an older version's status says less."""
     hosts, running, next_save = status.get("hosts_least"), status["phase"] == "running", status.get("next_save")
     if running and hosts == 1:
         yield "some shard has one live host, whose loss would be a wipe-out"
@@ -52,3 +55,5 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
     saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
     yield f"{saved}, next save: step {next_save}" if running and next_save is not None else saved
+    if status["outcome"]:
+        yield f"{status['outcome']}: {status['reason']}"

@@ -73,7 +73,7 @@ class Rank:
             return False
         if isinstance(word, Ticket):
             self.runs = True
-            self.reader.take()
+            self.reader.move()
             self.inside += [] if word.audited else [word.piece]
         else:
             self.reader.move()
@@ -162,7 +162,7 @@ class World:
     def cut(self) -> None:
         """A rank loses what was on the way, connects again, and is told the newest orders and words."""
         rank = self.random.choice(self.ranks)
-        words = self.issuer.since(rank.orders.stream.end)
+        words = self.issuer.kept.since(rank.orders.stream.end)
         rank.coming = deque([self.orders.view, words])
 
     def epoch(self) -> None:
@@ -225,7 +225,7 @@ def test_late_pauses_let_patches_join() -> None:
     for world in worlds:
         world.tell(VIEW)
         world.tell(replace(VIEW, epoch=2, segments=(*VIEW.segments, (9,))))
-    late, early = (world.issuer.since(0).words for world in worlds)
+    late, early = (world.issuer.kept.words for world in worlds)
     audited = Ticket(0, audited=True)
     first = [Begin(1), audited, Ticket(4, compared=True), Ticket(5, compared=True)]
     marks = [replace(word, compared=False) if isinstance(word, Ticket) else word for word in (*late, *early)]

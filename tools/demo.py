@@ -170,7 +170,8 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
         config = {"groups": GROUPS, "killed_group": KILLED_GROUP, "model": shlex.join(MODEL)}
         write(options.json, "demo", shlex.join(["./scripts/demo.sh", *sys.argv[1:]]), config, [row])
     console.print(
-        f"Records: {Path(options.output).resolve()}/with-failure (journal.jsonl, metrics.jsonl, summary.json, logs/)"
+        f"Records: {Path(options.output).resolve()}/with-failure (report.html, journal.jsonl, metrics.jsonl, "
+        "summary.json, logs/)"
     )
     good = summary["failures_masked"] == 1 and summary["steps_lost"] == 0 and lines[-1]["loss"] < lines[0]["loss"]
     if not good or digests[0] != digests[1]:

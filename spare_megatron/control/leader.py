@@ -2,7 +2,8 @@
 
 It has a process of its own (:mod:`spare_megatron.control.leader_process`). It serves the ranks of its group, passes the
 coordinator's orders on to them unchanged (of a neighbour's and of donors' addresses to each rank those of its
-position), and merges their reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
+position), writes the ticket stream that they compute by (:mod:`spare_megatron.control.ticket_issuer`), and merges their
+reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
 :mod:`spare_megatron.control.learner_reports`, :mod:`spare_megatron.control.rank_ledger`). The group says Hello when all
 its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
 

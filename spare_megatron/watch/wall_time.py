@@ -45,6 +45,8 @@ RENEWED_STEPS = 16
 """After so many of them, medians are taken anew only every so many."""
 RESTART_WITHIN_S = 600.0
 """A life whose coordinator comes later than that after the end of the life before was started by a user or a queue."""
+ROUNDED_S = 1e-5
+"""Lengths of steps are rounded to a microsecond: a smaller difference between two lines is none."""
 TimeParts = Mapping[str, float]
 """Name of the part -> seconds."""
 
@@ -127,7 +129,7 @@ class WallTimeBook:
             trained.calm(found.rest_s, line["compute_even_s"], line["reduce_least_s"])
         for part, seconds in found.parts.items():
             self._totals[part] += seconds
-        self._totals["unknown"] += hole_s
+        self._totals["unknown"] += hole_s if abs(hole_s) > ROUNDED_S else 0.0
         if line["recovery"] is not None:
             self._failed[life.number, line["step"]] = {p: s for p, s in found.parts.items() if p in _OF_A_FAILURE}
         trained.ended_s = line["time_unix_s"]

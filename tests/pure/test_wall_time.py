@@ -420,3 +420,11 @@ def test_the_history_has_the_events_that_operators_are_told() -> None:
     assert any(isinstance(action, AcceptSave) for record, _, _ in job.transitions for action in record.actions)
     kinds = [one.kind for one in happenings(job.picture())]
     assert kinds == ["life", "failure", "save", "failure"]
+
+
+def test_rounded_lengths_of_steps_leave_no_hole() -> None:
+    """Times are rounded to a microsecond in the lines: what is attributed to nothing is nothing, and not less."""
+    job = told()
+    for line in job.lines:
+        line["step_time_s"] += 4e-7
+    assert job.parts()["unknown"] == 0

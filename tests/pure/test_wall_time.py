@@ -427,4 +427,4 @@ def test_rounded_lengths_of_steps_leave_no_hole() -> None:
     job = told()
     for line in job.lines:
         line["step_time_s"] += 4e-7
-    assert job.parts()["unknown"] == 0
+    assert job.picture().wall_time().parts["unknown"] == 0

@@ -11,7 +11,7 @@ missing pieces of a shard; where those differ in size the larger ones go first a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 
 from spare_megatron.config.plural import counted
@@ -55,7 +55,7 @@ def patch(
                 if high > low:
                     added.setdefault(group, []).extend(pieces[low:high])
                 low = high
-    ordered = {group: _execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
+    ordered = {group: execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
     load_max = max([before_max, *(load[group] for group in ordered)])
     reason = (
         f"{counted(len(missing), 'piece')} of {counted(len(lost), 'shard')} lost with their groups, patched by "
@@ -167,7 +167,7 @@ def _link(
         giver = group
 
 
-def _execution_order(pieces: list[int], placement: Placement, pieces_per_shard: int) -> tuple[int, ...]:
+def execution_order(pieces: Collection[int], placement: Placement, pieces_per_shard: int) -> tuple[int, ...]:
     """The pieces in execution order: by ascending global microbatch index j * N + i."""
     return tuple(
         sorted(pieces, key=lambda piece: piece % pieces_per_shard * placement.num_groups + piece // pieces_per_shard)

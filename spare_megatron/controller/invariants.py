@@ -14,6 +14,7 @@ from spare_megatron.controller.messages import (
     AllVoted,
     Decision,
     Event,
+    GaveBack,
     JoinersLate,
     Opened,
     SendCommit,
@@ -42,7 +43,8 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
     if after.phase == "running":
         _plans(after)
         _votes(after)
-        _growth(before, after)
+        _growth(before, event, after)
+        _relief(before, after)
         _audits(before, after)
     _views(after, decision)
     _joiners(event, after)
@@ -236,14 +238,19 @@ def _offer_of(state: State, group: int) -> Offer | None:
     return state.learners[group].offer if group in state.learners else None
 
 
-def _growth(before: State, after: State) -> None:
-    """Inside a step a survivor's plan only grows (rule 4)."""
+def _growth(before: State, event: Event, after: State) -> None:
+    """Inside a step a survivor's plan only grows (rule 4), and only loses what the group has given back (rule 21)."""
     if before.phase != "running" or before.committed != after.committed:
         return
     for group in before.live.keys() & after.live.keys():
         if before.live[group] != after.live[group]:
             continue
+        given = frozenset(before.relief.given.get(group, ()))
+        if isinstance(event, GaveBack) and event.group == group:
+            given = given.union(event.pieces)
         old, new = before.segments_of(group), after.segments_of(group)
+        if given and after.epoch > before.epoch:
+            old = tuple(tuple(piece for piece in segment if piece not in given) for segment in old)
         anew = group in after.learners and after.learners[group].offer != _offer_of(before, group)
         if anew:
             continue
@@ -258,6 +265,26 @@ def _growth(before: State, after: State) -> None:
             hosts = _hosts(after) if added else {}
             if any(hosts[shard] & after.holders for shard in added):
                 raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
+
+
+def _relief(before: State, after: State) -> None:
+    """Only holders are asked, who may have begun nothing of what they give; an answer waits for those of the others in
+    the giver's plan, and what is asked of a group is asked until its answer has moved pieces, or the step has ended."""
+    relief = after.relief
+    if not relief.asked.keys() <= after.holders or not relief.given.keys() <= relief.asked.keys():
+        raise InvariantError(
+            f"{sorted(relief.asked)} are asked and {sorted(relief.given)} have answered, holders are "
+            f"{sorted(after.holders)}"
+        )
+    if relief.asked and relief.given.keys() == relief.asked.keys():
+        raise InvariantError("all that were asked have answered, and nothing moves")
+    for group, pieces in relief.given.items():
+        if not {piece for segment in after.segments_of(group) for piece in segment}.issuperset(pieces):
+            raise InvariantError(f"group {group} gave pieces back that are not in its plan")
+    if before.committed == after.committed and after.epoch == before.epoch and before.phase == "running":
+        lost = before.relief.asked.keys() - relief.asked.keys()
+        if any(before.relief.given.get(group) for group in lost):
+            raise InvariantError(f"groups {sorted(lost)} are asked no more, and what they gave is in their plans")
 
 
 def _audits(before: State, after: State) -> None:

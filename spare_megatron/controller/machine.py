@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import ending, learning, voting
+from spare_megatron.controller import ending, learning, relief, voting
 from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,
@@ -19,12 +19,14 @@ from spare_megatron.controller.messages import (
     Applied,
     CaughtUp,
     Event,
+    GaveBack,
     Hello,
     JoinersLate,
     Loss,
     Lost,
     Opened,
     Ready,
+    RunningOut,
     Saved,
     SendFenced,
     SendStop,
@@ -67,6 +69,10 @@ def step(state: State, event: Event) -> Transition:
         return voting.standstill(state, event)
     if isinstance(event, JoinersLate):
         return joiners_late(state, event)
+    if isinstance(event, RunningOut):
+        return relief.running_out(state, event)
+    if isinstance(event, GaveBack):
+        return relief.gave_back(state, event)
     if isinstance(event, Ready):
         return learning.ready(state, event)
     if isinstance(event, CaughtUp):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from spare_megatron.controller.tickets import TicketStream
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.controller.view import Ask, Offer, View
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Change(Enum):
     SAME = "the present epoch again: send the vote again"
     COMMIT = "the step in flight is committed"
     TICKETS = "the group's leader has written more of the ticket stream"
+    ASK = "the group is asked for pieces that it has not begun"
     EPOCH = "a newer epoch: abandon the replica communicators of the old one"
     END = "the job is over for this group"
 
@@ -101,9 +102,19 @@ def take_commit(
         audits=(audits,) if audits else (),
         disputed=(),
         save=save,
+        ask=None,
     )
     told = replace(orders, view=view, version=orders.version + 1)
     return told, Change.COMMIT
+
+
+def take_ask(orders: Orders, step: int, ask: Ask) -> tuple[Orders, Change]:
+    """The orders of a leader that is asked for pieces of ``step``. One of another step, or an older one, changes
+    nothing; the present one again is to be answered again."""
+    view = orders.view
+    if orders.over or step != view.step or (view.ask is not None and ask.number < view.ask.number):
+        return orders, Change.NONE
+    return replace(orders, view=replace(view, ask=ask), version=orders.version + 1), Change.ASK
 
 
 def take_tickets(orders: Orders, more: TicketStream, read: int = 0) -> tuple[Orders, Change]:

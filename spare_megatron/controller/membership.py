@@ -16,7 +16,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller import audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
-from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
+from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import (
     WRONG,
     Transition,
@@ -167,6 +167,7 @@ def _shrink(
         retries=Retries(since=since),
         plan=NO_PLAN,
         audits={group: kept for group, kept in before.audits.items() if group in after.live},
+        relief=_answered(before.relief, after.live),
         applied_last=frozenset(),
     )
     if not after.live:
@@ -194,13 +195,23 @@ def _shrink(
     return decide(after, views(after, before=fences), reason)
 
 
+def _answered(relief: Relief, live: Mapping[int, int]) -> Relief:
+    """What is still asked of the groups that are ``live`` in a new epoch, which moves all that was given."""
+    asked = {group: ask for group, ask in relief.asked.items() if group in live and group not in relief.given}
+    return replace(relief, asked=asked, given={})
+
+
 def _patched_plan(
     before: State, live: tuple[int, ...], holders: frozenset[int], gone: set[int], progress: Mapping[int, int]
 ) -> tuple[Plan, Patch] | WipeOut:
-    """The plans of the step in flight with the pieces of the members that are gone added (protocol rule 4)."""
+    """The plans of the step in flight with the pieces added of the members that are gone (protocol rule 4), and those
+    that others have given back (rule 21)."""
     spec = before.job
+    given = {group: pieces for group, pieces in before.relief.given.items() if group not in gone}
+    plan = before.plan.without(given)
     missing = [piece for group in sorted(gone) for piece in before.plan.pieces(group)]
-    left = before.plan.loads()
+    missing += [piece for pieces in given.values() for piece in pieces]
+    left = plan.loads()
     if progress:
         told = np.fromiter(progress.keys(), dtype=np.int64, count=len(progress))
         left[told] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
@@ -217,7 +228,7 @@ def _patched_plan(
     )
     if isinstance(added, WipeOut):
         return added
-    return before.plan.grown(live, added.added, gone), added
+    return plan.grown(live, added.added, gone), added
 
 
 def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, overload
 
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.controller.view import Ask, Offer, View
 
 
 @dataclass(frozen=True)
@@ -291,6 +291,28 @@ class JoinersLate:
 
 
 @dataclass(frozen=True)
+class RunningOut:
+    """A group will soon have begun all pieces that it has in ``epoch``."""
+
+    step: int
+    epoch: int
+    paces: tuple[tuple[int, int, float], ...]
+    """(group, pieces of its plan that it has not done, seconds for a piece) of every member, by estimates."""
+
+
+@dataclass(frozen=True)
+class GaveBack:
+    """A group's answer to an ask: it will not begin these ``pieces`` of its plan, unless they are given to it again."""
+
+    group: int
+    incarnation: int
+    step: int
+    number: int
+    pieces: tuple[int, ...]
+    """In the order of its plan; empty where none was left to give."""
+
+
+@dataclass(frozen=True)
 class Saved:
     """A group wrote a checkpoint of ``step`` and asks whether it counts."""
 
@@ -338,6 +360,8 @@ Event: TypeAlias = (
     | Lost
     | Standstill
     | JoinersLate
+    | RunningOut
+    | GaveBack
     | Saved
     | StopRequested
     | Tuned
@@ -372,6 +396,16 @@ class SendCommit:
 
 
 @dataclass(frozen=True)
+class SendAsk:
+    """Ask a group for pieces of the step in flight; views have the ask as well, until its answer has changed plans."""
+
+    group: int
+    incarnation: int
+    step: int
+    ask: Ask
+
+
+@dataclass(frozen=True)
 class SendFenced:
     group: int
     incarnation: int
@@ -403,7 +437,7 @@ class AcceptSave:
     directory: str
 
 
-Action: TypeAlias = SendView | SendCommit | SendFenced | SendStop | AcceptSave
+Action: TypeAlias = SendView | SendCommit | SendAsk | SendFenced | SendStop | AcceptSave
 
 
 class Deferred(Sequence[Action]):

@@ -18,7 +18,7 @@ from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.messages import JobSpec, Saved, Vote
-from spare_megatron.controller.view import MemberId, Offer, Segments, View
+from spare_megatron.controller.view import Ask, MemberId, Offer, Segments, View
 from spare_megatron.placement import Placement, placement_from_offsets
 
 
@@ -32,16 +32,19 @@ class Plan(Mapping[int, Segments]):
         members: tuple[int, ...],
         added: Mapping[int, Segments] | None = None,
         patched: frozenset[int] = frozenset(),
+        left: Mapping[int, frozenset[int]] | None = None,
     ) -> None:
         self.assignment, self.members, self.added = assignment, members, added or {}
         self.patched = patched
         """Groups that were lost in this step: their shares have gone to others, also where they are back."""
+        self.left = left or {}
+        """Group -> pieces of its share that it has given back."""
 
     def __getitem__(self, group: int) -> Segments:
         if self.assignment is None or group not in self._set:
             raise KeyError(group)
         share = () if group in self.patched else self.assignment.pieces_of(group)
-        return (share, *self.added.get(group, ()))
+        return (self._kept(group, share), *self.added.get(group, ()))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.members)
@@ -53,12 +56,17 @@ class Plan(Mapping[int, Segments]):
     def _set(self) -> frozenset[int]:
         return frozenset(self.members)
 
+    def _kept(self, group: int, share: tuple[int, ...]) -> tuple[int, ...]:
+        """What a group has of its share."""
+        left = self.left.get(group)
+        return share if left is None else tuple(piece for piece in share if piece not in left)
+
     def pieces(self, group: int) -> tuple[int, ...]:
         """All pieces of one group, computed for it alone: faster for a few groups than computing the plan of all."""
         if self.assignment is None:
             raise KeyError(group)
         share = () if group in self.patched else self.assignment.pieces_of_one(group)
-        return (*share, *chain.from_iterable(self.added.get(group, ())))
+        return (*self._kept(group, share), *chain.from_iterable(self.added.get(group, ())))
 
     def loads(self) -> NDArray[np.int64]:
         """[N]: number of pieces of every member, 0 for the others."""
@@ -69,6 +77,8 @@ class Plan(Mapping[int, Segments]):
             inside = np.zeros(len(loads), dtype=np.bool_)
             inside[list(self._set - self.patched)] = True
             loads[~inside] = 0
+        for group, pieces in self.left.items():
+            loads[group] -= len(pieces)
         for group, segments in self.added.items():
             loads[group] += sum(map(len, segments))
         return loads
@@ -80,7 +90,20 @@ class Plan(Mapping[int, Segments]):
         added = {group: segments for group, segments in self.added.items() if group in inside}
         for group, pieces in more.items():
             added[group] = (*added.get(group, ()), pieces)
-        return Plan(self.assignment, members, added, self.patched.union(lost))
+        left = {group: pieces for group, pieces in self.left.items() if group in inside}
+        return Plan(self.assignment, members, added, self.patched.union(lost), left)
+
+    def without(self, given: Mapping[int, tuple[int, ...]]) -> Plan:
+        """This plan without pieces that groups have given back."""
+        if not any(given.values()):
+            return self
+        added, left = dict(self.added), dict(self.left)
+        for group, pieces in given.items():
+            gone = frozenset(pieces)
+            later = [piece for segment in added.get(group, ()) for piece in segment]
+            added[group] = tuple(tuple(p for p in segment if p not in gone) for segment in added.get(group, ()))
+            left[group] = left.get(group, frozenset()) | gone.difference(later)
+        return Plan(self.assignment, self.members, added, self.patched, left)
 
 
 NO_PLAN = Plan(None, ())
@@ -108,6 +131,20 @@ class Retries:
     result_mismatches: int = 0
     since: int = 0
     """Votes of epochs below this one are no evidence: their members waited for joiners."""
+
+
+@dataclass(frozen=True)
+class Relief:
+    """How slow groups are relieved in the step in flight (controller.relief)."""
+
+    rounds: int = 0
+    """How often groups were asked."""
+    asked: Mapping[int, Ask] = field(default_factory=dict)
+    """Group -> what it is asked for, until its answer has changed plans."""
+    given: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Group -> its answer, which has not changed plans yet: the pieces are still in its own."""
+    paces: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    """Group -> (pieces that it had not done when groups were asked, seconds for a piece)."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +200,9 @@ class State:
     disputes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Piece of the step in flight over which groups disagreed (or ``WEIGHTS``) -> group, also a dead one -> checksum
     that it voted."""
+    relief: Relief = field(default_factory=Relief)
+    asks_made: int = 0
+    """Number of the newest ask."""
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -280,6 +320,7 @@ class State:
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
             save=self.save,
+            ask=self.relief.asked.get(group),
         )
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.codec import decode, encode
-from spare_megatron.controller.state import NO_PLAN, Plan, Retries, Standing, State
+from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.placement import placement_from_offsets
 
 _ARRAYS = ("owner", "units", "slots", "loads")
@@ -72,7 +72,7 @@ def _encode_plan(state: State, table: list[Assignment]) -> Any:
     if state.standing is not None and plan is state.standing.plan:
         return "standing"
     number = None if plan.assignment is None else _number(plan.assignment, table)
-    return [number, list(plan.members), _pairs(plan.added), sorted(plan.patched)]
+    return [number, list(plan.members), _pairs(plan.added), sorted(plan.patched), _left(plan)]
 
 
 def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment]) -> Plan:
@@ -80,11 +80,21 @@ def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment])
         if standing is None:
             raise ValueError("the plan is the standing one, and there is none")
         return standing.plan
-    number, members, added, patched = plain
+    number, members, added, patched, left = plain
     if number is None and not members and not added:
         return NO_PLAN
     assignment = None if number is None else table[number]
-    return Plan(assignment, tuple(members), _of_pairs(added), frozenset(patched))
+    return Plan(
+        assignment,
+        tuple(members),
+        _of_pairs(added),
+        frozenset(patched),
+        {group: frozenset(pieces) for group, pieces in left},
+    )
+
+
+def _left(plan: Plan) -> list[Any]:
+    return [[group, sorted(pieces)] for group, pieces in plan.left.items()]
 
 
 def _number(assignment: Assignment, table: list[Assignment]) -> int:
@@ -157,6 +167,15 @@ def _decode_retries(plain: list[Any]) -> Retries:
     return Retries(failures, Evidence(_links(mute), _links(ended), alone), mismatches, since)
 
 
+def _encode_relief(relief: Relief) -> list[Any]:
+    return [relief.rounds, _pairs(relief.asked), _pairs(relief.given), _pairs(relief.paces)]
+
+
+def _decode_relief(plain: list[Any]) -> Relief:
+    rounds, *mappings = plain
+    return Relief(rounds, *map(_of_pairs, mappings))
+
+
 def _links(plain: list[Any]) -> dict[tuple[int, int], frozenset[int]]:
     return {(sender, receiver): frozenset(epochs) for (sender, receiver), epochs in plain}
 
@@ -175,6 +194,7 @@ _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last"), _GROUPS),
     "disputes": (_encode_disputes, _decode_disputes),
     "retries": (_encode_retries, _decode_retries),
+    "relief": (_encode_relief, _decode_relief),
 }
 _FIELDS = {item.name: _SPECIAL.get(item.name, (_same, _same)) for item in fields(State) if item.name not in _DERIVED}
 """Name of a field -> how it is encoded and decoded; fields that are named nowhere are single JSON values."""

@@ -26,6 +26,16 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """A group is to give back pieces of the step in flight that it has not begun."""
+
+    number: int
+    """Numbers never fall in a life of the job; those of one round are equal."""
+    pieces: int
+    """How many, at most."""
+
+
+@dataclass(frozen=True)
 class View:
     """All that one group must know of the step in flight in an epoch. A group that is not in ``live`` is a learner: it
     has no part in the step, and nobody waits for it."""
@@ -42,8 +52,8 @@ class View:
     step: int
     """t* + 1."""
     segments: Segments
-    """This group's plan of ``step`` in ``epoch``; inside a step it only grows, one segment at a time, except for a
-    joiner that gets another offer: that one begins anew."""
+    """This group's plan of ``step`` in ``epoch``; inside a step it grows, one segment at a time, and loses what
+    the group has given back; a joiner that gets another offer begins anew."""
     standing: tuple[int, ...]
     """This group's plan of the steps after ``step`` while the epoch lasts."""
     offer: Offer | None = None
@@ -62,6 +72,9 @@ class View:
     by parameter."""
     save: int = 0
     """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
+    ask: Ask | None = None
+    """What the group is asked to give back. While it is, its answer has not changed any plan, and what it gave in it is
+    still in its segments."""
 
     @property
     def receiver(self) -> MemberId:

@@ -28,7 +28,7 @@ from spare_megatron.controller.messages import (
     Standstill,
     Vote,
 )
-from spare_megatron.controller.state import NO_PLAN, Retries, State
+from spare_megatron.controller.state import NO_PLAN, Relief, Retries, State
 from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 
 
@@ -225,6 +225,7 @@ def _commit(state: State, digest: str) -> Transition:
         save=save,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
+        relief=Relief(),
         digests=(*state.digests, (step - 1, digest))[-state.job.results_kept - 1 :],
     )
     after = offers.ended(after) if ends else offers.offered(after)

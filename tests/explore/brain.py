@@ -170,7 +170,7 @@ def _frozen(value: Any) -> Hashable:
         return frozenset(value)
     if kind is Plan:
         owner = None if value.assignment is None else value.assignment.owner.tobytes()
-        return owner, value.members, _frozen(value.added), value.patched
+        return owner, value.members, _frozen(value.added), value.patched, _frozen(value.left)
     if kind is Standing:
         return value.assignment.owner.tobytes(), value.live
     if isinstance(value, Mapping):

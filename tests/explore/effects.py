@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spare_megatron.controller import messages as m
+from spare_megatron.controller import relief
 from spare_megatron.controller.machine import initial_state
 from tests.explore import judge
 from tests.explore.brain import Brain, Brains, Step, Word
@@ -66,6 +67,19 @@ class Effects:
         done = {p.group: len(p.ran) for p in w.processes if p.applied + 1 == w.brain.state.step_in_flight}
         progress = tuple((group, done.get(group, 0)) for group in sorted(w.brain.state.live))
         return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
+
+    @staticmethod
+    def running_out(w: World, slow: int) -> m.RunningOut | None:
+        """The event by which a group is asked for as many pieces as others can take; None where it would not be."""
+        state = w.brain.state
+        if state.phase != "running":
+            return None
+        paces = tuple(
+            (group, len(state.plan.pieces(group)) if group == slow else 0, 9.0 if group == slow else 1.0)
+            for group in sorted(state.live)
+        )
+        event = m.RunningOut(state.step_in_flight, state.epoch, paces)
+        return event if relief.to_ask(state, event) else None
 
     def reopen(self, w: World, ghost: bool) -> World:
         """Another coordinator replays the journal and begins; the one before it goes on (``ghost``) or has died."""

@@ -74,6 +74,7 @@ class Model:
                 yield from self._faults(w, n, p)
         if not stopped:
             yield from self._detections(w)
+            yield from self._asks(w)
             yield from self._elsewhere(w)
 
     def fewer_moves(self, w: World) -> Iterator[Move]:
@@ -90,7 +91,7 @@ class Model:
            or first does what it has to do: until its Hello is heard nobody notices. (Not while there are learners,
            because it may be a donor.)
         4. Where no connection can break any more, a process hears and does what it can: the others only add to the ends
-           of its queues, and to sums. (Not while there are learners.)
+           of its queues, and to sums. (Not while there are learners; of a slow one only what it hears.)
 
         tests.explore.test_explore checks this for shapes of which all moves can be explored.
         """
@@ -117,7 +118,7 @@ class Model:
             if away and not self._teaches(w):
                 return n, p, [*self._connections(w, n, p), *([] if stopped else self._patient(w, n, p))]
         for n, p in enumerate(w.processes if self._whole(w) and not self._teaches(w) else ()):
-            own = [*self._heard(w, n, p), *([] if stopped else self._patient(w, n, p))]
+            own = [*self._heard(w, n, p), *([] if stopped or p.slow else self._patient(w, n, p))]
             if own:
                 return n, p, own
         return None
@@ -158,6 +159,11 @@ class Model:
         """What a process may do by itself at any time."""
         if p.orders is None:
             return
+        if p.slow:
+            if self.do.rules.computes(p):
+                yield f"compute {p.name}", False, lambda: self.do.compute(w, n)
+            for number, after in enumerate(self.do.rules.answers(p)):
+                yield f"answer {p.name} {number}", False, partial(self.do.put, w, n, after)
         if p.saving is not None:
             yield f"saved {p.name}", False, lambda: self.do.put(w, n, self.do.rules.saved(p))
         if p.offer is not None:
@@ -178,6 +184,8 @@ class Model:
     def _eager(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """What a process does by itself, as soon as it can, and the ways in which that goes wrong."""
         do, rules = self.do, self.do.rules
+        if p.slow:
+            return
         if rules.computes(p):
             yield f"compute {p.name}", False, lambda: do.compute(w, n)
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
@@ -187,6 +195,8 @@ class Model:
             if result is not None:
                 yield f"reduce {p.name}", False, lambda: do.reduce(w, n, result)
                 yield from self._failures(w, n, p)
+        elif rules.answers(p):
+            yield f"answer {p.name}", False, lambda: do.put(w, n, rules.answers(p)[0])
         else:
             done = rules.ends(p) or rules.settles(p)
             if done is not None:
@@ -205,6 +215,19 @@ class Model:
         if len(gone) > 1:
             yield "lose them", False, lambda: self.do.lose(w, tuple(gone), "exited")
 
+    def _asks(self, w: World) -> Iterator[Move]:
+        """The coordinator finds that a group runs out of pieces and another one has many: a slow one, or, as a fault,
+        any."""
+        slow = {(p.group, w.incarnation(p)) for p in w.processes if p.slow}
+        for member in sorted(w.brain.state.live.items()):
+            event = self.do.running_out(w, member[0])
+            if event is None:
+                continue
+            if member in slow:
+                yield f"ask {member[0]}", False, partial(self.do.feed, w, event)
+            else:
+                yield from self._fault(w, "ask", f" {member[0]}", lambda v, event=event: self.do.feed(v, event))  # type: ignore[misc]
+
     # ---------------------------------------------------------------------------------------------------------- faults
 
     def _fault(self, w: World, kind: str, label: str, make: Callable[[World], World]) -> Iterator[Move]:
@@ -218,6 +241,8 @@ class Model:
             return
         if p.where and p.ballot is not None:
             yield from self._fault(w, "repeat", f" {p.name}", lambda v: self.do.repeat(v, n))
+        if self.do.rules.computes(p) and not p.slow:
+            yield from self._fault(w, "slow", f" {p.name}", lambda v: self.do.put(v, n, p._replace(slow=True)))
         if not p.damage and p.applied >= 0:
             yield from self._fault(w, "damage", f" {p.name}", lambda v: self.do.damage(v, n))
         if self.do.rules.reduces(p) and self.do.sum_of(w, p) is None:

@@ -74,6 +74,10 @@ class Process(NamedTuple):
     audited: tuple[Found, ...] = ()
     segments: int = 0
     """Number of segments of the step in flight that have run."""
+    slow: bool = False
+    """It may be long until it runs the other segments of the step in flight."""
+    answer: Kept[m.GaveBack] | None = None
+    """Its answer to the newest ask that it has answered."""
     gave: int = 0
     """Epoch of the newest sum of the step in flight that it contributed to."""
     held: Kept[Result] | None = None
@@ -189,6 +193,8 @@ class Processes:
         before = Orders(p.orders.value) if p.orders else first_orders(p.group, p.incarnation)
         if isinstance(action, m.SendView):
             told, change = member.take_view(before, action.view)
+        elif isinstance(action, m.SendAsk):
+            told, change = member.take_ask(before, action.step, action.ask)
         else:
             assert isinstance(action, m.SendCommit)
             mine = dict(action.audits).get(p.group, ())
@@ -209,6 +215,8 @@ class Processes:
             p = p._replace(ballot=p.ballot if ballots.last else None)
         if change is Change.SAME and p.ballot is not None and self.has_voted(p):
             p = p._replace(up=(*p.up, p.ballot))
+        if p.answer is not None and self._is_of(p.answer.value, p.known):
+            p = p._replace(up=(*p.up, p.answer))
         return p
 
     # ------------------------------------------------------------------------------------------------- what it does
@@ -223,7 +231,33 @@ class Processes:
         if p.orders is None:
             return False
         orders = p.orders.value
-        return not orders.leave and orders.is_member and p.applied + 1 == orders.step and p.gave < orders.epoch
+        if orders.leave or not orders.is_member or p.applied + 1 != orders.step or p.gave >= orders.epoch:
+            return False
+        gave = p.answer.value.pieces if p.answer is not None and self._is_of(p.answer.value, orders) else ()
+        return not gave
+
+    @staticmethod
+    def _is_of(answer: m.GaveBack, view: View) -> bool:
+        """Whether this is the answer to what the view asks."""
+        return view.ask is not None and (answer.step, answer.number) == (view.step, view.ask.number)
+
+    def answers(self, p: Process) -> list[Process]:
+        """Its answers to an ask that it has not answered: it gives any number of pieces of segments that have not run,
+        from their end."""
+        if p.orders is None or (p.answer is not None and self._is_of(p.answer.value, p.known)):
+            return []
+        known = p.known
+        if known.ask is None:
+            return []
+        new = [piece for segment in known.segments[p.segments :] for piece in segment]
+        audited = audits.selected(self._spec, known.step, new)
+        free = [piece for piece in new if piece not in audited] if self.computes(p) else []
+        ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow else (0,)
+        said = [
+            m.GaveBack(p.group, p.incarnation, known.step, known.ask.number, tuple(free[len(free) - number :]))
+            for number in ways
+        ]
+        return [p._replace(answer=self._keep(one), up=self._up(p, one)) for one in said]
 
     def compute(self, p: Process, wrong: str = "") -> Process:
         """Run the segments that have not run, and contribute them to the sum. ``wrong`` says what is computed wrongly:
@@ -240,6 +274,7 @@ class Processes:
             audited=(*p.audited, *((q, error - q if q in bad_audits else q) for q in told)),
             segments=len(orders.segments),
             gave=orders.epoch,
+            slow=False,
         )
 
     def may_err(self, p: Process) -> tuple[str, ...]:
@@ -296,6 +331,8 @@ class Processes:
             ran=(),
             audited=(),
             segments=0,
+            slow=False,
+            answer=None,
             gave=0,
             held=None,
             serving=tuple(one._replace(upto=step) for one in p.serving),

@@ -9,14 +9,15 @@ from spare_megatron.placement import build_placement
 
 FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),
-    *("damage", "err", "stop", "hurry", "void", "withdraw"),
+    *("damage", "err", "stop", "hurry", "void", "withdraw", "slow", "ask"),
 )
 """kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
 stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
 restarts; takeover: another coordinator takes over; return: a new process of a group says Hello; late: the joiners'
 time is over; fail: a reduction fails; damage: a bit of the weights flips; err: something is computed wrongly; stop:
 somebody asks the job to leave; hurry: the time to wait for groups at the start is over; void: a learner or joiner gives
-its offer up; withdraw: a donor does."""
+its offer up; withdraw: a donor does; slow: a
+group takes its time over its pieces, and may be asked to give some back; ask: a group that is not slow is asked."""
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_a_part_is_begun_only_when_its_name_was_there_for_long(tmp_path: Path, m
     assert_whole(path)
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"format":3,"pa'])
+@pytest.mark.parametrize("torn", [b"", b'{"format":4,"pa'])
 def test_a_part_without_a_whole_header_has_not_begun(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     done = written(path, 40)
@@ -239,7 +239,7 @@ def test_a_damaged_snapshot_is_left_out(tmp_path: Path, how: str) -> None:
     elif how == "another state":
         newest.write_bytes(content.replace(b'"committed": [', b'"committed": [1'))
     else:
-        newest.write_bytes(content.replace(b'"format": 3', b'"format": 4'))
+        newest.write_bytes(content.replace(b'"format": 4', b'"format": 5'))
     assert newest.read_bytes() != content
     seen = Seen()
     found = resume(path, seen.observe, seen.recall)
@@ -402,11 +402,11 @@ def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: 
 # ---------------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (4, b'{"format":4,"kind":"new"}\n')])
+@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (5, b'{"format":5,"kind":"new"}\n')])
 def test_an_older_or_newer_format_is_one_sentence_and_exit_code_2(tmp_path: Path, found: int, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line)
-    with pytest.raises(ConfigError, match=f"has journal format {found}, and this version .* format 3: go on with"):
+    with pytest.raises(ConfigError, match=f"has journal format {found}, and this version .* format 4: go on with"):
         list(read(path))
     command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

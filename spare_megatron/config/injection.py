@@ -1,4 +1,5 @@
-"""Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]``.
+"""Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]``, or
+``slow=2x:group=G[,position=M],step=T[,restart=R]`` for a group whose pieces take twice as long from step T on.
 
 The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
 """
@@ -20,7 +21,7 @@ FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]"
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault, injected once in a job."""
+    """One fault, injected once in a job; one that lasts, with ``factor``, goes on to the end of its processes."""
 
     kind: str
     group: int
@@ -36,7 +37,9 @@ class Injection:
     """Which processes of the group it strikes: those that a life of the job began with (0), or those of the group's
     first, second, ... restart in a life. So what ended a group does not end it again when it is back."""
     seconds: float = 0.0
-    """Length of the delay, for kind 'slow'."""
+    """Length of the delay, for kind 'slow' at a point."""
+    factor: float = 1.0
+    """How many times as long every piece takes from the step on, for kind 'slow' without a point."""
 
     def matches(self, group: int, position: int, point: str, step: int, n: int) -> bool:
         """True at the place and moment of this injection."""
@@ -57,8 +60,11 @@ def parse_injection(text: str) -> Injection:
         raise ConfigError(f"--inject {text}: {kind!r} is no kind of {FORM}; use one of {', '.join(KINDS)}")
     parts = _parts(text, tail)
     point = parts.pop("at", "")
+    factor = _factor(text, kind, amount)
+    if factor > 1 and (point or "n" in parts):
+        raise ConfigError(f"--inject {text}: slow={amount} lasts from its step on; leave at= and n= out")
     points = BITFLIP_POINTS if kind == "bitflip" else POINTS
-    if point not in points:
+    if factor == 1 and point not in points:
         raise ConfigError(
             f"--inject {text}: at={point or '(missing)'} is no point of {kind}; use one of {', '.join(points)}"
         )
@@ -74,7 +80,8 @@ def parse_injection(text: str) -> Injection:
         position=numbers.get("position"),
         n=numbers.get("n"),
         restart=numbers.get("restart", 0),
-        seconds=_seconds(text, kind, amount),
+        seconds=_seconds(text, kind, amount) if factor == 1 else 0.0,
+        factor=factor,
     )
 
 
@@ -132,6 +139,19 @@ def _number(text: str, name: str, value: str) -> int:
     if not value.isdigit():
         raise ConfigError(f"--inject {text}: {name}={value} is no number; give 0 or more")
     return int(value)
+
+
+def _factor(text: str, kind: str, amount: str) -> float:
+    """The factor of a slowness that lasts, 'slow=2x'; 1 for every other injection."""
+    if kind != "slow" or not amount.endswith("x"):
+        return 1.0
+    try:
+        factor = float(amount[:-1])
+    except ValueError:
+        factor = 0.0
+    if not 1 < factor < float("inf"):
+        raise ConfigError(f"--inject {text}: slow={amount} is no factor above 1; use for example slow=2x")
+    return factor
 
 
 def _seconds(text: str, kind: str, amount: str) -> float:

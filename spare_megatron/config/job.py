@@ -48,6 +48,9 @@ class JobDescription:
     """Floating-point operations of one step over the whole job, for the throughput; 0: not logged."""
     late_pauses: bool = False
     """Whether the pipelines of the groups take in pieces while they run (``--spare-schedule tickets``)."""
+    tickets_ahead: int = 0
+    """How many tickets a group's leader issues ahead of what is begun, so that the group can give the others back; 0:
+    all, and slow groups are not relieved (``--spare-relief``)."""
     loss_names: tuple[str, ...] = ("lm loss",)
     """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
     tensorboard_dir: str = ""

@@ -48,13 +48,14 @@ from spare_megatron.controller.member import (
     Change,
     Orders,
     first_orders,
+    take_ask,
     take_commit,
     take_end,
     take_tickets,
     take_view,
 )
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.controller.view import Ask, Offer, View
 from spare_megatron.wakeups import ask_for_short_waits
 
 
@@ -146,6 +147,8 @@ class Agent:
             serves = tuple(protobuf_codec.read(offer, Offer) for offer in commit.serves)
             after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save, serves)
             return self._adopt(*after)
+        elif kind == "asked":
+            return self._adopt(*take_ask(self.orders, order.asked.step, protobuf_codec.read(order.asked.ask, Ask)))
         elif kind == "fenced" and order.fenced.fencing >= self.orders.view.fencing:
             return self._end(fenced=order.fenced.reason)
         elif kind == "stop":

@@ -53,7 +53,7 @@ from spare_megatron.control.ticket_issuer import TicketIssuer
 from spare_megatron.control.ticket_words import order_of
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, Void, Vote, Withdrawn
+from spare_megatron.controller.messages import CaughtUp, GaveBack, Hello, Ready, Void, Vote, Withdrawn
 from spare_megatron.controller.tickets import TicketStream
 
 REPORTS_KEPT = 2
@@ -77,7 +77,10 @@ class Leader:
         own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
         self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
         self._pulse = Pulse(own_interval_s)
-        self._issuer = TicketIssuer(self._setup.spec, self._setup.job.late_pauses)
+        job = self._setup.job
+        self._issuer = TicketIssuer(self._setup.spec, job.late_pauses, job.tickets_ahead)
+        self._ran_out = (0, 0, False)
+        """Of :attr:`TicketIssuer.runs_out`, what the coordinator was told last."""
         self._reported = Roll(size, -1)
         self._applied = Roll(size, (-1, -1))
         self._seen = Roll(size, 0)
@@ -309,6 +312,7 @@ class Leader:
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
         elif isinstance(report, RankBegun):
             self._issue(self._issuer.begun(report.number))
+            self._say_if_it_runs_out()
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
@@ -408,7 +412,11 @@ class Leader:
             self._pass_end(order)
         else:
             known = change is Change.NONE
-            self._issue(TicketStream() if known else self._issuer.told(self._agent.orders.view), order)
+            words = TicketStream() if known else self._issuer.told(self._agent.orders.view)
+            self._issue(words, None if kind == "asked" else order)
+            if not known and self._issuer.answer is not None:
+                self._uplink.send(_gave_back(self._issuer.answer))
+            self._say_if_it_runs_out()
         if kind == "welcome":
             self._welcome = order
         elif kind == "neighbour":
@@ -422,6 +430,13 @@ class Leader:
             self._adopt_view(change)
         elif kind == "save_accepted":
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
+
+    def _say_if_it_runs_out(self) -> None:
+        """Tell the coordinator, once in an epoch, that half of the tickets are issued, and that all are."""
+        at = self._issuer.runs_out
+        if self._setup.job.tickets_ahead and at is not None and at > self._ran_out:
+            self._ran_out = at
+            self._uplink.send(pb.GroupReport(runs_out=pb.RunsOut(step=at[0], epoch=at[1])))
 
     def _adopt_view(self, change: Change) -> None:
         view = self._agent.orders.view
@@ -479,6 +494,12 @@ class Leader:
         order = pb.Order()
         protobuf_codec.fill(order.view, orders.view)
         return order
+
+
+def _gave_back(answer: GaveBack) -> pb.GroupReport:
+    message = pb.GroupReport()
+    protobuf_codec.fill(message.gave_back, answer)
+    return message
 
 
 def _word(word: GroupWord) -> pb.GroupReport:

@@ -1,21 +1,24 @@
 """The leader's side of the ticket stream: turns the plan of its group into words. Pure: no I/O, no clock.
 
-A plan only grows inside a step. What is added to it becomes tickets at once. Where the group's pipeline takes in
-tickets while it runs, a pause is written only when the first stage has begun the last ticket, so whatever a failure
-adds until then is computed without draining the pipeline; else each addition is followed by a pause, as megatron-core's
-own schedules need it. Behind a pause the stream is closed for the newest epoch.
+The plan is a queue of tickets. They are issued at once, or, where the group may be asked to give pieces back, at most a
+fixed depth ahead of what the first stage has begun: what has no ticket yet can be given back. Where the pipeline takes
+in tickets while it runs, a pause is written only when the queue is empty and the first stage has begun the last ticket,
+so whatever a failure adds until then is computed without draining the pipeline; else each addition is followed by a
+pause, as megatron-core's own schedules need it. Behind a pause the stream is closed for the newest epoch.
 
 Promises: a Close of epoch e comes after all tickets of the plan of e; the newest epoch of a member is closed at last,
-if the first stage begins what it is told; a step that is left half-way (a joiner that is sent back, the end of the job)
-ends with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
+if the first stage begins what it is told and the coordinator takes in what is given back; a piece that was given back
+gets no ticket before a view has it and no ask; a step that is left half-way (a joiner that is sent back, the end of the
+job) ends with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from spare_megatron.controller.audits import selected
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.messages import GaveBack, JobSpec
 from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream, Word
 from spare_megatron.controller.view import View
 
@@ -26,9 +29,10 @@ STEPS_KEPT = 4
 class TicketIssuer:
     """Writes the ticket stream of one group."""
 
-    def __init__(self, spec: JobSpec, late_pauses: bool) -> None:
-        """``late_pauses``: whether the pipeline takes in tickets while it runs."""
-        self._spec, self._late = spec, late_pauses
+    def __init__(self, spec: JobSpec, late_pauses: bool, depth: int = 0) -> None:
+        """``late_pauses``: whether the pipeline takes in tickets while it runs. ``depth``: how many tickets at most are
+        ahead of what the first stage has begun; 0: all that there are."""
+        self._spec, self._late, self._depth = spec, late_pauses, depth
         self.kept = TicketStream()
         """The words of the last steps."""
         self._new: list[Word] = []
@@ -38,16 +42,31 @@ class TicketIssuer:
         self._at: tuple[int, int] | None = None
         """(step, offer) of the present Begin; None while the group has no part in a step."""
         self._offer = 0
-        self._segments = 0
-        """Segments of the plan that have their tickets."""
-        self._last = -1
-        """Number of the newest ticket."""
+        self._queue: deque[Ticket] = deque()
+        """The plan's tickets that are not issued, without those given back."""
+        self._issued: set[Ticket] = set()
+        """Those of the present Begin that are."""
+        self._ahead: deque[int] = deque()
+        """The numbers of issued tickets that the first stage may not have begun."""
+        self._segment = 0
+        """The segment of the newest ticket."""
         self._begun = -1
         """Number of the newest ticket that the first stage has begun."""
         self._open = False
         """Whether there is a ticket behind the last pause."""
         self._epoch = self._closed = 0
         """The newest epoch, and the newest one that is closed, of the present Begin."""
+        self.answer: GaveBack | None = None
+        """What the group has given back and no view has taken in; None where it is asked for nothing."""
+
+    @property
+    def runs_out(self) -> tuple[int, int, bool] | None:
+        """(step, epoch, whether all its tickets are issued), once half of them are; None before, and where some were
+        given back and no view has taken that in."""
+        held = self.answer is not None and self.answer.pieces
+        if self._at is None or held or 2 * len(self._queue) > len(self._queue) + len(self._issued):
+            return None
+        return self._at[0], self._epoch, not self._queue
 
     def told(self, view: View, over: bool = False) -> TicketStream:
         """The words that follow from the newest view; ``over``: the job is, for this group."""
@@ -56,13 +75,13 @@ class TicketIssuer:
         at = (view.step, self._offer) if part else None
         if at != self._at:
             self._begin(at)
-        if at is not None:
-            for number in range(self._segments, len(view.segments)):
-                for ticket in self._tickets(view, number):
-                    self._last, self._open = self._end, True
-                    self._new.append(ticket)
-                self._pause()
-            self._segments, self._epoch = len(view.segments), view.epoch
+        if at is None:
+            self.answer = None
+        else:
+            plan = (ticket for number in range(len(view.segments)) for ticket in self._tickets(view, number))
+            self._queue = deque(ticket for ticket in plan if ticket not in self._issued)
+            self._give_back(view)
+            self._epoch = view.epoch
             self._settle()
         return self._said()
 
@@ -76,7 +95,9 @@ class TicketIssuer:
     def _begin(self, at: tuple[int, int] | None) -> None:
         if self._open:
             self._new.append(Pause())
-        self._at, self._segments, self._closed, self._open = at, 0, 0, False
+        self._at, self._closed, self._open = at, 0, False
+        self._issued, self._segment = set(), 0
+        self._ahead.clear()
         if at is not None:
             self._begins = [*self._begins, self._end][-STEPS_KEPT:]
             self._new.append(Begin(*at))
@@ -90,14 +111,42 @@ class TicketIssuer:
         for piece in pieces:
             yield Ticket(piece, segment, compared=piece in compared)
 
+    def _give_back(self, view: View) -> None:
+        """Answer the view's ask, once, with the last tickets of the queue; not with those that are compared with what
+        an auditor computes. What was answered is kept back while the view has the ask."""
+        if view.ask is None:
+            self.answer = None
+            return
+        free = [ticket for ticket in self._queue if not (ticket.audited or ticket.compared)]
+        if self.answer is None or (self.answer.step, self.answer.ask) != (view.step, view.ask):
+            pieces = tuple(ticket.piece for ticket in free[max(0, len(free) - view.ask.pieces) :])
+            self.answer = GaveBack(view.group, view.incarnation, view.step, view.ask, pieces)
+        given = frozenset(self.answer.pieces)
+        self._queue = deque(ticket for ticket in self._queue if ticket.audited or ticket.piece not in given)
+
     def _settle(self) -> None:
-        self._pause()
-        if not self._open and self._closed < self._epoch:
+        """Issue what may be issued, then pause and close where nothing is left."""
+        while self._ahead and self._ahead[0] <= self._begun:
+            self._ahead.popleft()
+        while self._queue and (not self._depth or len(self._ahead) < self._depth):
+            ticket = self._queue.popleft()
+            if ticket.segment != self._segment and not self._late:
+                self._pause()
+            self._ahead.append(self._end)
+            self._issued.add(ticket)
+            self._new.append(ticket)
+            self._open, self._segment = True, ticket.segment
+        if self._queue:
+            return
+        if not self._late or not self._ahead:
+            self._pause()
+        held = self.answer is not None and self.answer.pieces
+        if not self._open and not held and self._closed < self._epoch:
             self._new.append(Close(self._epoch))
             self._closed = self._epoch
 
     def _pause(self) -> None:
-        if self._open and (self._begun >= self._last or not self._late):
+        if self._open:
             self._new.append(Pause())
             self._open = False
 

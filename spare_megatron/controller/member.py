@@ -69,6 +69,9 @@ def take_view(orders: Orders, view: View, right_at: str = "", donors_at: tuple[s
         return orders, Change.NONE
     if view.fencing < known.fencing or view.epoch < known.epoch or view.committed[0] < known.committed[0]:
         return orders, Change.NONE
+    if (view.fencing, view.step) == (known.fencing, known.step) and view.asks_made < known.asks_made:
+        # It was made before the group was asked, and came later: views may have to wait.
+        view = replace(view, ask=known.ask, asks_made=known.asks_made)
     told = replace(orders, view=view, version=orders.version + 1, right_at=right_at, donors_at=donors_at)
     if view.epoch > known.epoch:
         return told, Change.EPOCH
@@ -109,12 +112,13 @@ def take_commit(
 
 
 def take_ask(orders: Orders, step: int, ask: Ask) -> tuple[Orders, Change]:
-    """The orders of a leader that is asked for pieces of ``step``. One of another step, or an older one, changes
-    nothing; the present one again is to be answered again."""
+    """The orders of a leader that is asked for pieces of ``step``. One of another step or coordinator, or an older one,
+    changes nothing."""
     view = orders.view
-    if orders.over or step != view.step or (view.ask is not None and ask.number < view.ask.number):
+    if orders.over or (step, ask.fencing) != (view.step, view.fencing) or ask.number <= view.asks_made:
         return orders, Change.NONE
-    return replace(orders, view=replace(view, ask=ask), version=orders.version + 1), Change.ASK
+    asked = replace(view, ask=ask, asks_made=ask.number)
+    return replace(orders, view=asked, version=orders.version + 1), Change.ASK
 
 
 def take_tickets(orders: Orders, more: TicketStream, read: int = 0) -> tuple[Orders, Change]:

@@ -307,7 +307,7 @@ class GaveBack:
     group: int
     incarnation: int
     step: int
-    number: int
+    ask: Ask
     pieces: tuple[int, ...]
     """In the order of its plan; empty where none was left to give."""
 

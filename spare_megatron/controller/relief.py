@@ -33,7 +33,7 @@ def running_out(state: State, event: RunningOut) -> Transition:
     if not asked:
         return ignore(state, f"a group runs out of pieces in step {event.step}, and no other can give it enough")
     number = state.asks_made + 1
-    asks = {group: Ask(number, pieces) for group, pieces in sorted(asked.items())}
+    asks = {group: Ask(state.fencing, number, pieces) for group, pieces in sorted(asked.items())}
     paces = {group: (left, piece_s) for group, left, piece_s in event.paces}
     relief = Relief(state.relief.rounds + 1, asks, {}, paces)
     last_s = max(left * piece_s for left, piece_s in paces.values())
@@ -66,8 +66,8 @@ def gave_back(state: State, event: GaveBack) -> Transition:
     if state.live.get(group) != event.incarnation or state.phase != "running" or event.step != state.step_in_flight:
         return ignore(state, f"{who} gives back pieces of step {event.step}, and has no part in it")
     ask = relief.asked.get(group)
-    if ask is None or ask.number != event.number or relief.given.get(group) == event.pieces:
-        return ignore(state, f"{who} answers ask {event.number}, which is known or over")
+    if ask is None or ask != event.ask or relief.given.get(group) == event.pieces:
+        return ignore(state, f"{who} answers ask {event.ask.number}, which is known or over")
     own = frozenset(_free(state, state.plan.pieces(group)))
     if group in relief.given or not own.issuperset(event.pieces) or len(event.pieces) > ask.pieces:
         detail = f"gives back {counted(len(event.pieces), 'piece')} of step {event.step} that it may not give"

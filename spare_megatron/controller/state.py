@@ -321,6 +321,7 @@ class State:
             disputed=tuple(sorted(self.disputes)),
             save=self.save,
             ask=self.relief.asked.get(group),
+            asks_made=self.asks_made,
         )
 
 

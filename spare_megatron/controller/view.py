@@ -29,6 +29,8 @@ class Offer:
 class Ask:
     """A group is to give back pieces of the step in flight that it has not begun."""
 
+    fencing: int
+    """Fencing number of the coordinator that made it."""
     number: int
     """Numbers never fall in a life of the job; those of one round are equal."""
     pieces: int
@@ -75,6 +77,8 @@ class View:
     ask: Ask | None = None
     """What the group is asked to give back. While it is, its answer has not changed any plan, and what it gave in it is
     still in its segments."""
+    asks_made: int = 0
+    """Number of the newest ask of any group when this view was made."""
 
     @property
     def receiver(self) -> MemberId:

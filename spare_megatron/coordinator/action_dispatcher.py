@@ -15,7 +15,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.encoded_order import EncodedOrder
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Action, SendCommit, SendFenced, SendStop, SendView
+from spare_megatron.controller.messages import AcceptSave, Action, SendAsk, SendCommit, SendFenced, SendStop, SendView
 from spare_megatron.controller.view import MemberId, View
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
@@ -48,6 +48,9 @@ class Speaker:
             self._view(action)
         elif isinstance(action, SendCommit):
             self._commit(action)
+        elif isinstance(action, SendAsk):
+            asked = pb.Asked(step=action.step, ask=protobuf_codec.fill(pb.Ask(), action.ask))
+            self._streams.send(action.group, action.incarnation, pb.Order(asked=asked))
         elif isinstance(action, SendFenced):
             fenced = pb.Fenced(fencing=self._fencing, reason=action.reason)
             self._streams.send(action.group, action.incarnation, pb.Order(fenced=fenced))

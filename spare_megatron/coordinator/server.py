@@ -39,6 +39,7 @@ from spare_megatron.controller.messages import (
     CaughtUp,
     Decision,
     Event,
+    GaveBack,
     Hello,
     JobSpec,
     Loss,
@@ -60,6 +61,7 @@ from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_events import JobEvents
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
+from spare_megatron.coordinator.paces import Paces
 from spare_megatron.coordinator.records import Records, say
 from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
@@ -103,6 +105,7 @@ class Coordinator:
         self._tuning = JobTuning(time.time())
         self._events = JobEvents(options.on_event, self._dir.path, say)
         self._accepted = ""
+        self._paces = Paces()
         self._restarts = RestartAnswers(lambda: self._state, lambda: self._nothing_is_decided)
         found = resume(self._dir.journal, self._replayed, self._recall)
         for note in found.notes:
@@ -394,6 +397,7 @@ class Coordinator:
         if kind == "heartbeat":
             beat = protobuf_codec.read(report.heartbeat, Heartbeat)
             self._detector.heartbeat(group, stream.incarnation, beat, now_s)
+            self._paces.heartbeat(group, stream.incarnation, beat, now_s)
         elif kind == "ballot":
             vote = protobuf_codec.read(report.ballot.vote, Vote)
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):
@@ -408,6 +412,12 @@ class Coordinator:
             self._apply(protobuf_codec.read(report.saved, Saved))
         elif kind in _LEARNING:
             self._apply(protobuf_codec.read(getattr(report, kind), _LEARNING[kind]))
+        elif kind == "runs_out" and not self._nothing_is_decided:
+            event = self._paces.running_out(self._state, report.runs_out.step, report.runs_out.epoch, now_s)
+            if event is not None:
+                self._apply(event)
+        elif kind == "gave_back":
+            self._apply(protobuf_codec.read(report.gave_back, GaveBack))
         elif kind == "step_report":
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)

@@ -41,6 +41,8 @@ class Injector:
             for index, one in enumerate(injections)
             if one.group == group and one.position in (None, position) and one.restart == restarts
         ]
+        self._computed_s = 0.0
+        """The CPU time of the training thread when its slowness was last looked at."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], place: Place) -> Injector:
@@ -56,6 +58,8 @@ class Injector:
         """Inject what is due at ``point``. Called wherever faults can be injected; nearly always returns at once."""
         if not self._mine:
             return
+        if point in ("forward", "backward", "patch"):
+            self._drag(step)
         for index, one in self._mine:
             if (
                 one.kind != "bitflip"
@@ -63,6 +67,23 @@ class Injector:
                 and self._take(index, one)
             ):
                 self._do(one)
+
+    def slowness(self, step: int) -> float:
+        """How many times as long pieces take on this rank. An engine that only pretends to compute multiplies its times
+        by it; for one that does, :meth:`fire` sleeps."""
+        factor = 1.0
+        for index, one in self._mine:
+            if one.factor > 1 and one.position in (None, self._position) and step >= one.step:
+                self._take(index, one)
+                factor *= one.factor
+        return factor
+
+    def _drag(self, step: int) -> None:
+        """Sleep for as long as this thread has computed since the last call, times the slowness beyond 1."""
+        factor, computed_s = self.slowness(step), time.thread_time()
+        if factor > 1:
+            time.sleep((factor - 1) * (computed_s - self._computed_s))
+        self._computed_s = computed_s
 
     @property
     def has_flips(self) -> bool:

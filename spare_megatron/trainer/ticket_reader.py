@@ -45,10 +45,11 @@ class TicketReader:
         return None
 
     def move(self) -> None:
-        """The next word is read; reports a ticket behind which nothing is known."""
+        """The next word is read; reports a ticket behind which few words are known."""
         stream, number = self.session.orders.stream, self._next
         self._next += 1
-        if self._found and self._next == stream.end and isinstance(stream.at(number), Ticket):
+        few = stream.end - self._next <= self.session.tickets_low
+        if self._found and few and isinstance(stream.at(number), Ticket):
             self.session.begun(number)
         self.session.read_tickets(self._next)
 

@@ -239,7 +239,7 @@ class Processes:
     @staticmethod
     def _is_of(answer: m.GaveBack, view: View) -> bool:
         """Whether this is the answer to what the view asks."""
-        return view.ask is not None and (answer.step, answer.number) == (view.step, view.ask.number)
+        return view.ask is not None and (answer.step, answer.ask) == (view.step, view.ask)
 
     def answers(self, p: Process) -> list[Process]:
         """Its answers to an ask that it has not answered: it gives any number of pieces of segments that have not run,
@@ -254,7 +254,7 @@ class Processes:
         free = [piece for piece in new if piece not in audited] if self.computes(p) else []
         ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow else (0,)
         said = [
-            m.GaveBack(p.group, p.incarnation, known.step, known.ask.number, tuple(free[len(free) - number :]))
+            m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[len(free) - number :]))
             for number in ways
         ]
         return [p._replace(answer=self._keep(one), up=self._up(p, one)) for one in said]

@@ -37,9 +37,9 @@ class SleepingPipeline(ToyEngine):
                 self._exchange(operation)
             elif isinstance(operation, Forward):
                 self.on_piece("forward", operation.microbatch)
-                time.sleep(self.piece_s * FORWARD_SHARE)
+                time.sleep(self.piece_s * FORWARD_SHARE * self.slowness(self.step))
             else:
-                time.sleep(self.piece_s * (1 - FORWARD_SHARE))
+                time.sleep(self.piece_s * (1 - FORWARD_SHARE) * self.slowness(self.step))
                 self._add_piece(pieces[operation.microbatch])
                 self.on_piece("backward", operation.microbatch)
 

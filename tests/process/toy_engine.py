@@ -50,9 +50,10 @@ class ToyEngine:
         joins: bool = False,
         seed: int = 1,
         flips: Callable[[str, int, int], bool] = lambda point, step, n: False,
+        slowness: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         """``layer_s``: what the backward of one matrix takes longer; ``joins``: pieces that come late are computed in
-        the run that is under way; ``flips``: as of ``trainer.fault_injection.Injector``."""
+        the run that is under way; ``flips``, ``slowness``: as of ``trainer.fault_injection.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
         self.piece_s, self.width, self.layer_s, self.joins = piece_s, width, layer_s, joins
@@ -66,6 +67,7 @@ class ToyEngine:
             weights.requires_grad_().register_post_accumulate_grad_hook(partial(self._add, layers - 1 - layer))
         self.step, self.applied, self.last = 0, 0, False
         self.flips, self.n, self.audited = flips, 0, False
+        self.slowness = slowness
         self.found: dict[str, int] = {}
         """Of the piece that is computed: matrix -> checksum of its gradient."""
         self.kept: dict[bool, dict[int, dict[str, int]]] = {False: {}, True: {}}
@@ -108,7 +110,7 @@ class ToyEngine:
             if layer != 1 or piece % 3:
                 y = torch.tanh(y @ weights)
         if self.piece_s:
-            time.sleep(self.piece_s)
+            time.sleep(self.piece_s * self.slowness(step))
         value = 0.0
         if self.position == self.size - 1:
             loss = (y - 0.5).square().mean()

@@ -60,6 +60,7 @@ def main() -> int:
         options.layer_s,
         options.joins,
         flips=injector.flips,
+        slowness=injector.slowness,
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
@@ -89,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layer-s", type=float, default=0.0)
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--joins", action="store_true", help="pipelines take in pieces while they run")
+    parser.add_argument("--ahead", type=int, default=0, help="tickets ahead; with --joins slow groups are relieved")
     parser.add_argument(
         "--stages", action="store_true", help="ranks are pipeline stages, and sleep instead of computing"
     )
@@ -147,6 +149,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
         ),
         train_iters=options.steps,
         late_pauses=options.joins,
+        tickets_ahead=options.ahead,
         exit_duration_s=options.duration_s,
         log_interval=1,
         global_batch_size=place.num_groups * options.pieces,

@@ -49,6 +49,8 @@ class Rank:
         self.reduced = (0, 0)
         """(epoch, step)."""
 
+    tickets_low = 0
+
     def read_tickets(self, number: int) -> None:
         self.tickets_read = number
 

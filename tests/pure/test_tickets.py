@@ -2,11 +2,13 @@
 
 Each walk plays the leader of one group and its ranks. Ranks hear at their own pace, lose their connection and come
 back, and do what their next word says; those of a joiner look at the same orders between runs (trainer.group_rounds).
-Epochs grow the plan or not, steps are committed when all ranks have reduced, a joiner is sent back and gets other
-offers, and the job ends anywhere. What must hold:
+Epochs grow the plan or not, steps are committed when all ranks have reduced, the group is asked for pieces and epochs
+take them out or leave them, a joiner is sent back and gets other offers, and the job ends anywhere. What must hold:
 
 * all ranks do the same in the same order: each one's log begins as the longest does;
-* who reduces in an epoch has exactly the pieces of its plan inside, in its order;
+* who reduces in an epoch has exactly the pieces of its plan inside, in its order, and none that was given back and is
+  not known to be its own again;
+* an ask has one answer, of pieces that have no ticket;
 * when nothing more happens every rank has reduced in the newest epoch, or stands outside of any run.
 """
 
@@ -20,10 +22,18 @@ import pytest
 
 from spare_megatron.control.ticket_issuer import TicketIssuer
 from spare_megatron.control.ticket_words import order_of, stream_of
-from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.controller.member import (
+    Orders,
+    first_orders,
+    take_ask,
+    take_commit,
+    take_end,
+    take_tickets,
+    take_view,
+)
+from spare_megatron.controller.messages import GaveBack, JobSpec
 from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.controller.view import Ask, Offer, View
 from spare_megatron.trainer.step import StepRunner
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
 from tests.pure.learner_world import RankEngine, RankReplicas
@@ -94,6 +104,8 @@ def taken(orders: Orders, order: object, read: int) -> Orders:
         return take_tickets(orders, stream_of(order_of(order).tickets), read)[0]
     if isinstance(order, View):
         return take_view(orders, order)[0]
+    if isinstance(order, Ask):
+        return take_ask(orders, orders.view.step, order)[0]
     if isinstance(order, tuple):
         return take_commit(orders, *order, leave=False)[0]
     return take_end(orders, stop=("failed", "it ends"))[0]
@@ -102,11 +114,14 @@ def taken(orders: Orders, order: object, read: int) -> Orders:
 class World:
     """The leader and its ranks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, depth: int | None = None) -> None:
         self.random = random.Random(seed)
         self.joins = seed % 5 == 4
         self.late = seed % 3 != 0
-        self.issuer = TicketIssuer(SPEC, self.late)
+        depth = depth or (seed % 4 if self.late and depth is None else 0)
+        self.issuer = TicketIssuer(SPEC, self.late, depth)
+        self.answers: dict[Ask, GaveBack] = {}
+        self.given = 0
         self.orders = first_orders(1, 0)
         self.said: deque[int] = deque()
         self.ranks = [Rank(position, self) for position in range(self.random.choice((1, 2, 3)))]
@@ -120,8 +135,20 @@ class World:
         runs = self.issuer._open
         words = self.issuer.told(self.orders.view, self.orders.over)
         self.joined += runs and isinstance(words.words[:1] and words.words[0], Ticket)
+        self._look_at_answer()
         for one in (words, order) if self.orders.over else (order, words):
             self._pass_on(one)
+
+    def _look_at_answer(self) -> None:
+        """The group says the same whenever it is asked the same, and has begun nothing of it."""
+        ask, answer = self.orders.view.ask, self.issuer.answer
+        assert (ask is None or not self.orders.view.is_member) == (answer is None)
+        if ask is not None and answer is not None:
+            assert self.answers.setdefault(ask, answer) == answer
+            assert answer.ask == ask
+            assert len(answer.pieces) <= ask.pieces
+            issued = {ticket.piece for ticket in self.issuer._issued if not ticket.audited}
+            assert not issued.intersection(answer.pieces)
 
     def _pass_on(self, order: object) -> None:
         for rank in self.ranks:
@@ -180,6 +207,24 @@ class World:
             view = replace(view, audits=audits)
         self.tell(replace(view, epoch=view.epoch + 1, segments=(*view.segments, *more)))
 
+    def ask(self) -> None:
+        """The group is asked, again, or for another number of pieces; not where it may be sent back."""
+        view = self.orders.view
+        if view.is_member and not self.joins and (view.ask is None or self.issuer.answer):
+            number = view.asks_made + self.random.randrange(2)
+            self.tell(Ask(view.fencing, number, self.random.randrange(1, 4)))
+
+    def taken_in(self) -> None:
+        """A new epoch has what was given back in another segment or not at all, and asks no more."""
+        view, answer = self.orders.view, self.issuer.answer
+        if answer is None:
+            return
+        gone = frozenset(answer.pieces)
+        kept = tuple(tuple(piece for piece in segment if piece not in gone) for segment in view.segments)
+        again = (answer.pieces,) if self.random.random() < 0.5 else ()
+        self.given += len(gone)
+        self.tell(replace(view, epoch=view.epoch + 1, segments=(*kept, *again), ask=None))
+
     def same(self) -> None:
         self.tell(self.orders.view)
 
@@ -190,7 +235,7 @@ class World:
 
     def send_back(self) -> None:
         """The group is a joiner: it leaves the epoch, and then joins anew by another offer."""
-        view = self.orders.view
+        view = replace(self.orders.view, ask=None)
         self.offers += 1
         self.tell(replace(view, epoch=view.epoch + 1, live=((0, 0), (2, 0)), segments=()))
         if self.random.random() < 0.5:
@@ -202,7 +247,7 @@ class World:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
     world = World(seed)
-    events = [world.cut, world.epoch, world.epoch, world.same, world.commit, world.commit]
+    events = [world.cut, world.epoch, world.epoch, world.same, world.commit, world.commit, world.ask, world.taken_in]
     events += [world.send_back] * world.joins
     world.tell(VIEW)
     for _ in range(40):
@@ -212,6 +257,7 @@ def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
         if world.random.random() < 0.2:
             world.settle()
         world.random.choice(events)()
+    world.taken_in()
     world.settle()
     newest = world.orders.view.epoch, world.orders.view.step
     assert [rank.reduced for rank in world.ranks] == [newest] * len(world.ranks)
@@ -222,8 +268,20 @@ def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
     assert len({len(rank.log) for rank in world.ranks}) == 1
 
 
+def test_pieces_are_given_back_in_the_walks() -> None:
+    """Else the walks above would show nothing of it."""
+    given = 0
+    for seed in SEEDS[:60]:
+        world = World(seed)
+        world.tell(replace(VIEW, segments=(tuple(range(8)),)))
+        world.ask()
+        world.taken_in()
+        given += world.given
+    assert given > 10, given
+
+
 def test_late_pauses_let_patches_join() -> None:
-    worlds = [World(seed) for seed in (1, 3)]
+    worlds = [World(seed, depth=0) for seed in (1, 3)]
     for world in worlds:
         world.tell(VIEW)
         world.tell(replace(VIEW, epoch=2, segments=(*VIEW.segments, (9,))))
@@ -274,7 +332,7 @@ def test_a_rank_that_reads_of_the_next_step_waits_for_the_commit_of_this_one() -
 
 
 def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:
-    world = World(1)
+    world = World(1, depth=0)
     [rank] = world.ranks[:1]
     world.tell(VIEW)
     while rank.coming:

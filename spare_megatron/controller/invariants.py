@@ -249,7 +249,7 @@ def _growth(before: State, event: Event, after: State) -> None:
         if isinstance(event, GaveBack) and event.group == group:
             given = given.union(event.pieces)
         old, new = before.segments_of(group), after.segments_of(group)
-        if given and after.epoch > before.epoch:
+        if given and after.epoch > before.epoch and group not in after.relief.asked:
             old = tuple(tuple(piece for piece in segment if piece not in given) for segment in old)
         anew = group in after.learners and after.learners[group].offer != _offer_of(before, group)
         if anew:

@@ -31,7 +31,7 @@ def running_out(state: State, event: RunningOut) -> Transition:
     """A group will soon have nothing to do: ask those that would end much later."""
     asked = to_ask(state, event)
     if not asked:
-        return ignore(state, f"a group runs out of pieces in step {event.step}, and no other can give it enough")
+        return ignore(state, f"a group runs out of pieces in step {event.step}; nobody is asked")
     number = state.asks_made + 1
     asks = {group: Ask(state.fencing, number, pieces) for group, pieces in sorted(asked.items())}
     paces = {group: (left, piece_s) for group, left, piece_s in event.paces}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spare_megatron.controller import messages as m
 from spare_megatron.controller import relief
-from spare_megatron.controller.machine import initial_state
+from spare_megatron.controller.machine import State, initial_state
 from tests.explore import judge
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept
@@ -69,9 +69,8 @@ class Effects:
         return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
 
     @staticmethod
-    def running_out(w: World, slow: int) -> m.RunningOut | None:
+    def running_out(state: State, slow: int) -> m.RunningOut | None:
         """The event by which a group is asked for as many pieces as others can take; None where it would not be."""
-        state = w.brain.state
         if state.phase != "running":
             return None
         paces = tuple(
@@ -80,6 +79,14 @@ class Effects:
         )
         event = m.RunningOut(state.step_in_flight, state.epoch, paces)
         return event if relief.to_ask(state, event) else None
+
+    def ghost_asks(self, w: World, n: int) -> World:
+        """A ghost asks a process that is connected to it; the same world where it would not."""
+        p = w.processes[n]
+        number = w.ghost_of(p)
+        assert number is not None
+        event = self.running_out(w.ghosts[number].state, p.group)
+        return w if event is None else self._feed_ghost(w, number, self.keeper.keep(event))
 
     def reopen(self, w: World, ghost: bool) -> World:
         """Another coordinator replays the journal and begins; the one before it goes on (``ghost``) or has died."""

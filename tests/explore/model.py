@@ -220,7 +220,7 @@ class Model:
         any."""
         slow = {(p.group, w.incarnation(p)) for p in w.processes if p.slow}
         for member in sorted(w.brain.state.live.items()):
-            event = self.do.running_out(w, member[0])
+            event = self.do.running_out(w.brain.state, member[0])
             if event is None:
                 continue
             if member in slow:
@@ -274,6 +274,8 @@ class Model:
             yield from self._fault(w, "cut", name, lambda v: self.do.put(v, n, self.do.rules.cut(p)))
         if w.ghost_of(p) is not None:
             yield from self._fault(w, "suspect", f"{name} by {p.where}", lambda v: self.do.lose_by_ghost(v, n))
+            if self.do.ghost_asks(w, n) is not w:
+                yield from self._fault(w, "ask", f"{name} by {p.where}", lambda v: self.do.ghost_asks(v, n))
         if w.is_member(p):
             yield from self._fault(w, "suspect", name, lambda v: self.do.lose(v, one, "silent"))
             if w.brain.state.phase == "running":

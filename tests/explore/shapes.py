@@ -28,6 +28,9 @@ PLAIN = {
     "three groups, wrong arithmetic under audits": Shape(
         3, 3, steps=1, faults=1, kinds=frozenset({"err"}), audit_rate=1.0, formed=True
     ),
+    "two groups, two pieces of a shard, one that is slow and asked, and any fault": Shape(
+        pieces=2, steps=1, faults=2, kinds=ANY | {"slow", "ask"}, each=(("slow", 1),), formed=True
+    ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
     ),
@@ -68,6 +71,23 @@ FULL = {
     ),
     "three groups, wrong arithmetic under audits and a loss": Shape(
         3, 3, faults=2, kinds=frozenset({"err", "kill", "suspect"}), audit_rate=1.0, formed=True
+    ),
+    "three groups, two that are slow and asked, and a loss or a broken connection": Shape(
+        3, 3, steps=1, faults=3, kinds=frozenset({"slow", "kill", "cut"}), formed=True
+    ),
+    "three groups, each shard on two, one that is slow and asked, and a fault": Shape(
+        3,
+        2,
+        steps=1,
+        faults=2,
+        kinds=frozenset({"slow", "ask", "kill", "cut", "restart", "takeover", "fail"}),
+        formed=True,
+    ),
+    "three groups, one that is slow and asked under audits, and wrong arithmetic": Shape(
+        3, 3, steps=1, faults=2, kinds=frozenset({"slow", "err"}), audit_rate=0.5, formed=True
+    ),
+    "two groups, a group lost and back, and one that is slow and asked": Shape(
+        pieces=2, steps=4, faults=3, kinds=frozenset({"slow", "kill", "return"}), each=(("slow", 1),), formed=True
     ),
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(

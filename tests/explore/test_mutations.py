@@ -231,6 +231,39 @@ def test_a_coordinator_that_was_replaced_and_throws_out_a_member(monkeypatch: Pa
     finds(Shape(faults=2, kinds=frozenset({"takeover", "suspect"})), "throws out group")
 
 
+SLOW = Shape(3, 3, steps=1, faults=3, kinds=frozenset({"slow", "cut"}), each=(("cut", 1),), formed=True)
+
+
+def test_pieces_that_move_before_all_have_answered_and_without_an_epoch(monkeypatch: Patch) -> None:
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
+        given = after.relief.given
+        moved = isinstance(event, m.GaveBack) and given != before.relief.given and any(given.values())
+        return (replace(after, plan=after.plan.without(given)) if moved else after), decision
+
+    after_step(monkeypatch, change)
+    finds(SLOW, "no partition of the batch")
+
+
+def test_an_ask_that_a_reconnected_group_is_not_told_again(monkeypatch: Patch) -> None:
+    """Its answer is known already, and so it begins what it has given back."""
+    real = State._view
+    monkeypatch.setattr(State, "_view", lambda *args: replace(real(*args), ask=None))
+    finds(SLOW, "an innocent group is fenced")
+
+
+def test_a_group_that_votes_before_what_it_gave_back_has_moved(monkeypatch: Patch) -> None:
+    real = machine.step
+    quiet = lambda state, e: isinstance(e, m.GaveBack) and len(state.relief.given) + 1 == len(state.relief.asked)  # noqa: E731
+    monkeypatch.setattr(
+        machine,
+        "step",
+        lambda state, e: (
+            transition.ignore(replace(state), "an answer is not heard") if quiet(state, e) else real(state, e)
+        ),
+    )
+    finds(replace(SLOW, faults=1), "does not end from here")
+
+
 def test_a_journal_that_loses_part_of_an_event(monkeypatch: Patch) -> None:
     def encode(event: m.Event) -> dict[str, Any]:
         return {name: value for name, value in real(event).items() if name != "held"}

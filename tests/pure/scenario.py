@@ -28,6 +28,10 @@ Commands::
     joiners-late [epoch=e]
     startup-over
     stop-requested
+    runs-out left=g:n,g:n [slow=g:factor] [epoch=e]
+                                    pieces take 1 s, in a slow group `factor` s
+    gives G[,G...] [pieces=1,2] [number=n]
+                                    the answer to the newest ask
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.view import Offer
+from spare_megatron.controller.view import Ask, Offer
 from spare_megatron.placement import build_placement
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -79,6 +83,11 @@ class Player:
             return [m.Opened(self.spec, self.state.life + 1, self.state.fencing + 1)]
         if verb == "allvoted":
             return [m.AllVoted(self.state.step_in_flight, self.state.epoch)]
+        if verb == "runs-out":
+            slow = dict(pair.split(":") for pair in options.get("slow", "").split(",") if pair)
+            told = dict(pair.split(":") for pair in options["left"].split(","))
+            paces = tuple((int(g), int(n), float(slow.get(g, 1))) for g, n in sorted(told.items()))
+            return [m.RunningOut(self.state.step_in_flight, int(options.get("epoch", self.state.epoch)), paces)]
         if verb == "startup-over":
             return [m.StartupOver(60.0)]
         if verb == "stop-requested":
@@ -133,6 +142,11 @@ class Player:
         if verb == "applied":
             step = int(options.get("step", self.state.committed[0]))
             return m.Applied(group, incarnation, step, int(options.get("epoch", self.state.epoch)))
+        if verb == "gives":
+            pieces = tuple(int(p) for p in options.get("pieces", "").split(",") if p)
+            ask = self.state.relief.asked.get(group, Ask(self.state.fencing, self.state.asks_made, 0))
+            ask = replace(ask, number=int(options.get("number", ask.number)))
+            return m.GaveBack(group, incarnation, self.state.step_in_flight, ask, pieces)
         assert verb == "vote", f"unknown command {verb}"
         planned = tuple(p for segment in self.state.segments_of(group) for p in segment)
         pieces = tuple(int(p) for p in options["pieces"].split(",")) if "pieces" in options else planned
@@ -206,11 +220,14 @@ def _describe(action: m.Action) -> list[str]:
         delay = f" after {action.delay_s:g} s" if action.delay_s else ""
         leave = " leave" if v.leave else ""
         leave += f" disputed {list(v.disputed)}" if v.disputed else ""
+        leave += f" ask {v.ask.number}, for up to {v.ask.pieces}" if v.ask else ""
         standing = " ".join(map(str, v.standing))
         return [
             f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
             f"then [{standing}]{told}{leave}{delay}{_save(v.save)}"
         ]
+    if isinstance(action, m.SendAsk):
+        return [f"-> {action.group}: ask {action.ask.number}, for up to {action.ask.pieces}, in step {action.step}"]
     if isinstance(action, m.SendCommit):
         told = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
         told += "".join(f" {group} serves {_offered(offer)}" for group, offers in action.serves for offer in offers)

@@ -69,12 +69,12 @@ class Effects:
         return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
 
     @staticmethod
-    def running_out(state: State, slow: int) -> m.RunningOut | None:
-        """The event by which a group is asked for as many pieces as others can take; None where it would not be."""
+    def running_out(state: State, slow: tuple[int, ...]) -> m.RunningOut | None:
+        """The event by which groups are asked for as many pieces as others can take; None where none would be."""
         if state.phase != "running":
             return None
         paces = tuple(
-            (group, len(state.plan.pieces(group)) if group == slow else 0, 9.0 if group == slow else 1.0)
+            (group, len(state.plan.pieces(group)), 9.0) if group in slow else (group, 0, 1.0)
             for group in sorted(state.live)
         )
         event = m.RunningOut(state.step_in_flight, state.epoch, paces)
@@ -85,7 +85,7 @@ class Effects:
         p = w.processes[n]
         number = w.ghost_of(p)
         assert number is not None
-        event = self.running_out(w.ghosts[number].state, p.group)
+        event = self.running_out(w.ghosts[number].state, (p.group,))
         return w if event is None else self._feed_ghost(w, number, self.keeper.keep(event))
 
     def reopen(self, w: World, ghost: bool) -> World:

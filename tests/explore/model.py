@@ -218,15 +218,16 @@ class Model:
     def _asks(self, w: World) -> Iterator[Move]:
         """The coordinator finds that a group runs out of pieces and another one has many: a slow one, or, as a fault,
         any."""
-        slow = {(p.group, w.incarnation(p)) for p in w.processes if p.slow}
-        for member in sorted(w.brain.state.live.items()):
-            event = self.do.running_out(w.brain.state, member[0])
-            if event is None:
-                continue
-            if member in slow:
-                yield f"ask {member[0]}", False, partial(self.do.feed, w, event)
-            else:
-                yield from self._fault(w, "ask", f" {member[0]}", lambda v, event=event: self.do.feed(v, event))  # type: ignore[misc]
+        live, do = w.brain.state.live, self.do
+        slow = sorted(p.group for p in w.processes if p.slow and live.get(p.group) == w.incarnation(p))
+        for some in [(group,) for group in slow] + [tuple(slow)] * (len(slow) > 1):
+            event = do.running_out(w.brain.state, some)
+            if event is not None:
+                yield f"ask {' '.join(map(str, some))}", False, partial(do.feed, w, event)
+        for group in sorted(live.keys() - slow):
+            event = do.running_out(w.brain.state, (group,))
+            if event is not None:
+                yield from self._fault(w, "ask", f" {group}", lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------------------- faults
 

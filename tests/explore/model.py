@@ -186,7 +186,9 @@ class Model:
         do, rules = self.do, self.do.rules
         if p.slow:
             return
-        if rules.computes(p):
+        if rules.answers(p):
+            yield f"answer {p.name}", False, lambda: do.put(w, n, rules.answers(p)[0])
+        elif rules.computes(p):
             yield f"compute {p.name}", False, lambda: do.compute(w, n)
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
                 yield f"err {p.name} {wrong}", True, partial(do.compute, do.pay(w, "err"), n, wrong)
@@ -195,8 +197,6 @@ class Model:
             if result is not None:
                 yield f"reduce {p.name}", False, lambda: do.reduce(w, n, result)
                 yield from self._failures(w, n, p)
-        elif rules.answers(p):
-            yield f"answer {p.name}", False, lambda: do.put(w, n, rules.answers(p)[0])
         else:
             done = rules.ends(p) or rules.settles(p)
             if done is not None:

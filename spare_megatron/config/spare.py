@@ -26,6 +26,9 @@ class SpareConfig:
     schedule: Literal["core", "tickets"] = "core"
     """Who orders the work of pipeline stages: megatron-core's schedules (core), or programs of this package that take
     one microbatch after the other and need not know how many will come (tickets). Results have the same bits."""
+    relief: bool = False
+    """Inside a step, let groups that are slow give pieces that they have not begun to faster hosts of the same
+    shards."""
     placement: Literal["independent", "consecutive"] = "independent"
     """Which groups host a shard: groups at offsets of pairwise distinct differences (independent), or neighbours
     (consecutive)."""

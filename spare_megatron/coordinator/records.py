@@ -27,7 +27,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Event, Lost, StopRequested, Tuned, Withdrawn
+from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.status_figures import status_figures
@@ -68,6 +68,8 @@ class Records:
         self._shown_status: dict[str, Any] = {}
         self.life_began_unix_s = time.time()
         self._withdrawals: set[tuple[int, int]] = set()
+        self._relieved = False
+        """Whether this process has told that a group was relieved."""
         """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._stop_signal = ""
         """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
@@ -98,11 +100,15 @@ class Records:
         if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
             self._stop_signal = self._stop_signal or record.event.reason
         told = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
-        changed = after.epoch != before.epoch or after.phase != before.phase
+        relieved = isinstance(record.event, GaveBack) and not after.stopped and after.live == before.live
+        changed = (after.epoch != before.epoch and not relieved) or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
         if live and (changed or told):
             say(decision.reason)
+        if live and relieved and after.epoch != before.epoch and not self._relieved:
+            self._relieved = True
+            say(f"{decision.reason}; later ones are counted in metrics.jsonl (pieces_given)")
 
     def memo(self) -> dict[str, Any]:
         """What the records so far have left here, as JSON values, for :meth:`recall` after a restart."""

@@ -300,6 +300,16 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
     )
     _check_audits(ns, groups)
     refuse(
+        ns.spare_relief and ns.spare_schedule != "tickets",
+        f"--spare-relief takes back what is not begun, and --spare-schedule {ns.spare_schedule} begins all at once; "
+        "add --spare-schedule tickets",
+    )
+    refuse(
+        ns.spare_relief and ns.spare_granularity == "shard",
+        "--spare-relief moves single pieces, and with --spare-granularity shard only whole shards move; leave one of "
+        "them out",
+    )
+    refuse(
         ns.check_weight_hash_across_dp_replicas_interval is not None and not ns.spare_reduce.startswith("exact"),
         "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
         f"{ns.spare_reduce} does not promise; use --spare-reduce exact",

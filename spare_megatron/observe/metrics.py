@@ -196,6 +196,7 @@ class MetricsBook:
             + discarded
             + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,
+            "pieces_given": sum(map(len, before.plan.left.values())),
             "pieces_audited": sum(len(part) for audits in before.audits.values() for part in audits),
             "compute_s": round(max(_of_groups(times, "compute_s")), 6),
             **_at_median_pace(

@@ -303,6 +303,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         world_size=job.shape.world_size,
         device=compute_device().type,
         late_pauses=job.spare.schedule == "tickets",
+        tickets_ahead=job.shape.pipeline + 1 if job.spare.relief else 0,
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
         batch_phases=start.batches(job).phases if job.batches.changes else (),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import (
     AcceptSave,
+    GaveBack,
     JobSpec,
     Lost,
     Opened,
@@ -177,7 +178,7 @@ class JobHistory:
             step = life.step_in_flight
             self.failures.append(Failure(now_s, life.number, step, tuple(sorted(gone)), causes, masked, record.reason))
             self._lost_s |= dict.fromkeys(gone, now_s)
-        elif changed and not commits:
+        elif changed and not commits and not isinstance(event, GaveBack):
             life.repeated.add(life.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
             away_s = now_s - self._lost_s.get(group, now_s)

@@ -95,6 +95,11 @@ BAD = [
     ("--spare-min-groups 9", "--spare-min-groups 9 is not between 1 and the 4 groups"),
     ("--spare-heartbeat-timeout-s 0", "must be above 0"),
     ("--spare-progress-timeout-s 1", "--spare-progress-timeout-s 1 s must be above --spare-heartbeat-timeout-s 5 s"),
+    ("--spare-relief", "and --spare-schedule core begins all at once; add --spare-schedule tickets"),
+    (
+        "--spare-relief --spare-schedule tickets --spare-granularity shard",
+        "with --spare-granularity shard only whole shards move; leave one of them out",
+    ),
     ("--spare-audit-rate 2", "--spare-audit-rate is 2.0, but must be in 0 <= x <= 1"),
     (
         "--spare-audit-rate 0.1 --spare-reduce fp32",

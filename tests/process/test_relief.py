@@ -1,0 +1,79 @@
+"""Slow groups give pieces back while they compute, on real processes: the same weights, each piece once, nobody fenced
+who did nothing wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.controller.messages import GaveBack, RunningOut
+from spare_megatron.coordinator import journal
+from spare_megatron.failpoints import VARIABLE
+from tests.process.harness import Job, launch, toy_digests
+
+GROUPS, STEPS, PIECES = 4, 8, 8
+WORDS = (
+    *("--steps", str(STEPS), "--redundancy", "3", "--pieces", str(PIECES), "--piece-s", "0.03", "--joins"),
+    *("--ahead", "2", "--heartbeat-s", "2"),
+)
+SLOW = "slow=4x:group=1,step=2"
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The digests of the weights of a run in which nobody is slow, and nobody may be asked."""
+    run_dir = tmp_path_factory.mktemp("calm")
+    launch(run_dir, *WORDS, "--ahead", "0", groups=GROUPS, inject=["slow=2x:group=1,step=5"]).finish()
+    events = (record.event for record in journal.read(run_dir / "journal.jsonl"))
+    assert not any(isinstance(event, RunningOut | GaveBack) for event in events)
+    return set(toy_digests(run_dir).values())
+
+
+def given(job: Job) -> int:
+    """How many pieces have moved."""
+    return sum(line["pieces_given"] for line in job.metrics)
+
+
+def check(job: Job, calm: set[str], lost: int = 0) -> None:
+    """Pieces moved, and the job ended as one in which nobody was slow."""
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert given(job) > 0, job.report()
+    digests = toy_digests(job.run_dir)
+    assert len(digests) == 2 * (GROUPS - lost)
+    assert set(digests.values()) == calm
+    gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
+    assert len(gone) == lost, gone
+    for line in lines:
+        if line["recovery"] is None:
+            assert line["pieces_computed"] == line["pieces"], line
+
+
+def test_slow_groups_are_relieved_with_audits_and_overlapped_sums(tmp_path: Path, calm: set[str]) -> None:
+    words = (*WORDS, "--audit-rate", "0.2", "--overlap")
+    check(launch(tmp_path, *words, groups=GROUPS, inject=[SLOW, "slow=2x:group=3,step=4"]), calm)
+    events = [record.event for record in journal.read(tmp_path / "journal.jsonl")]
+    assert any(isinstance(event, RunningOut) for event in events)
+    assert {event.group for event in events if isinstance(event, GaveBack) and event.pieces} >= {1}
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (
+            *("coordinator:order.asked=ECONNRESET,times=2", "leader-1:report.gave_back=ECONNRESET,after=1,times=2"),
+            "report.runs_out=ECONNRESET,after=4,times=2",
+        ),
+        ("coordinator:order.asked=kill,after=4", "coordinator:journal.written=kill,after=25"),
+    ],
+    ids=["connections", "coordinators"],
+)
+def test_words_about_relief_may_be_lost(tmp_path: Path, calm: set[str], faults: tuple[str, ...]) -> None:
+    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=[SLOW], environ={VARIABLE: ";".join(faults)}), calm)
+
+
+def test_a_group_that_dies_as_it_gives_back_and_one_that_dies_with_what_it_got(tmp_path: Path, calm: set[str]) -> None:
+    faults = "leader-1:report.gave_back=kill,after=2"
+    inject = [SLOW, "sigkill:group=3,step=3,at=patch"]
+    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=inject, environ={VARIABLE: faults}), calm, lost=2)

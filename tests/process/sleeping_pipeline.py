@@ -6,6 +6,7 @@ weights, which follow from the pieces that were added.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,11 @@ from tests.process.toy_engine import GRID, ToyEngine
 
 FORWARD_SHARE = 1 / 3
 """Of the time that a piece takes on a stage."""
+
+
+def drawn(jitter: float, group: int, step: int) -> float:
+    """How many times as long pieces take a group in a step, drawn for both; 1 without jitter."""
+    return min(2.0, max(0.5, random.Random(f"{group} {step}").gauss(1.0, jitter))) if jitter else 1.0
 
 
 class SleepingPipeline(ToyEngine):

@@ -33,7 +33,7 @@ from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
 from spare_megatron.trainer.saving import GroupSaver
 from spare_megatron.trainer.worker import RankJob, train_rank
-from tests.process.sleeping_pipeline import SleepingPipeline
+from tests.process.sleeping_pipeline import SleepingPipeline, drawn
 from tests.process.toy_engine import WIDTH, ToyEngine
 
 
@@ -60,7 +60,7 @@ def main() -> int:
         options.layer_s,
         options.joins,
         flips=injector.flips,
-        slowness=injector.slowness,
+        slowness=lambda step: injector.slowness(step) * drawn(options.jitter, place.group, step),
     )
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
@@ -91,6 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--joins", action="store_true", help="pipelines take in pieces while they run")
     parser.add_argument("--ahead", type=int, default=0, help="tickets ahead; with --joins slow groups are relieved")
+    parser.add_argument("--jitter", type=float, default=0.0, help="standard deviation of a group's pace in a step")
     parser.add_argument(
         "--stages", action="store_true", help="ranks are pipeline stages, and sleep instead of computing"
     )

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
@@ -29,25 +30,29 @@ class FollowedRun:
         self._number, self._files, self._drawing = number, RunFiles(run_dir), RunDrawing()
         self._picture: JobPicture | None = None
         self._at_work = threading.Lock()
-        self._frame = READING
+        self._seen = self._shown = READING
 
-    def look(self) -> str:
-        """Look into the directory; the text of what is new, empty where nothing is. For one thread at a time, beside
+    def look(self) -> Frame | None:
+        """Look into the directory; what is seen, None where nothing is new. For one thread at a time, beside
         :meth:`figures`."""
         with self._at_work:
             try:
                 self._picture = self._files.look()
                 frame, self.trouble = self._drawing.frame(self._picture, time.time()), ""
             except ConfigError as error:
-                self.trouble, before = str(error), self._frame
-                head = {**before.head, "tone": "bad", "lines": (self.trouble,)}
-                frame = Frame(head, before.cells, before.parts, before.told, before.points)
-        new, self._frame = changes(self._frame, frame), frame
-        return self._text(new) if new else ""
+                self.trouble = str(error)
+                frame = replace(self._seen, head={**self._seen.head, "tone": "bad", "lines": (self.trouble,)})
+        is_new, self._seen = frame != self._seen, frame
+        return frame if is_new else None
+
+    def show(self, frame: Frame) -> str:
+        """Show what was seen; the text of what is new in it. As :meth:`whole`, for the thread of those who look on."""
+        new, self._shown = changes(self._shown, frame), frame
+        return self._text(new)
 
     def whole(self) -> str:
         """The text of all that is shown now."""
-        return self._text(changes(None, self._frame))
+        return self._text(changes(None, self._shown))
 
     def figures(self, of: Callable[[JobPicture], Any]) -> Any:
         """What ``of`` makes of the picture, while nobody adds to it; None before the first look."""

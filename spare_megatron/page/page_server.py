@@ -23,6 +23,7 @@ from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import glance
 from spare_megatron.page.exposition import exposition
 from spare_megatron.page.followed_run import FollowedRun
+from spare_megatron.page.frame import Frame
 from spare_megatron.page.log_files import end_of, group_logs, job_logs
 from spare_megatron.page.page_door import HEADERS, door
 from spare_megatron.page.streams import STREAMS_MAX, Stream, Streams
@@ -92,12 +93,15 @@ class PageServer:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             try:
                 while not ended.done():
-                    new = run.look()
-                    if new:
-                        loop.call_soon_threadsafe(self._streams.tell, new)
+                    seen = run.look()
+                    if seen is not None:
+                        loop.call_soon_threadsafe(self._tell, run, seen)
                     time.sleep(LOOK_S)
             except Exception as error:
                 loop.call_soon_threadsafe(ended.set_exception, error)
+
+    def _tell(self, run: FollowedRun, seen: Frame) -> None:
+        self._streams.tell(run.show(seen))
 
     async def _end_streams(self, _: web.Application) -> None:
         self._streams.tell(None)

@@ -135,8 +135,7 @@ def _told(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
     """The last happenings, each with the controller's reason and cost where it has them."""
     costs = iter(sorted(picture.failures(wall_time), key=lambda cost: cost.failure.time_s))
     told: list[Mapping[str, Any]] = []
-    saves = 0
-    """In a row."""
+    saves = 0  # in a row
     for one in happenings(picture):
         entry: dict[str, Any] = {"time": one.time_s, "clock": clock(one.time_s), "kind": one.kind, "text": one.text}
         if one.kind == "failure":
@@ -152,7 +151,7 @@ def _told(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
             saves += 1
             if saves > 1:  # they would push out what happens less often
                 told.pop()
-                entry["text"] += f"; {counted(saves - 1, 'earlier one')} since what is below too"
+                entry["text"] += f", and {saves - 1} before it"
         saves = saves if one.kind == "save" else 0
         told.append(entry)
     return told[-TOLD_MAX:]

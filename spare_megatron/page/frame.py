@@ -13,7 +13,7 @@ from typing import Any
 Cell = tuple[str, int, int, str]
 """Of a group: 'starting', 'live', 'patching', 'learning' or 'dead'; its pieces in the step in flight; its incarnation,
 -1 where none is known; how far it has learned."""
-Point = tuple[int, float, float, int, float | None]
+StepPoint = tuple[int, float, float, int, float | None]
 """Some steps in a row: (last step, when it was committed, longest step in seconds, fewest live groups, last loss)."""
 
 
@@ -28,7 +28,7 @@ class Frame:
     """(name, what it is called, time as text, share) of the parts of the wall time, longest first."""
     told: Sequence[Mapping[str, Any]] = ()
     """The last happenings, in order."""
-    points: Sequence[Point] = ()
+    points: Sequence[StepPoint] = ()
 
 
 def changes(before: Frame | None, after: Frame) -> dict[str, Any]:

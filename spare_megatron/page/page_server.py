@@ -21,12 +21,12 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.host_port import join_address
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import glance
+from spare_megatron.page.event_streams import STREAMS_MAX, EventStream, EventStreams
 from spare_megatron.page.exposition import exposition
 from spare_megatron.page.followed_run import FollowedRun
 from spare_megatron.page.frame import Frame
 from spare_megatron.page.log_files import end_of, group_logs, job_logs
 from spare_megatron.page.page_door import HEADERS, door
-from spare_megatron.page.streams import STREAMS_MAX, Stream, Streams
 
 LOOK_S = 0.5
 """Time between two looks into a run directory."""
@@ -62,7 +62,7 @@ class PageServer:
 
     def __init__(self, runs: Sequence[FollowedRun], token: str) -> None:
         self._runs = runs
-        self._streams = Streams(self._whole)
+        self._streams = EventStreams(self._whole)
         self._page, self._policy = page_text()
         self.app = web.Application(middlewares=[door(token)])
         self.app.add_routes(
@@ -148,7 +148,7 @@ class PageServer:
         return self._runs[number]
 
 
-async def _next(stream: Stream) -> str | None:
+async def _next(stream: EventStream) -> str | None:
     """The next event as a browser reads it; None at the end."""
     try:
         text = await asyncio.wait_for(stream.next(), BEAT_S)

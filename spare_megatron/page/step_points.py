@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import zip_longest
 
-from spare_megatron.page.frame import Point
+from spare_megatron.page.frame import StepPoint
 from spare_megatron.watch.job_picture import StepSeries
 
 POINTS_MAX = 800
@@ -16,10 +16,10 @@ class StepPoints:
     """Points of one series. A point stands for ``width`` steps, the last one for fewer."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[StepPoint] = []
         self._width, self._taken = 1, 0
 
-    def take(self, series: StepSeries) -> tuple[Point, ...]:
+    def take(self, series: StepSeries) -> tuple[StepPoint, ...]:
         """All points, with the steps that are new in ``series``."""
         for index in range(self._taken, len(series.step)):
             loss = series.loss[index]
@@ -45,6 +45,6 @@ class StepPoints:
         self._width *= 2
 
 
-def _joined(first: Point, second: Point) -> Point:
+def _joined(first: StepPoint, second: StepPoint) -> StepPoint:
     loss = first[4] if second[4] is None else second[4]
     return second[0], second[1], max(first[2], second[2]), min(first[3], second[3]), loss

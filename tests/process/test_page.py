@@ -10,7 +10,7 @@ import pytest
 
 from spare_megatron.controller.messages import Lost, SendView
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.page.streams import STREAMS_MAX
+from spare_megatron.page.event_streams import STREAMS_MAX
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
 from tests.process.page_process import Onlooker, PageProcess, until

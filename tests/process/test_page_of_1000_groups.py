@@ -1,11 +1,10 @@
-"""The page of a job of 1000 groups: its journal and metrics are those of the machine, told by hand, a step a second."""
+"""The page of a job of 1000 groups that takes a step each second and loses some of them."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,16 @@ import pytest
 
 from tests.process.chromium import chromium, missing
 from tests.process.page_process import Onlooker, PageProcess, until
-from tests.pure.told_job import SPEC, ToldJob
+from tests.process.thousand_groups import GROUPS, one_more_step, thousand_groups
 from tests.pure.written_job import Written
 
-GROUPS, STEPS, STEP_S = 1000, 8, 1.0
 LOST = (7, 123, 500, 999)
 DRAWN_S, CORES, RESIDENT_MB = 0.1, 0.2, 200.0
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    spec = replace(SPEC, num_groups=GROUPS, offsets=(0, 1, 3), pieces_per_shard=2, last_step=1000)
-    made = Written(tmp_path, ToldJob(spec, started_s=time.time() - 60))
-    for _ in range(3):
-        made.job.step()
-    made.go_on()
-    made.status()
-    return made
+    return thousand_groups(tmp_path)
 
 
 @pytest.fixture
@@ -40,20 +32,6 @@ def browser() -> Iterator[Any]:
         yield driver
 
 
-def go_on(written: Written, number: int) -> None:
-    """A step; in every other one a group is lost in its middle, and the page has seen the loss before the commit."""
-    began_s, job = time.monotonic(), written.job
-    if number % 2:
-        job.lose(LOST[number // 2])
-        written.go_on()
-        written.status()
-        time.sleep(0.6 * STEP_S)
-    job.step()
-    written.go_on()
-    written.status()
-    time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
-
-
 def test_a_browser_draws_a_change_within_a_tenth_of_a_second(written: Written, browser: Any) -> None:
     def shown(what: str) -> int:
         return int(browser.execute_script(f"return document.querySelectorAll('.cells .{what}').length"))
@@ -62,14 +40,15 @@ def test_a_browser_draws_a_change_within_a_tenth_of_a_second(written: Written, b
         browser.get(page.url)
         until("all groups", lambda: shown("live") == GROUPS)
         browser.execute_script("sparePage.drawMs.length = 0")
-        for number in range(STEPS):
-            go_on(written, number)
+        for group in LOST:
+            one_more_step(written)
+            one_more_step(written, group)
         until("all losses", lambda: shown("dead") == len(LOST))
         drawn_s = [took_ms / 1000 for took_ms in browser.execute_script("return sparePage.drawMs")]
         check_keys(browser)
         assert browser.get_log("browser") == [], "not a word in the console"
     print(f"{len(drawn_s)} events: median {statistics.median(drawn_s):.3f} s, longest {max(drawn_s):.3f} s")
-    assert len(drawn_s) >= STEPS
+    assert len(drawn_s) >= 2 * len(LOST)
     assert statistics.median(drawn_s) < DRAWN_S
 
 
@@ -95,8 +74,9 @@ def test_the_process_of_the_page_needs_little(written: Written) -> None:
             written.job.step()
             written.go_on()
             cpu_s, began_s = page.cpu_s(), time.monotonic()
-            for number in range(STEPS):
-                go_on(written, number)
+            for group in LOST:
+                one_more_step(written)
+                one_more_step(written, group)
             cores = (page.cpu_s() - cpu_s) / (time.monotonic() - began_s)
             until("all losses", lambda: all(one.cells(LOST[-1], ["dead"]) for one in lookers))
             print(f"{cores:.3f} cores, {page.resident_mb():.0f} MB")

@@ -120,6 +120,12 @@ def test_runs_are_told_apart_and_one_that_cannot_be_read_is_known(run: FollowedR
     assert found["step", (("run", 'b "quoted"'),)] == 1, "what is known of it"
 
 
+def test_the_documentation_names_every_figure(run: FollowedRun) -> None:
+    page = (GRAFANA.parents[1] / "docs" / "operating.md").read_text()
+    section = page[page.index("### Prometheus and Grafana") :].split("\n## ")[0]
+    assert {name for name, _ in samples(run)} <= set(re.findall(r"`(\w+)`", section))
+
+
 def _expressions() -> dict[str, str]:
     """Where it stands -> what Prometheus is asked."""
     dashboard = json.loads((GRAFANA / "dashboard.json").read_text())

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import Hello
 from spare_megatron.page import step_points
+from spare_megatron.page.event_streams import STREAMS_MAX, WAITING_MAX, EventStreams
 from spare_megatron.page.followed_run import FollowedRun, names_of
 from spare_megatron.page.frame import Frame, changes
 from spare_megatron.page.run_drawing import RunDrawing
 from spare_megatron.page.step_points import StepPoints
-from spare_megatron.page.streams import STREAMS_MAX, WAITING_MAX, Streams
 from spare_megatron.watch.job_picture import StepSeries
 from tests.pure.told_job import SPEC, ToldJob
 from tests.pure.written_job import Written
@@ -150,7 +150,7 @@ def test_names_of_runs_differ() -> None:
 
 
 def test_a_slow_reader_gets_everything_anew_instead_of_all_that_was_told() -> None:
-    streams = Streams(lambda: ["whole"])
+    streams = EventStreams(lambda: ["whole"])
     with streams.stream() as stream:
         for number in range(WAITING_MAX + 1):
             streams.tell(str(number))
@@ -160,7 +160,7 @@ def test_a_slow_reader_gets_everything_anew_instead_of_all_that_was_told() -> No
 
 
 def test_streams_are_bounded() -> None:
-    streams, contexts = Streams(list), []
+    streams, contexts = EventStreams(list), []
     for _ in range(STREAMS_MAX):
         assert not streams.full
         contexts.append(streams.stream())

@@ -11,7 +11,7 @@ WAITING_MAX = 32
 """Texts that may wait for a slow reader; then it gets everything anew instead."""
 
 
-class Stream:
+class EventStream:
     """One open stream."""
 
     def __init__(self, whole: Callable[[], list[str]]) -> None:
@@ -39,12 +39,12 @@ class Stream:
         return await self._texts.get()
 
 
-class Streams:
+class EventStreams:
     """All open streams."""
 
     def __init__(self, whole: Callable[[], list[str]]) -> None:
         """``whole`` makes the texts with which a stream begins; those told later change what they say."""
-        self._whole, self._open = whole, set[Stream]()
+        self._whole, self._open = whole, set[EventStream]()
 
     @property
     def full(self) -> bool:
@@ -52,9 +52,9 @@ class Streams:
         return len(self._open) >= STREAMS_MAX
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[Stream]:
+    def stream(self) -> Iterator[EventStream]:
         """A stream, as long as the context lasts."""
-        stream = Stream(self._whole)
+        stream = EventStream(self._whole)
         self._open.add(stream)
         try:
             yield stream

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import re
 import socket
 import threading
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.log import server_logger
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.host_port import join_address
@@ -175,6 +178,7 @@ def _log_end(run: FollowedRun, group: str, name: str) -> str:
 
 async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Serve until the runner's cleanup; also the port. Raises ConfigError where the address cannot be had."""
+    server_logger.addFilter(_is_ours)
     runner = web.AppRunner(
         server.app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=15.0, handler_cancellation=True
     )
@@ -191,6 +195,12 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
         other = f"; {join_address(host, free)} is free" if free else ""
         raise ConfigError(f"--listen {where} is in use by another process{other}") from None
     return runner, int(runner.addresses[0][1])
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of aiohttp's log is of an error of this program, and not of a request that is none: anybody can
+    send many of these."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def next_free(host: str, port: int) -> int:

@@ -114,7 +114,7 @@ def _facts(picture: JobPicture) -> Iterator[tuple[str, str]]:
         yield "loss", f"{series.loss[-1]:.4f}" if math.isfinite(series.loss[-1]) else "-"
         yield "step time", duration(series.step_time_s[-1])
     yield "groups live", f"{len(history.live)} of {life.spec.num_groups}"
-    if picture.status.get("load"):
+    if picture.status.get("load") and life.ended_s is None:
         yield "load", counted(max(picture.status["load"].values()), "piece")
     masked = sum(failure.masked for failure in history.failures)
     others = len(history.failures) - masked

@@ -115,6 +115,17 @@ def attack(page: PageProcess) -> list[int]:
         assert page.ask(path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert page.ask("/runs/0/groups/0", method=method)[0] == 405
+    for words in (
+        b"no HTTP\r\n\r\n",
+        b"GET /\xd9\xa3?\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 9999,
+    ):
+        with (
+            socket.create_connection(("127.0.0.1", page.port), timeout=20) as one,
+            contextlib.suppress(ConnectionError),
+        ):
+            one.sendall(words)
+            assert b" 200 " not in one.recv(64)
     request = f"GET /events?token={page.token.replace(' ', '%20')} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     answers = []
     with contextlib.ExitStack() as stack:

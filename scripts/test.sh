@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
 ./scripts/slurm_for_tests.sh
+./scripts/chromium_for_tests.sh
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
 ruff check .

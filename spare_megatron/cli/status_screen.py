@@ -19,7 +19,7 @@ from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import clock, duration, effective_text, happenings, parts_shown, share
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.status_texts import head_lines, outlook
-from spare_megatron.watch.wall_time import PARTS, follows_at_once
+from spare_megatron.watch.wall_time import PARTS
 
 EVERY_S = 1.0
 HAPPENINGS_SHOWN = 8
@@ -34,7 +34,7 @@ def watch(files: RunFiles) -> None:
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
             live.update(screen(picture, time.time()), refresh=True)
-            if is_over(picture):
+            if picture.is_over:
                 return
             time.sleep(EVERY_S)
             try:
@@ -44,17 +44,11 @@ def watch(files: RunFiles) -> None:
                 time.sleep(EVERY_S)
 
 
-def is_over(picture: JobPicture) -> bool:
-    """Whether the job has ended and the launcher does not start it again by itself."""
-    lives = picture.history.lives
-    return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
-
-
 def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     """All that is shown; ``now_unix_s``: seconds since 1970."""
     lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
-    quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
-    if quiet_s > QUIET_S and not is_over(picture):
+    quiet_s = picture.quiet_s(now_unix_s)
+    if quiet_s > QUIET_S:
         lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()

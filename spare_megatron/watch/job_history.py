@@ -20,6 +20,7 @@ from spare_megatron.controller.messages import (
     SendFenced,
     SendStop,
     SendView,
+    Tuned,
 )
 from spare_megatron.controller.transition import describe
 from spare_megatron.coordinator.journal import Record
@@ -46,6 +47,8 @@ class JobLife:
     """Steps in which groups gave a group that comes back their state or results."""
     repeated: set[int] = field(default_factory=set)
     """Steps that were tried again by the same members."""
+    save_interval: int = 0
+    """Steps between two saves; 0: none are planned but perhaps that of the end."""
 
     @property
     def step_in_flight(self) -> int:
@@ -101,6 +104,8 @@ class JobHistory:
         self.saves: list[Save] = []
         self.live: dict[int, int] = {}
         """Group -> incarnation of the members, by the last view that was sent."""
+        self.patching: set[int] = set()
+        """The members that compute pieces of lost groups in the step in flight."""
         self._epoch = self._fencing = 0
         self._numbered: dict[int, JobLife] = {}
         self._lost_s: dict[int, float] = {}
@@ -133,14 +138,20 @@ class JobHistory:
         for action in record.actions:
             if isinstance(action, SendCommit):
                 life.committed = action.step
+                self.patching.clear()
                 life.served |= {action.step + 1} if action.serves else set()
             elif isinstance(action, AcceptSave):
                 self.saves.append(Save(record.time_unix_s, action.step, action.group))
             elif isinstance(action, SendStop) and life.ended_s is None:
                 life.ended_s, life.outcome, life.reason = record.time_unix_s, action.outcome, action.reason
-        view = next((a.view for a in record.actions if isinstance(a, SendView) and a.view.is_member), None)
+        if isinstance(event, Tuned):
+            life.save_interval = event.save_interval or life.save_interval
+        views = [action.view for action in record.actions if isinstance(action, SendView)]
+        self.patching |= {view.group for view in views if any(view.segments[1:])}
+        view = next((view for view in views if view.is_member), None)
         if view is not None:
             self.live = dict(view.live)
+            self.patching &= self.live.keys()
             life.begun_s = life.begun_s or record.time_unix_s
         if trains:
             self._members(record, before)
@@ -154,9 +165,11 @@ class JobHistory:
             self.life.coordinators_s.append(record.time_unix_s)
             return
         first = event.spec.first_step
-        self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, committed=first))
+        save_every = event.spec.save_every
+        self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, None, first, save_interval=save_every))
         self._numbered[event.life] = self.life
         self.live, self._lost_s = {}, {}
+        self.patching.clear()
 
     def _members(self, record: Record, before: Mapping[int, int]) -> None:
         """Note who is not a member any more, and who is one again."""

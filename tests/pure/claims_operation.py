@@ -51,6 +51,27 @@ def operation() -> Iterator[Claim]:
     )
 
 
+def looking_on() -> Iterator[Claim]:
+    shown, page = Results("page.json"), "docs/operating.md"
+    yield Claim(
+        page,
+        "showed a loss {} s (median) and {} s (at most) after the journal's record of it, and a return after {} s and "
+        "{} s. With 1000 groups",
+        tuple(shown(key, measured=f"{what} to browser") for what in ("loss", "return") for key in ("median", "max")),
+    )
+    yield Claim(
+        page,
+        "drew a change within {} s (median; {} s once)",
+        tuple(shown(key, measured="draw a change of 1000 groups") for key in ("median", "max")),
+    )
+    yield Claim(
+        page,
+        "process needed {} cores and {} MB (two",
+        tuple(shown("median", measured=f"{what} of the page's process") for what in ("CPU", "memory")),
+    )
+    yield Claim(page, "4 groups with {} losses in turn", (shown.config("kills"),))
+
+
 def returns() -> Iterator[Claim]:
     back, transfer, page = Results("recovery.json"), Results("transfer.json"), "docs/operating.md"
     times = {row["part"]: row["median_s"] for row in back.content["results"]}

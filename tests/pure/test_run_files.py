@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,38 +13,19 @@ from typing import Any
 import pytest
 
 from spare_megatron.cli import report
-from spare_megatron.cli.status_screen import is_over, screen
+from spare_megatron.cli.status_screen import screen
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.run_directory import RunDirectory, write_json
-from spare_megatron.controller.messages import Decision, Vote
+from spare_megatron.control.run_directory import write_json
+from spare_megatron.controller.messages import Vote
 from spare_megatron.coordinator import journal_parts
-from spare_megatron.coordinator.journal import Journal, Replayed, acted_on, read
+from spare_megatron.coordinator.journal import acted_on, read
 from spare_megatron.watch.html_report import report_html, write_report
 from spare_megatron.watch.observed_choice import observed_choice
 from spare_megatron.watch.report_plots import MARKS_MAX, POINTS_MAX, step_plots
 from spare_megatron.watch.run_files import RunFiles
 from tests.pure.journal_writer import EVENTS, shrink, written
 from tests.pure.told_job import CALM_S, ToldJob
-
-
-class Written:
-    """The run directory of a told job."""
-
-    def __init__(self, path: Path, job: ToldJob) -> None:
-        self.dir, self.job = RunDirectory(path), job
-        self.records = self.steps = 0
-        self.now_s = 0.0
-        self.journal = Journal(self.dir.journal, Replayed(), lambda: self.now_s)
-
-    def go_on(self) -> None:
-        """Write what is new in the job."""
-        for record, _, _ in self.job.transitions[self.records :]:
-            self.now_s = record.time_unix_s
-            self.journal.append(record.event, Decision(record.actions, record.reason, record.epoch))
-            self.records += 1
-        with self.dir.metrics.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in self.job.lines[self.steps :])
-        self.steps = len(self.job.lines)
+from tests.pure.written_job import Written
 
 
 @pytest.fixture
@@ -342,10 +322,10 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     assert "the coordinator has written nothing new for 30.00 s" in text
     assert "effective training time" in text
     assert "group 1 exited" in text
-    assert not is_over(files.look())
+    assert not files.look().is_over
 
 
 def test_the_watching_ends_with_the_job(run: Written) -> None:
     run.job.leave(1.0)
     run.go_on()
-    assert is_over(RunFiles(run.dir).look())
+    assert RunFiles(run.dir).look().is_over

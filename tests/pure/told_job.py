@@ -30,19 +30,19 @@ CALM_S = REST_S + COMPUTE_S + REDUCE_S
 
 
 class ToldJob:
-    """4 groups of 3 pieces; they begin 8 s after the coordinator."""
+    """4 groups of 3 pieces, or another job; they begin 8 s after the coordinator."""
 
-    def __init__(self) -> None:
-        self.book, self.state, self.now_s = MetricsBook(started_unix_s=STARTED_S), initial_state(), STARTED_S + 5
+    def __init__(self, spec: JobSpec = SPEC, started_s: float = STARTED_S) -> None:
+        self.book, self.state, self.now_s = MetricsBook(started_unix_s=started_s), initial_state(), started_s + 5
         self.transitions: list[tuple[Record, State, State]] = []
         self.lines: list[dict[str, Any]] = []
-        self.open(SPEC, 1)
+        self.open(spec, 1, started_s + BEGAN_S - STARTED_S)
 
     def open(self, spec: JobSpec, life: int, begun_s: float = BEGAN_S) -> None:
         """A life begins."""
         self.tell(Opened(spec, life, self.state.fencing + 1))
         self.now_s = begun_s
-        for group in range(4):
+        for group in range(spec.num_groups):
             incarnation = self.state.highest.get(group, -1) + 1
             self.tell(Hello(group, incarnation, "f", spec.first_step, birth=f"{group}-{incarnation}"))
 

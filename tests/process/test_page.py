@@ -1,0 +1,194 @@
+"""The page of a real job that loses a group and gets it back, attacked and killed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+import pytest
+
+from spare_megatron.controller.messages import Lost, SendView
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.page.event_streams import STREAMS_MAX
+from tests.process.chromium import chromium, missing
+from tests.process.harness import launch
+from tests.process.page_process import Onlooker, PageProcess, until
+from tests.process.returning import check_same, leave_whole, records, voted
+
+pytestmark = pytest.mark.timeout(200)
+GROUPS, PIECES, CALM_STEPS = 4, 1, 150
+DEAD = 2
+ATTACKERS = 1000
+CLASSES = """
+  window.changed = [];
+  const cell = document.querySelectorAll(".cells i")[arguments[0]];
+  new MutationObserver(() => changed.push([Date.now() / 1000, cell.className])).observe(cell, { attributes: true });
+"""
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
+    """Step -> digest of the weights after it, of a run that nobody disturbs: of one group that computes all pieces."""
+    words = ("--steps", str(CALM_STEPS), "--pieces", str(GROUPS * PIECES))
+    job = launch(tmp_path_factory.mktemp("calm"), *words, groups=1, group_size=1)
+    job.finish(timeout_s=200.0)
+    return voted(job)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A job that was watched, and what was seen of it."""
+
+    lost_s: float
+    """When the journal's record of the loss was written."""
+    back_s: float
+    """When that of the return was."""
+    first: Onlooker
+    """Looked on until the page was killed."""
+    second: Onlooker
+    """Looked on at the page that was started in its place."""
+    changed: list[tuple[float, str]]
+    """(when, class) of the group's cell in a browser; empty where there is none."""
+    answers: list[int]
+    """The status of each event stream that attackers wanted."""
+    digests: dict[int, set[str]]
+    """Step -> digests of the weights."""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    path = tmp_path_factory.mktemp("watched")
+    token = path / "token"
+    token.write_text("a token that nobody guesses\n")
+    shown = path / "shown"  # the harness takes processes that name the run directory for the job's
+    shown.symlink_to(path / "run")
+    words = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--piece-s", "0.25", "--redundancy", "3")
+    job = launch(path / "run", *words, "--spare-max-group-restarts", "3", groups=GROUPS, group_size=1)
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.end)
+        job.wait_for_step(1)
+        page = stack.enter_context(PageProcess(shown, token_file=token))
+        browser = None if missing() else stack.enter_context(chromium())
+        first = Onlooker(page)
+        stack.callback(first.close)
+        if browser is not None:
+            browser.get(page.url)
+            until(
+                "cells",
+                lambda: browser.execute_script("return document.querySelectorAll('.cells .live').length") == GROUPS,
+            )
+            browser.execute_script(CLASSES, DEAD)
+        job.kill(*job.pids(DEAD))
+        until("the loss", lambda: first.cells(DEAD, ["dead", "learning"]))
+        answers = attack(page)
+        until("the return", lambda: first.cells(DEAD, ["live"])[1:], timeout_s=90.0)
+        changed = [] if browser is None else browser.execute_script("return changed")
+        page.process.kill()
+        first.join()
+        again = stack.enter_context(PageProcess(shown, token_file=token, port=page.port))
+        second = Onlooker(again)
+        stack.callback(second.close)
+        until("all that happened", lambda: second.told("return"))
+        if browser is not None:
+            state = "return document.getElementById('state').textContent"
+            until("the browser's new connection", lambda: browser.execute_script(state) == "live")
+        digests = leave_whole(job, GROUPS, (DEAD, 1))
+        until("the end", lambda: second.told("end"))
+    told = records(job)
+    lost_s = next(record.time_unix_s for record in told if isinstance(record.event, Lost))
+    back_s = next(record.time_unix_s for record in told if (DEAD, 1) in _members(record))
+    return Watched(lost_s, back_s, first, second, changed, answers, digests)
+
+
+def _members(record: Record) -> set[tuple[int, int]]:
+    """Whom the views that were sent then name."""
+    return {one for action in record.actions if isinstance(action, SendView) for one in action.view.live}
+
+
+def attack(page: PageProcess) -> list[int]:
+    """Wrong tokens, paths out of the directory, other methods, a request that never ends, and very many event streams,
+    which stay open until all have an answer; the answers to these."""
+    for token in ("", "a token", "x" * 5000):
+        assert page.ask("/events", token=token)[0] == page.ask("/runs/0/logs?name=token", token=token)[0] == 401
+    for path in ("/../../token", "/runs/0/logs?name=../token", "/runs/0/logs?group=0&name=%2e%2e/%2e%2e/token"):
+        assert page.ask(path)[0] == 404
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert page.ask("/runs/0/groups/0", method=method)[0] == 405
+    for words in (
+        b"no HTTP\r\n\r\n",
+        b"GET /\xd9\xa3?\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 9999,
+    ):
+        with (
+            socket.create_connection(("127.0.0.1", page.port), timeout=20) as one,
+            contextlib.suppress(ConnectionError),
+        ):
+            one.sendall(words)
+            assert b" 200 " not in one.recv(64)
+    request = f"GET /events?token={page.token.replace(' ', '%20')} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    answers = []
+    with contextlib.ExitStack() as stack:
+        many = []
+        for number in range(ATTACKERS):
+            many.append(stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=20)))
+            many[-1].sendall(request.encode() + (b"" if number == 0 else b"\r\n"))
+        for one in many[1:]:
+            answers.append(int(one.recv(64).split()[1]))
+        assert page.ask("/metrics")[0] == 200, "it serves others meanwhile"
+    until("free streams", lambda: _is_open(page))
+    return answers
+
+
+def _is_open(page: PageProcess) -> bool:
+    with socket.create_connection(("127.0.0.1", page.port), timeout=20) as one:
+        one.sendall(f"GET /events?token={page.token.replace(' ', '%20')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        return b" 200 " in one.recv(64)
+
+
+def test_a_loss_and_the_return_are_told_within_a_second(watched: Watched) -> None:
+    gone_s = watched.first.cells(DEAD, ["dead", "learning"])[0]
+    back_s = watched.first.cells(DEAD, ["live"])[1]
+    print(f"told {gone_s - watched.lost_s:.3f} s after the loss, {back_s - watched.back_s:.3f} s after the return")
+    assert 0 <= gone_s - watched.lost_s < 1.0
+    assert 0 <= back_s - watched.back_s < 1.0
+
+
+def test_events_say_what_happened(watched: Watched) -> None:
+    [failure] = watched.first.told("failure")
+    assert failure["text"] == f"group {DEAD} (rank 0) exited: killed by SIGKILL"
+    assert "epoch 2 with 3 of 4 groups" in failure["why"]
+    assert failure["cost"]
+    assert failure["back"].startswith(f"group {DEAD} after ")
+    assert len(watched.first.told("return")) == 1
+
+
+def test_event_streams_are_bounded(watched: Watched) -> None:
+    """One looked on already, and perhaps a browser; one more sent no whole request."""
+    served = watched.answers.count(200)
+    assert STREAMS_MAX - 2 <= served < STREAMS_MAX
+    assert watched.answers.count(503) == ATTACKERS - 1 - served
+
+
+def test_a_page_that_was_killed_tells_the_same_once_it_is_started_again(watched: Watched) -> None:
+    story = [[(one["text"], one["why"]) for one in seen.told("failure")] for seen in (watched.first, watched.second)]
+    assert story[0] == story[1]
+    [end] = watched.second.told("end")
+    assert "life 1 ends, left: " in end["text"]
+    assert watched.second.seen[0][1] == {"runs": ["run"]}
+    assert watched.second.seen[1][1]["whole"] is True
+
+
+def test_the_job_did_not_notice(watched: Watched, calm: dict[int, set[str]]) -> None:
+    check_same(watched.digests, calm)
+
+
+def test_a_browser_shows_the_loss_and_the_return_within_a_second(watched: Watched) -> None:
+    if missing():
+        pytest.skip(missing())
+    states = [(at_s, name.split()[0]) for at_s, name in watched.changed]
+    gone_s = next(at_s for at_s, name in states if name in ("dead", "learning"))
+    back_s = next(at_s for at_s, name in states if name == "live" and at_s > gone_s)
+    print(f"shown {gone_s - watched.lost_s:.3f} s after the loss, {back_s - watched.back_s:.3f} s after the return")
+    assert gone_s - watched.lost_s < 1.0
+    assert back_s - watched.back_s < 1.0

@@ -1,0 +1,87 @@
+"""The page of a job of 1000 groups that takes a step each second and loses some of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.chromium import chromium, missing
+from tests.process.page_process import Onlooker, PageProcess, until
+from tests.process.thousand_groups import GROUPS, one_more_step, thousand_groups
+from tests.pure.written_job import Written
+
+LOST = (7, 123, 500, 999)
+DRAWN_S, CORES, RESIDENT_MB = 0.1, 0.2, 200.0
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return thousand_groups(tmp_path)
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if missing():
+        pytest.skip(missing())
+    with chromium() as driver:
+        yield driver
+
+
+def test_a_browser_draws_a_change_within_a_tenth_of_a_second(written: Written, browser: Any) -> None:
+    def shown(what: str) -> int:
+        return int(browser.execute_script(f"return document.querySelectorAll('.cells .{what}').length"))
+
+    with PageProcess(written.dir.path) as page:
+        browser.get(page.url)
+        until("all groups", lambda: shown("live") == GROUPS)
+        browser.execute_script("sparePage.drawMs.length = 0")
+        for group in LOST:
+            one_more_step(written)
+            one_more_step(written, group)
+        until("all losses", lambda: shown("dead") == len(LOST))
+        drawn_s = [took_ms / 1000 for took_ms in browser.execute_script("return sparePage.drawMs")]
+        check_keys(browser)
+        assert browser.get_log("browser") == [], "not a word in the console"
+    print(f"{len(drawn_s)} events: median {statistics.median(drawn_s):.3f} s, longest {max(drawn_s):.3f} s")
+    assert len(drawn_s) >= 2 * len(LOST)
+    assert statistics.median(drawn_s) < DRAWN_S
+
+
+def check_keys(browser: Any) -> None:
+    """Arrow keys go through the groups, Enter opens one, Escape closes it."""
+    from selenium.webdriver.common.keys import Keys
+
+    grid, detail = browser.find_element("css selector", ".cells"), browser.find_element("css selector", ".detail")
+    grid.send_keys(Keys.HOME, *([Keys.ARROW_RIGHT] * LOST[0]), Keys.ENTER)
+    until("the detail", lambda: f"group {LOST[0]}: dead" in detail.text)
+    assert f"group {LOST[0]} exited" in detail.text, "what happened to it"
+    detail.send_keys(Keys.ESCAPE)
+    until("it is closed", lambda: not detail.is_displayed())
+    assert browser.switch_to.active_element == grid
+
+
+def test_the_process_of_the_page_needs_little(written: Written) -> None:
+    """While eight look on."""
+    with PageProcess(written.dir.path) as page:
+        lookers = [Onlooker(page) for _ in range(8)]
+        try:
+            until("the whole", lambda: all(len(one.seen) >= 3 for one in lookers))
+            written.job.step()
+            written.go_on()
+            cpu_s, began_s = page.cpu_s(), time.monotonic()
+            for group in LOST[:2]:
+                one_more_step(written)
+                one_more_step(written, group)
+            cores = (page.cpu_s() - cpu_s) / (time.monotonic() - began_s)
+            until("all losses", lambda: all(one.cells(LOST[1], ["dead"]) for one in lookers))
+            print(f"{cores:.3f} cores, {page.resident_mb():.0f} MB")
+            assert cores < CORES
+            assert page.resident_mb() < RESIDENT_MB
+        finally:
+            for one in lookers:
+                one.close()

@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.group_aggregation import Ballots, Roll, VoteFigures, merge_reports
 from spare_megatron.control.heartbeat_timer import Pulse, leader_interval_s
 from spare_megatron.control.learner_reports import GroupWord, LearnerReports
+from spare_megatron.control.pace_meter import PaceMeter
 from spare_megatron.control.rank_ledger import RankLedger
 from spare_megatron.control.reconnecting_stream import Uplink, joined
 from spare_megatron.control.reports import (
@@ -79,6 +81,7 @@ class Leader:
         self._pulse = Pulse(own_interval_s)
         job = self._setup.job
         self._issuer = TicketIssuer(self._setup.spec, job.late_pauses, job.tickets_ahead)
+        self._meter = PaceMeter(job.tickets_ahead - 1)
         self._ran_out = (0, 0, False)
         """Of :attr:`TicketIssuer.runs_out`, what the coordinator was told last."""
         self._reported = Roll(size, -1)
@@ -312,6 +315,7 @@ class Leader:
             self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
         elif isinstance(report, RankBegun):
             self._issue(self._issuer.begun(report.number))
+            self._meter.note(*self._issuer.begun_of_step, time.monotonic())
             self._say_if_it_runs_out()
         else:
             if isinstance(report, RankCaughtUp):
@@ -456,7 +460,10 @@ class Leader:
             now_s = time.monotonic()
             if self._alone:
                 self._ledger.hear(0, self._agent.beat(), now_s)
-            heartbeat = protobuf_codec.fill(pb.Heartbeat(), self._ledger.heartbeat(now_s))
+            beat = self._ledger.heartbeat(now_s)
+            if self._setup.job.tickets_ahead:
+                beat = replace(beat, pace=self._meter.pace(now_s))
+            heartbeat = protobuf_codec.fill(pb.Heartbeat(), beat)
             self._uplink.send(pb.GroupReport(heartbeat=heartbeat))
 
     def _miss_ranks(self) -> None:

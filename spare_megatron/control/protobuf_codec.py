@@ -29,6 +29,7 @@ _NESTED: dict[str, type] = {
         messages.Vote,
         reports.LastRank,
         reports.LateRank,
+        reports.Pace,
         view.Ask,
         view.Offer,
         view.View,

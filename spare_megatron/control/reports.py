@@ -144,6 +144,19 @@ class LateRank:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a group begins the tickets of a step. Durations are by the leader's clock."""
+
+    step: int
+    begun: int
+    """Tickets that the first stage has begun."""
+    since_s: float
+    """How long ago it began the last of them."""
+    piece_s: float
+    """Seconds from one to the next with a full pipeline; of the step before, where there are too few; 0: not known."""
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """A sign of life of a whole group, of one size for any number of ranks. Durations are by the leader's clock."""
 
@@ -157,6 +170,8 @@ class Heartbeat:
     """None while no rank has said anything."""
     late: LateRank | None = None
     """None while no rank is late."""
+    pace: Pace | None = None
+    """None where nobody would be relieved."""
 
 
 RankReport = (

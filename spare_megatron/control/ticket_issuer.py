@@ -68,6 +68,11 @@ class TicketIssuer:
             return None
         return self._at[0], self._epoch, not self._queue
 
+    @property
+    def begun_of_step(self) -> tuple[int, int]:
+        """(step, how many of its tickets the first stage has begun)."""
+        return (self._at[0] if self._at else 0), len(self._issued) - len(self._ahead)
+
     def told(self, view: View, over: bool = False) -> TicketStream:
         """The words that follow from the newest view; ``over``: the job is, for this group."""
         self._offer = self._offer if view.offer is None else view.offer.number

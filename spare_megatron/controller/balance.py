@@ -1,10 +1,10 @@
 """How much slow groups are asked to give back inside a step, and who takes it. Pure arithmetic on paces.
 
-A *pace* is (pieces that a group has not done, seconds that it takes for one), so a group ends its part in the product
-of the two. Pieces are moved one at a time: from the end of the plan of the group that would end last, to the live host
-of their shard that would end them first, as long as that one ends them a share of a piece (``MARGIN``) before the giver
-would have. The latest end never grows by a move, and nothing else could lower it: when the group that ends last has no
-host for its last piece, the search is over.
+A *pace* is (pieces that a group has left, seconds that it takes for one), so a group ends its part in the product of
+the two. Pieces are moved one at a time: from the end of the plan of the group that would end last, to a live host of
+their shard that has time for it, or that has when it passes a piece of its own on, and so forth along the shortest such
+chain. The last one must end a share of a piece (``MARGIN``) before the giver would have. The latest end never grows by
+a move, and nothing else could lower it: where there is no chain from the group that ends last, the search is over.
 
 The result is what groups are asked for. What they still can give is theirs to say, so :func:`shared_out` finds the
 takers anew, for what was given.
@@ -32,6 +32,12 @@ def wanted(paces: Paces, movable: Callable[[int], Sequence[int]], hosts: Hosts) 
     if len(ends) < 2:
         return {}
     asked, stock = dict[int, int](), dict[int, list[int]]()
+
+    def last_piece(group: int) -> int | None:
+        left = paces[group][0]
+        pieces = stock.setdefault(group, list(movable(group)[-left:]) if left else [])
+        return pieces[-1] if pieces else None
+
     queue = [(-end, group) for group, end in ends.items()]
     heapq.heapify(queue)
     before_s = -queue[0][0]
@@ -39,13 +45,13 @@ def wanted(paces: Paces, movable: Callable[[int], Sequence[int]], hosts: Hosts) 
         end, giver = heapq.heappop(queue)
         if -end != ends[giver]:
             continue  # it has taken or given something since
-        pieces = stock.setdefault(giver, list(movable(giver)[-paces[giver][0] :] if paces[giver][0] else ()))
-        taker = _first(hosts(pieces[-1]), giver, ends, paces) if pieces else None
-        if taker is None or ends[taker] + paces[taker][1] > ends[giver] - MARGIN * paces[giver][1]:
+        chain = _chain(giver, ends, paces, last_piece, hosts)
+        if not chain:
             break
-        pieces.pop()
-        asked[giver] = asked.get(giver, 0) + 1
-        for group, more in ((giver, -1), (taker, 1)):
+        for group in chain[:-1]:
+            stock[group].pop()
+            asked[group] = asked.get(group, 0) + 1
+        for group, more in ((giver, -1), (chain[-1], 1)):
             ends[group] += more * paces[group][1]
             heapq.heappush(queue, (-ends[group], group))
     gain_s = before_s - max(ends.values())
@@ -67,6 +73,32 @@ def shared_out(given: Mapping[int, Sequence[int]], paces: Paces, hosts: Hosts) -
             ends[taker] += paces[taker][1]
             taken.setdefault(taker, []).append(piece)
     return taken
+
+
+def _chain(
+    giver: int, ends: Mapping[int, float], paces: Paces, last_piece: Callable[[int], int | None], hosts: Hosts
+) -> list[int]:
+    """The shortest way from ``giver`` to a group that has time for one more piece: each group on it passes its own last
+    piece on to the next one. Empty where there is none. Breadth first; of equally near takers the one that ends first.
+    """
+    latest_s = ends[giver] - MARGIN * paces[giver][1]
+    came_from, level = dict[int, int](), [giver]
+    while level:
+        found, following = list[int](), list[int]()
+        for group in level:
+            piece = last_piece(group)
+            for host in hosts(piece) if piece is not None else ():
+                if host == giver or host in came_from or host not in ends:
+                    continue
+                came_from[host] = group
+                (found if ends[host] + paces[host][1] <= latest_s else following).append(host)
+        if found:
+            way = [min(found, key=lambda host: (ends[host] + paces[host][1], host))]
+            while way[-1] != giver:
+                way.append(came_from[way[-1]])
+            return way[::-1]
+        level = following
+    return []
 
 
 def _first(hosts: Sequence[int], giver: int, ends: Mapping[int, float], paces: Paces) -> int | None:

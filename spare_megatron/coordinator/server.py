@@ -397,7 +397,7 @@ class Coordinator:
         if kind == "heartbeat":
             beat = protobuf_codec.read(report.heartbeat, Heartbeat)
             self._detector.heartbeat(group, stream.incarnation, beat, now_s)
-            self._paces.heartbeat(group, stream.incarnation, beat, now_s)
+            self._paces.hear(group, stream.incarnation, beat.pace, now_s)
         elif kind == "ballot":
             vote = protobuf_codec.read(report.ballot.vote, Vote)
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):

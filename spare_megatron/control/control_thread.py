@@ -55,7 +55,7 @@ from spare_megatron.controller.member import (
     take_view,
 )
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.controller.view import Ask, Offer, View
+from spare_megatron.controller.view import Offer, ReliefAsk, View
 from spare_megatron.wakeups import ask_for_short_waits
 
 
@@ -148,7 +148,9 @@ class Agent:
             after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save, serves)
             return self._adopt(*after)
         elif kind == "asked":
-            return self._adopt(*take_ask(self.orders, order.asked.step, protobuf_codec.read(order.asked.ask, Ask)))
+            return self._adopt(
+                *take_ask(self.orders, order.asked.step, protobuf_codec.read(order.asked.ask, ReliefAsk))
+            )
         elif kind == "fenced" and order.fenced.fencing >= self.orders.view.fencing:
             return self._end(fenced=order.fenced.reason)
         elif kind == "stop":

@@ -30,7 +30,7 @@ _NESTED: dict[str, type] = {
         reports.LastRank,
         reports.LateRank,
         reports.Pace,
-        view.Ask,
+        view.ReliefAsk,
         view.Offer,
         view.View,
     )

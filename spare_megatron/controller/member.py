@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from spare_megatron.controller.tickets import TicketStream
-from spare_megatron.controller.view import Ask, Offer, View
+from spare_megatron.controller.view import Offer, ReliefAsk, View
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def take_commit(
     return told, Change.COMMIT
 
 
-def take_ask(orders: Orders, step: int, ask: Ask) -> tuple[Orders, Change]:
+def take_ask(orders: Orders, step: int, ask: ReliefAsk) -> tuple[Orders, Change]:
     """The orders of a leader that is asked for pieces of ``step``. One of another step or coordinator, or an older one,
     changes nothing."""
     view = orders.view

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, overload
 
-from spare_megatron.controller.view import Ask, Offer, View
+from spare_megatron.controller.view import Offer, ReliefAsk, View
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class GaveBack:
     group: int
     incarnation: int
     step: int
-    ask: Ask
+    ask: ReliefAsk
     pieces: tuple[int, ...]
     """In the order of its plan; empty where none was left to give."""
 
@@ -397,12 +397,12 @@ class SendCommit:
 
 @dataclass(frozen=True)
 class SendAsk:
-    """Ask a group for pieces of the step in flight; views have the ask as well, until its answer has changed plans."""
+    """ReliefAsk a group for pieces of the step in flight; views have the ask as well, until its answer has changed plans."""
 
     group: int
     incarnation: int
     step: int
-    ask: Ask
+    ask: ReliefAsk
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import balance, offers
+from spare_megatron.controller import offers, rebalance
 from spare_megatron.controller.assign_patch import execution_order
 from spare_megatron.controller.audits import name_groups, selected
 from spare_megatron.controller.membership import lose
 from spare_megatron.controller.messages import GaveBack, Loss, Lost, RunningOut, SendAsk
 from spare_megatron.controller.state import Relief, State
 from spare_megatron.controller.transition import Transition, decide, ignore, views
-from spare_megatron.controller.view import Ask
+from spare_megatron.controller.view import ReliefAsk
 
 ROUNDS = 2
 """How often groups are asked in one step."""
@@ -33,7 +33,7 @@ def running_out(state: State, event: RunningOut) -> Transition:
     if not asked:
         return ignore(state, f"a group runs out of pieces in step {event.step}; nobody is asked")
     number = state.asks_made + 1
-    asks = {group: Ask(state.fencing, number, pieces) for group, pieces in sorted(asked.items())}
+    asks = {group: ReliefAsk(state.fencing, number, pieces) for group, pieces in sorted(asked.items())}
     paces = {group: (left, piece_s) for group, left, piece_s in event.paces}
     relief = Relief(state.relief.rounds + 1, asks, {}, paces)
     last_s = max(left * piece_s for left, piece_s in paces.values())
@@ -56,7 +56,7 @@ def to_ask(state: State, event: RunningOut) -> Mapping[int, int]:
     def movable(group: int) -> Sequence[int]:
         return _free(state, state.plan.pieces(group))
 
-    return balance.wanted(paces, movable, lambda piece: _hosts(state, piece))
+    return rebalance.wanted(paces, movable, lambda piece: _hosts(state, piece))
 
 
 def gave_back(state: State, event: GaveBack) -> Transition:
@@ -85,7 +85,7 @@ def _moved(state: State, why: str) -> Transition:
     given = {group: pieces for group, pieces in state.relief.given.items() if pieces}
     if not given:
         return ignore(replace(state, relief=relief), f"{why}; nothing moves")
-    taken = balance.shared_out(given, state.relief.paces, lambda piece: _hosts(state, piece))
+    taken = rebalance.shared_out(given, state.relief.paces, lambda piece: _hosts(state, piece))
     spec = state.job
     more = {
         group: execution_order(pieces, state.where, spec.pieces_per_shard) for group, pieces in sorted(taken.items())

@@ -18,7 +18,7 @@ from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.messages import JobSpec, Saved, Vote
-from spare_megatron.controller.view import Ask, MemberId, Offer, Segments, View
+from spare_megatron.controller.view import MemberId, Offer, ReliefAsk, Segments, View
 from spare_megatron.placement import Placement, placement_from_offsets
 
 
@@ -139,7 +139,7 @@ class Relief:
 
     rounds: int = 0
     """How often groups were asked."""
-    asked: Mapping[int, Ask] = field(default_factory=dict)
+    asked: Mapping[int, ReliefAsk] = field(default_factory=dict)
     """Group -> what it is asked for, until its answer has changed plans."""
     given: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Group -> its answer, which has not changed plans yet: the pieces are still in its own."""

@@ -26,7 +26,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReliefAsk:
     """A group is to give back pieces of the step in flight that it has not begun."""
 
     fencing: int
@@ -74,7 +74,7 @@ class View:
     by parameter."""
     save: int = 0
     """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
-    ask: Ask | None = None
+    ask: ReliefAsk | None = None
     """What the group is asked to give back. While it is, its answer has not changed any plan, and what it gave in it is
     still in its segments."""
     asks_made: int = 0

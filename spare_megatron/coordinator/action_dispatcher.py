@@ -49,7 +49,7 @@ class Speaker:
         elif isinstance(action, SendCommit):
             self._commit(action)
         elif isinstance(action, SendAsk):
-            asked = pb.Asked(step=action.step, ask=protobuf_codec.fill(pb.Ask(), action.ask))
+            asked = pb.Asked(step=action.step, ask=protobuf_codec.fill(pb.ReliefAsk(), action.ask))
             self._streams.send(action.group, action.incarnation, pb.Order(asked=asked))
         elif isinstance(action, SendFenced):
             fenced = pb.Fenced(fencing=self._fencing, reason=action.reason)

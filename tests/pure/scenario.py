@@ -45,7 +45,7 @@ from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.view import Ask, Offer
+from spare_megatron.controller.view import Offer, ReliefAsk
 from spare_megatron.placement import build_placement
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -144,7 +144,7 @@ class Player:
             return m.Applied(group, incarnation, step, int(options.get("epoch", self.state.epoch)))
         if verb == "gives":
             pieces = tuple(int(p) for p in options.get("pieces", "").split(",") if p)
-            ask = self.state.relief.asked.get(group, Ask(self.state.fencing, self.state.asks_made, 0))
+            ask = self.state.relief.asked.get(group, ReliefAsk(self.state.fencing, self.state.asks_made, 0))
             ask = replace(ask, number=int(options.get("number", ask.number)))
             return m.GaveBack(group, incarnation, self.state.step_in_flight, ask, pieces)
         assert verb == "vote", f"unknown command {verb}"

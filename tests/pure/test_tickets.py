@@ -33,7 +33,7 @@ from spare_megatron.controller.member import (
 )
 from spare_megatron.controller.messages import GaveBack, JobSpec
 from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream
-from spare_megatron.controller.view import Ask, Offer, View
+from spare_megatron.controller.view import Offer, ReliefAsk, View
 from spare_megatron.trainer.step import StepRunner
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
 from tests.pure.learner_world import RankEngine, RankReplicas
@@ -104,7 +104,7 @@ def taken(orders: Orders, order: object, read: int) -> Orders:
         return take_tickets(orders, stream_of(order_of(order).tickets), read)[0]
     if isinstance(order, View):
         return take_view(orders, order)[0]
-    if isinstance(order, Ask):
+    if isinstance(order, ReliefAsk):
         return take_ask(orders, orders.view.step, order)[0]
     if isinstance(order, tuple):
         return take_commit(orders, *order, leave=False)[0]
@@ -120,7 +120,7 @@ class World:
         self.late = seed % 3 != 0
         depth = depth or (seed % 4 if self.late and depth is None else 0)
         self.issuer = TicketIssuer(SPEC, self.late, depth)
-        self.answers: dict[Ask, GaveBack] = {}
+        self.answers: dict[ReliefAsk, GaveBack] = {}
         self.given = 0
         self.orders = first_orders(1, 0)
         self.said: deque[int] = deque()
@@ -212,7 +212,7 @@ class World:
         view = self.orders.view
         if view.is_member and not self.joins and (view.ask is None or self.issuer.answer):
             number = view.asks_made + self.random.randrange(2)
-            self.tell(Ask(view.fencing, number, self.random.randrange(1, 4)))
+            self.tell(ReliefAsk(view.fencing, number, self.random.randrange(1, 4)))
 
     def taken_in(self) -> None:
         """A new epoch has what was given back in another segment or not at all, and asks no more."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spare_megatron.controller.balance import GAIN, MARGIN, shared_out, wanted
+from spare_megatron.controller.rebalance import GAIN, MARGIN, shared_out, wanted
 from spare_megatron.placement import build_placement
 
 

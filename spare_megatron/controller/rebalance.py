@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-Paces = Mapping[int, tuple[int, float]]
+PaceOf = Mapping[int, tuple[int, float]]
 Hosts = Callable[[int], Sequence[int]]
 """Piece -> the groups that may take it."""
 MARGIN = 0.25
@@ -25,7 +25,7 @@ GAIN = 0.5
 """By how many pieces of the median group the whole must be: groups that would end sooner by less are not asked."""
 
 
-def wanted(paces: Paces, movable: Callable[[int], Sequence[int]], hosts: Hosts) -> dict[int, int]:
+def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts) -> dict[int, int]:
     """Group -> how many pieces it is asked for, of those that are. ``movable`` returns the pieces that a group may have
     to give, in the order of its plan; it gives from the end."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
@@ -58,7 +58,7 @@ def wanted(paces: Paces, movable: Callable[[int], Sequence[int]], hosts: Hosts) 
     return asked if gain_s >= GAIN * median(piece_s for _, piece_s in paces.values()) else {}
 
 
-def shared_out(given: Mapping[int, Sequence[int]], paces: Paces, hosts: Hosts) -> dict[int, list[int]]:
+def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) -> dict[int, list[int]]:
     """Group -> the pieces that it takes of those that were ``given`` back, each by the host that ends it first; the
     giver itself takes one where nobody else is sooner."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
@@ -76,7 +76,7 @@ def shared_out(given: Mapping[int, Sequence[int]], paces: Paces, hosts: Hosts) -
 
 
 def _chain(
-    giver: int, ends: Mapping[int, float], paces: Paces, last_piece: Callable[[int], int | None], hosts: Hosts
+    giver: int, ends: Mapping[int, float], paces: PaceOf, last_piece: Callable[[int], int | None], hosts: Hosts
 ) -> list[int]:
     """The shortest way from ``giver`` to a group that has time for one more piece: each group on it passes its own last
     piece on to the next one. Empty where there is none. Breadth first; of equally near takers the one that ends first.
@@ -101,7 +101,7 @@ def _chain(
     return []
 
 
-def _first(hosts: Sequence[int], giver: int, ends: Mapping[int, float], paces: Paces) -> int | None:
+def _first(hosts: Sequence[int], giver: int, ends: Mapping[int, float], paces: PaceOf) -> int | None:
     """The host that would end one more piece first, other than the giver."""
     return min(
         (group for group in hosts if group != giver and group in ends),

@@ -1,0 +1,60 @@
+"""How fast groups are, by their leaders' clocks, and who is asked for what by the coordinator's estimates."""
+
+from __future__ import annotations
+
+from spare_megatron.control.pace_meter import PaceMeter
+from spare_megatron.control.reports import Pace
+from spare_megatron.controller import messages as m
+from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.coordinator.paces import Paces
+
+SPEC = m.JobSpec(3, 8, (0, 1, 2), "microbatch", 0, 9, 1, "job")
+
+
+def running() -> State:
+    state = step(initial_state(), m.Opened(SPEC, 1, 1))[0]
+    return step(state, m.AllHere(tuple((group, 0) for group in range(3))))[0]
+
+
+def test_the_filling_of_a_pipeline_is_no_pace() -> None:
+    meter = PaceMeter(filling=2)
+    assert meter.pace(1.0) == Pace(0, 0, 1.0, 0.0)
+    for begun, at_s in ((1, 10.0), (2, 10.1), (3, 10.2), (4, 11.2), (4, 11.5), (6, 13.2)):
+        meter.note(7, begun, at_s)
+    assert meter.pace(13.7) == Pace(7, 6, 0.5, 1.0)
+    meter.note(8, 1, 14.0)
+    assert meter.pace(14.0) == Pace(8, 1, 0.0, 1.0), "that of the step before"
+    meter.note(8, 0, 15.0)
+    assert meter.pace(15.0) == Pace(8, 1, 1.0, 1.0)
+
+
+def test_a_slow_group_is_asked_when_another_runs_out() -> None:
+    state, paces = running(), Paces()
+    assert paces.running_out(state, 1, 1, 0.0) is None, "nothing is known"
+    for group, begun, piece_s in ((0, 6, 1.0), (1, 6, 1.0), (2, 3, 2.0)):
+        paces.hear(group, 0, Pace(1, begun, 0.5, piece_s), 100.0)
+    paces.hear(1, 0, None, 100.0)
+    assert paces.running_out(state, 2, 1, 101.0) is None
+    assert paces.running_out(state, 1, 2, 101.0) is None
+    event = paces.running_out(state, 1, 1, 101.0)
+    assert event == m.RunningOut(1, 1, ((0, 1, 1.5), (1, 1, 1.5), (2, 5, 2.0))), "what takes longer than usual is late"
+    after, decision = step(state, event)
+    assert [(action.group, action.ask.pieces) for action in decision.actions] == [(2, 3)]
+    assert paces.running_out(after, 1, 1, 101.1) is None, "it is asked already"
+
+
+def test_even_groups_are_not_looked_at_again_at_once() -> None:
+    state, paces = running(), Paces()
+    for group in range(3):
+        paces.hear(group, 0, Pace(1, 4, 0.0, 1.0), 100.0)
+    assert paces.running_out(state, 1, 1, 100.0) is None
+    paces.hear(2, 0, Pace(1, 0, 0.0, 4.0), 100.1)
+    assert paces.running_out(state, 1, 1, 100.2) is None, "within half a piece"
+    assert paces.running_out(state, 1, 1, 100.6) is not None
+
+
+def test_another_incarnation_is_not_known() -> None:
+    state, paces = running(), Paces()
+    for group in range(3):
+        paces.hear(group, int(group == 1), Pace(1, 4, 0.0, 1.0 + 7 * (group == 2)), 100.0)
+    assert paces.running_out(state, 1, 1, 100.0) is None

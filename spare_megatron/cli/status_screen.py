@@ -16,7 +16,15 @@ from rich.text import Text
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import clock, duration, effective_text, happenings, parts_shown, share
+from spare_megatron.watch.job_texts import (
+    clock,
+    duration,
+    effective_text,
+    happenings,
+    left_out_text,
+    parts_shown,
+    share,
+)
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.status_texts import head_lines, outlook
 from spare_megatron.watch.wall_time import PARTS, follows_at_once
@@ -56,6 +64,7 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
     if quiet_s > QUIET_S and not is_over(picture):
         lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
+    lines += [text for text in (left_out_text(picture),) if text]
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
     head = effective_text(wall_time)

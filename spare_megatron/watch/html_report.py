@@ -57,7 +57,8 @@ def report_html(picture: JobPicture, name: str) -> str:
     import jinja2
 
     if not picture.series.step:
-        raise ConfigError(f"{name} has no committed step yet, so there is nothing to report")
+        why = job_texts.left_out_text(picture)
+        raise ConfigError(why or f"{name} has no committed step yet, so there is nothing to report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     wall_time = picture.wall_time()
     costs = picture.failures(wall_time)
@@ -94,6 +95,8 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
     losses = [loss for loss in series.loss if math.isfinite(loss)]
     if losses:
         yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
+    if picture.lines_left_out:
+        yield "not read", job_texts.left_out_text(picture)
 
 
 def _row(part: str, wall_time: WallTime) -> _PartRow:

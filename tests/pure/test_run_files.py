@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,36 +15,17 @@ import pytest
 from spare_megatron.cli import report
 from spare_megatron.cli.status_screen import is_over, screen
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.run_directory import RunDirectory, write_json
-from spare_megatron.controller.messages import Decision, Vote
+from spare_megatron.control.run_directory import write_json
+from spare_megatron.controller.messages import Vote
 from spare_megatron.coordinator import journal_parts
-from spare_megatron.coordinator.journal import Journal, Replayed, acted_on, read
+from spare_megatron.coordinator.journal import acted_on, read
 from spare_megatron.watch.html_report import report_html, write_report
 from spare_megatron.watch.observed_choice import observed_choice
 from spare_megatron.watch.report_plots import MARKS_MAX, POINTS_MAX, step_plots
 from spare_megatron.watch.run_files import RunFiles
 from tests.pure.journal_writer import EVENTS, shrink, written
 from tests.pure.told_job import CALM_S, ToldJob
-
-
-class Written:
-    """The run directory of a told job."""
-
-    def __init__(self, path: Path, job: ToldJob) -> None:
-        self.dir, self.job = RunDirectory(path), job
-        self.records = self.steps = 0
-        self.now_s = 0.0
-        self.journal = Journal(self.dir.journal, Replayed(), lambda: self.now_s)
-
-    def go_on(self) -> None:
-        """Write what is new in the job."""
-        for record, _, _ in self.job.transitions[self.records :]:
-            self.now_s = record.time_unix_s
-            self.journal.append(record.event, Decision(record.actions, record.reason, record.epoch))
-            self.records += 1
-        with self.dir.metrics.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in self.job.lines[self.steps :])
-        self.steps = len(self.job.lines)
+from tests.pure.written_run import Written
 
 
 @pytest.fixture
@@ -147,6 +127,11 @@ def test_votes_without_a_consequence_are_not_parsed(tmp_path: Path, monkeypatch:
     assert len(found) == len(EVENTS)
     assert len([record for record, _ in found if record is None]) == len(idle) > 20
     assert [record for record, _ in found if record] == [record for record in read(path) if record not in idle]
+    one = idle[0].event
+    wanted = [r for r in idle if (r.event.group, r.event.result.step) == (one.group, one.result.step)]
+    assert 0 < len(wanted) < len(idle)
+    voted = acted_on(path, wanted=lambda group, step: (group, step) == (one.group, one.result.step))
+    assert [record for record, _ in voted if record] == [r for r in read(path) if r not in idle or r in wanted]
     _, place = found[len(found) // 2]
     assert list(acted_on(path, place)) == found[len(found) // 2 + 1 :]
 
@@ -163,10 +148,6 @@ BAD = {
         "the journal cannot be read: .*record 2 .* unknown message type 'Howdy'",
     ),
     "damage": (lambda run: run.dir.metrics.write_text("{]\n"), "line 1 of .*metrics.jsonl is no JSON object"),
-    "older metrics": (
-        lambda run: run.dir.metrics.write_text('{"step": 1, "life": 1}\n'),
-        "line 1 of .* has no compute_paced_s: another version of spare_megatron wrote it; read it with that version",
-    ),
     "a job of another version": (
         lambda run: write_json(run.dir.job, {"type": "JobDescription", "colour": 1}),
         "job.json is of another version of spare_megatron",

@@ -32,11 +32,11 @@ CALM_S = REST_S + COMPUTE_S + REDUCE_S
 class ToldJob:
     """4 groups of 3 pieces; they begin 8 s after the coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: JobSpec = SPEC) -> None:
         self.book, self.state, self.now_s = MetricsBook(started_unix_s=STARTED_S), initial_state(), STARTED_S + 5
         self.transitions: list[tuple[Record, State, State]] = []
         self.lines: list[dict[str, Any]] = []
-        self.open(SPEC, 1)
+        self.open(spec, 1)
 
     def open(self, spec: JobSpec, life: int, begun_s: float = BEGAN_S) -> None:
         """A life begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from spare_megatron.cli.status_changes import follow, looks
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.watch.job_picture import JobPicture
@@ -27,42 +29,34 @@ from spare_megatron.watch.job_texts import (
 )
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.status_texts import head_lines, outlook
-from spare_megatron.watch.wall_time import PARTS, follows_at_once
+from spare_megatron.watch.wall_time import PARTS
 
-EVERY_S = 1.0
 HAPPENINGS_SHOWN = 8
 QUIET_S = 10.0
 """A status that has been the same for longer is remarkable."""
 
 
 def watch(files: RunFiles) -> None:
-    """Show the job until it ends, or until Ctrl-C. Raises ConfigError as :meth:`RunFiles.look` where nothing can be
-    shown; what fails later is shown, and tried again."""
+    """Show the job until it ends, or until Ctrl-C: as a screen, or where standard output is no terminal, each change as
+    a line. Raises ConfigError as :meth:`RunFiles.look` where nothing can be shown; what fails later is shown, and tried
+    again."""
     picture = files.look()
-    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
-        while True:
-            live.update(screen(picture, time.time()), refresh=True)
-            if is_over(picture):
-                return
-            time.sleep(EVERY_S)
-            try:
-                picture = files.look()
-            except ConfigError as error:
-                live.update(Text(str(error)), refresh=True)
-                time.sleep(EVERY_S)
-
-
-def is_over(picture: JobPicture) -> bool:
-    """Whether the job has ended and the launcher does not start it again by itself."""
-    lives = picture.history.lives
-    return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
+    with contextlib.suppress(KeyboardInterrupt):
+        if not sys.stdout.isatty():
+            follow(files, picture)
+            return
+        with Live(auto_refresh=False) as live:
+            for found in looks(files, picture):
+                live.update(
+                    Text(str(found)) if isinstance(found, ConfigError) else screen(found, time.time()), refresh=True
+                )
 
 
 def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     """All that is shown; ``now_unix_s``: seconds since 1970."""
     lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
     quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
-    if quiet_s > QUIET_S and not is_over(picture):
+    if quiet_s > QUIET_S and not picture.is_over:
         lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
     lines += [text for text in (left_out_text(picture),) if text]
     shown: list[RenderableType] = [Text(line) for line in lines]

@@ -16,7 +16,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.watch.job_history import Failure, JobHistory
 from spare_megatron.watch.step_parts import UsualStep
-from spare_megatron.watch.wall_time import TimeParts, WallTime, WallTimeBook
+from spare_megatron.watch.wall_time import TimeParts, WallTime, WallTimeBook, follows_at_once
 
 
 @dataclass
@@ -76,6 +76,12 @@ class JobPicture:
         for line in lines:
             self.series.add(line)
             self._book.take(line)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended and the launcher does not start it again by itself."""
+        lives = self.history.lives
+        return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
 
     @property
     def usual(self) -> UsualStep:

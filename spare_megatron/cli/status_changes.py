@@ -1,4 +1,4 @@
-"""What spare-status --watch prints where standard output is no terminal: a line for each change, for a log or a pipe."""
+"""What spare-status --watch prints where standard output is no terminal: each change as a line, for a log or a pipe."""
 
 from __future__ import annotations
 

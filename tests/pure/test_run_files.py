@@ -336,10 +336,10 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     text = console.export_text()
     assert "running: step 3 of 99, epoch 2" in text
     assert "groups 0, 2-3: 4 pieces each in the step in flight" in text
-    assert "group 1 is brought up to date: takes the state of step 3" in text
+    assert "group 1 (takes the state of step 3) is brought up to date" in text
     assert "some shard has one live host, whose loss would be a wipe-out" in text
     assert "last good checkpoint: step 2, next save: step 4" in text
-    assert "the coordinator has written nothing new for 30.00 s" in text
+    assert "the coordinator has written nothing for 30.00 s" in text
     assert "effective training time" in text
     assert "group 1 exited" in text
     assert not files.look().is_over

@@ -23,9 +23,10 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.coordinator.job_events import JobEvent, events_of
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_history import Failure, JobHistory, Return
 from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import duration, happenings, wall_time_line
+from spare_megatron.watch.job_texts import happenings, wall_time_line
 from spare_megatron.watch.wall_time import RESTART_WITHIN_S
 from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ToldJob
 

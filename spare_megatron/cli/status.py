@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wall_time = picture.wall_time()
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
         status |= {"lines_left_out": picture.lines_left_out}
-        lines += [text for text in (wall_time_line(wall_time), left_out_text(picture)) if text]
+        lines += [text for text in (wall_time_line(wall_time), left_out_text(picture.lines_left_out)) if text]
     sys.stdout.write((json.dumps(status) if args.json else "\n".join(lines)) + "\n")
     return int(ExitCode.FINISHED)
 

@@ -57,7 +57,9 @@ class StatusChanges:
             yield f"{_time_of_day(status['time_unix_s'])} {head}"
         self._head = head
         if picture.is_over:
-            yield from (text for text in (wall_time_line(picture.wall_time()), left_out_text(picture)) if text)
+            yield from (
+                text for text in (wall_time_line(picture.wall_time()), left_out_text(picture.lines_left_out)) if text
+            )
 
 
 def _time_of_day(time_unix_s: float) -> str:

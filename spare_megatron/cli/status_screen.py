@@ -49,7 +49,7 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     quiet_s = now_unix_s - picture.status.get("time_unix_s", now_unix_s)
     if quiet_s > QUIET_S and not picture.is_over:
         lines.append(f"the coordinator has written nothing for {duration(quiet_s)}")
-    lines += [text for text in (left_out_text(picture),) if text]
+    lines += [text for text in (left_out_text(picture.lines_left_out),) if text]
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
     head = effective_text(wall_time)

@@ -10,7 +10,7 @@ from spare_megatron.coordinator.watched_group import GroupStanding
 
 def watched_figures(standings: Mapping[int, GroupStanding], time_to_train: Mapping[str, Any] | None) -> dict[str, Any]:
     """``groups``: group -> where it is; ``time_to_train``: as the coordinator's tuning has it."""
-    groups = {str(group): _standing(one) for group, one in standings.items()}
+    groups = {str(group): _standing(one) for group, one in sorted(standings.items())}
     return {"groups": groups, "time_to_train": time_to_train}
 
 

@@ -58,7 +58,7 @@ def report_html(picture: JobPicture, name: str) -> str:
     import jinja2
 
     if not picture.series.step:
-        why = job_texts.left_out_text(picture)
+        why = job_texts.left_out_text(picture.lines_left_out)
         raise ConfigError(why or f"{name} has no committed step yet, so there is nothing to report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     wall_time = picture.wall_time()
@@ -98,7 +98,7 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
     if losses:
         yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
     if picture.lines_left_out:
-        yield "not read", job_texts.left_out_text(picture)
+        yield "not read", job_texts.left_out_text(picture.lines_left_out)
 
 
 def _row(part: str, wall_time: WallTime) -> _PartRow:

@@ -51,11 +51,11 @@ def wall_time_line(wall_time: WallTime) -> str:
     return f"{head}; {', '.join(rest)}" if head and rest else head
 
 
-def left_out_text(picture: JobPicture) -> str:
+def left_out_text(lines_left_out: int) -> str:
     """What could not be read of the job; empty where all was."""
-    if not picture.lines_left_out:
+    if not lines_left_out:
         return ""
-    lines = counted(picture.lines_left_out, "line")
+    lines = counted(lines_left_out, "line")
     return f"{lines} of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -73,15 +73,18 @@ class RunFiles:
         self._picture.job = self._job() or self._picture.job
         return self._picture
 
-    def lines(self) -> Iterator[Mapping[str, Any]]:
-        """All lines of metrics.jsonl that are there now, from the first one on.
+    def lines(self, left_out: Callable[[int], None] = lambda _: None) -> Iterator[Mapping[str, Any]]:
+        """All lines of metrics.jsonl that are there now, from the first one on; at the end ``left_out`` gets the number
+        of those of an older version.
 
         Raises:
             ConfigError: a line is damaged.
             OSError: the file cannot be read.
         """
         with _opened(self._dir.metrics) as metrics:
-            yield from _GrowingLines(self._dir.metrics).new(metrics)
+            lines = _GrowingLines(self._dir.metrics)
+            yield from lines.new(metrics)
+        left_out(lines.left_out)
 
     def _read(self) -> None:
         with _opened(self._dir.metrics) as metrics:  # first, so that the records go further

@@ -28,8 +28,9 @@ MEASURED = "measured"
 class TraceBook:
     """Takes the records of a journal; of votes without a consequence those that it wants are enough."""
 
-    def __init__(self, sample: StepSample) -> None:
-        self._sample = sample
+    def __init__(self, sample: StepSample, not_read: str = "") -> None:
+        """``not_read``: what else is missing, in words."""
+        self._sample, self._note = sample, "; ".join(text for text in (sample.note(), not_read) if text)
         self._picture = JobPicture()
         self._history = self._picture.history
         self._beside = BesideSteps()
@@ -111,7 +112,7 @@ class TraceBook:
             self._slices.append(TraceSlice(job_track("lives"), f"life {life.number}", life.opened_s, end_s, details))
         for one in happenings(self._picture):
             self._slices.append(TraceSlice(job_track("events"), one.text, one.time_s, one.time_s, {"kind": one.kind}))
-        note = self._sample.note()
+        note = self._note
         if note and self._slices:
             begin_s, end_s = (bound(one.begin_s for one in self._slices) for bound in (min, max))
             self._slices.append(TraceSlice(job_track("what is shown"), note, begin_s, end_s))
@@ -219,7 +220,8 @@ class TraceBook:
         """Steps up to ``step`` are not shown."""
         if self._hidden is not None:
             first, began_s = self._hidden
-            name = f"steps {first} to {step - 1} are not shown"
+            last = step - 1
+            name = f"steps {first} to {last} are not shown" if last > first else f"step {first} is not shown"
             self._slices.append(TraceSlice(job_track("steps"), name, began_s, self._began_s or began_s))
         self._hidden = None
 

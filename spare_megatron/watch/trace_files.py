@@ -9,6 +9,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import RunDirectory, scratch_of
 from spare_megatron.coordinator.journal import JournalError, acted_on
+from spare_megatron.watch.job_texts import left_out_text
 from spare_megatron.watch.perfetto_trace import perfetto_trace
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.trace_book import TraceBook
@@ -22,13 +23,14 @@ def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTim
     Raises:
         ConfigError: the directory is of no job, cannot be read, or has no committed step.
     """
-    files = RunFiles(run_dir)
+    files, left_out = RunFiles(run_dir), list[int]()
     try:
-        sample = choose_steps(files.lines(), slices_max)
+        sample = choose_steps(files.lines(left_out.append), slices_max)
+        not_read = left_out_text(sum(left_out))
         if not sample.of:
-            raise ConfigError(f"{run_dir.path} has no committed step yet, so there is nothing to draw")
+            raise ConfigError(not_read or f"{run_dir.path} has no committed step yet, so there is nothing to draw")
         sample = with_lines(sample, files.lines())
-        book = TraceBook(sample)
+        book = TraceBook(sample, not_read)
         for record, _ in acted_on(run_dir.journal, wanted=book.wants):
             if record is not None:
                 book.take(record)

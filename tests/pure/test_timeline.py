@@ -270,3 +270,15 @@ def test_what_cannot_be_drawn_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == (
         f"spare-timeline: the trace {tmp_path}/no/where cannot be written: ENOENT (No such file or directory)\n"
     )
+
+
+def test_lines_of_an_older_version_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Written(tmp_path, failed_and_returned())
+    del run.job.lines[0]["votes_s"]
+    run.go_on()
+    assert timeline.main([str(tmp_path)]) == ExitCode.FINISHED
+    said = "1 line of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
+    assert capsys.readouterr().out.splitlines()[1:] == [said]
+    trace = read_trace(run.dir.timeline.read_bytes())
+    assert [one.name for one in trace.of("job", "what is shown")] == [said]
+    assert trace.of("job", "steps")[0].name == "step 1 is not shown"

@@ -102,13 +102,13 @@ class TraceBook:
         history = self._history
         if history.lives and history.life.ended_s is None:
             self._end_life()
-        for life in history.lives:
+        for place, life in enumerate(history.lives, start=1):
             details: Details = {
-                "outcome": life.outcome or "running",
+                "outcome": life.outcome or ("running" if life is history.life else "unknown"),
                 "reason": life.reason,
                 "groups": life.spec.num_groups,
             }
-            end_s = life.ended_s or next((one.opened_s for one in history.lives[life.number :]), self._now_s)
+            end_s = life.ended_s or next((one.opened_s for one in history.lives[place:]), self._now_s)
             self._slices.append(TraceSlice(job_track("lives"), f"life {life.number}", life.opened_s, end_s, details))
         for one in happenings(self._picture):
             self._slices.append(TraceSlice(job_track("events"), one.text, one.time_s, one.time_s, {"kind": one.kind}))

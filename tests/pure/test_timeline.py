@@ -167,6 +167,20 @@ def test_an_arrow_leads_from_the_failure_to_the_patch_to_the_commit() -> None:
     ]
 
 
+def test_lives_follow_each_other_whatever_their_numbers() -> None:
+    """A life whose ranks never came has no record; one whose launcher was killed has no end but the next one."""
+    job = ToldJob()
+    job.step()
+    job.now_s += 5.0
+    job.begin_coordinator()
+    job.open(replace(SPEC, first_step=1), 3, begun_s=job.now_s + 2.0)
+    job.step()
+    lives = drawn(job).of("job", "lives")
+    assert [(one.name, one.details["outcome"]) for one in lives] == [("life 1", "unknown"), ("life 3", "running")]
+    assert lives[0].end_s == lives[1].begin_s == BEGAN_S + CALM_S + 5.0
+    assert lives[1].end_s == lives[1].begin_s + 2.0 + CALM_S
+
+
 def test_a_save_is_drawn_beside_the_steps_and_where_it_kept_its_group() -> None:
     job = ToldJob(replace(SPEC, save_every=2))
     job.step()

@@ -60,7 +60,7 @@ PLACES = {
     "report.caught_up": "a leader or a rank writes that a learner or joiner holds a state",
     "report.void": "a leader or a rank writes that an offer cannot be had",
     "report.withdrawn": "a leader or a rank writes that an offer is served no longer",
-    "report.runs_out": "a leader writes that half, or all, of its group's tickets are issued",
+    "report.runs_out": "a leader writes that half of its group's tickets are begun, or all issued",
     "report.gave_back": "a leader writes which pieces its group gives back",
     "report.saved": "a leader asks the coordinator whether a complete checkpoint counts",
     "report.step_report": "a leader or a rank writes the figures of a step",

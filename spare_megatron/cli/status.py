@@ -13,7 +13,7 @@ from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory, read_json
-from spare_megatron.watch.job_texts import wall_time_line
+from spare_megatron.watch.job_texts import left_out_text, wall_time_line
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.status_texts import status_text
 from spare_megatron.watch.wall_time import WallTime
@@ -60,14 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             watch(RunFiles(run_dir))
             return int(ExitCode.FINISHED)
         status = status_of(run_dir)
-        wall_time = RunFiles(run_dir).look().wall_time() if args.wall_time else None
+        picture = RunFiles(run_dir).look() if args.wall_time else None
     except ConfigError as error:
         sys.stderr.write(f"spare-status: {error}\n")
         return int(ExitCode.BAD_INPUT)
-    if wall_time is not None:
+    lines = [status_text(status)]
+    if picture is not None:
+        wall_time = picture.wall_time()
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
-    account = "" if wall_time is None else f"\n{wall_time_line(wall_time)}"
-    sys.stdout.write((json.dumps(status) if args.json else status_text(status) + account) + "\n")
+        status |= {"lines_left_out": picture.lines_left_out}
+        lines += [text for text in (wall_time_line(wall_time), left_out_text(picture.lines_left_out)) if text]
+    sys.stdout.write((json.dumps(status) if args.json else "\n".join(lines)) + "\n")
     return int(ExitCode.FINISHED)
 
 

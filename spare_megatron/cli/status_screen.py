@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,35 +13,34 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from spare_megatron.cli.status_changes import follow, looks
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.plural import counted
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import clock, duration, effective_text, happenings, parts_shown, share
+from spare_megatron.watch.job_texts import clock, effective_text, happenings, left_out_text, parts_shown, share
 from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.status_texts import head_lines, outlook
+from spare_megatron.watch.status_texts import head_lines, learners, loads, outlook, places
 from spare_megatron.watch.wall_time import PARTS
 
-EVERY_S = 1.0
 HAPPENINGS_SHOWN = 8
 QUIET_S = 10.0
-"""A status that has been the same for longer is remarkable."""
+"""A coordinator that has not written its status for longer is remarkable."""
 
 
 def watch(files: RunFiles) -> None:
-    """Show the job until it ends, or until Ctrl-C. Raises ConfigError as :meth:`RunFiles.look` where nothing can be
-    shown; what fails later is shown, and tried again."""
+    """Show the job until it ends, or until Ctrl-C: as a screen, or where standard output is no terminal, each change as
+    a line. Raises ConfigError as :meth:`RunFiles.look` where nothing can be shown; what fails later is shown, and tried
+    again."""
     picture = files.look()
-    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
-        while True:
-            live.update(screen(picture, time.time()), refresh=True)
-            if picture.is_over:
-                return
-            time.sleep(EVERY_S)
-            try:
-                picture = files.look()
-            except ConfigError as error:
-                live.update(Text(str(error)), refresh=True)
-                time.sleep(EVERY_S)
+    with contextlib.suppress(KeyboardInterrupt):
+        if not sys.stdout.isatty():
+            follow(files, picture)
+            return
+        with Live(auto_refresh=False) as live:
+            for found in looks(files, picture):
+                live.update(
+                    Text(str(found)) if isinstance(found, ConfigError) else screen(found, time.time()), refresh=True
+                )
 
 
 def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
@@ -49,7 +48,8 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
     quiet_s = picture.quiet_s(now_unix_s)
     if quiet_s > QUIET_S:
-        lines.append(f"the coordinator has written nothing new for {duration(quiet_s)}")
+        lines.append(f"the coordinator has written nothing for {duration(quiet_s)}")
+    lines += [text for text in (left_out_text(picture.lines_left_out),) if text]
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
     head = effective_text(wall_time)
@@ -67,23 +67,7 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
 
 def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
     yield from head_lines(status)
-    loads = sorted((load, int(group)) for group, load in status["load"].items())
-    for load, found in groupby(loads, key=lambda one: one[0]):
-        groups = [group for _, group in found]
-        yield f"  {_numbered(groups)}: {counted(load, 'piece')} each in the step in flight"
-    if status["learners"]:
-        stages = status.get("learning", {})
-        yield from (f"  group {group} is brought up to date: {stages.get(group, '')}" for group in status["learners"])
+    yield from loads(status)
+    yield from (f"  {learner} is brought up to date" for learner in learners(status))
+    yield from places(status)
     yield from outlook(status)
-
-
-def _numbered(groups: list[int]) -> str:
-    """'group 3', 'groups 0-2, 5'."""
-    runs: list[list[int]] = []
-    for group in sorted(groups):
-        if runs and group == runs[-1][1] + 1:
-            runs[-1][1] = group
-        else:
-            runs.append([group, group])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"{'group' if len(groups) == 1 else 'groups'} {', '.join(texts)}"

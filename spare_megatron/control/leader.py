@@ -436,7 +436,7 @@ class Leader:
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
 
     def _say_if_it_runs_out(self) -> None:
-        """Tell the coordinator, once in an epoch, that half of the tickets are issued, and that all are."""
+        """Tell the coordinator, once in an epoch, that half of its tickets are begun, and that all are issued."""
         at = self._issuer.runs_out
         if self._setup.job.tickets_ahead and at is not None and at > self._ran_out:
             self._ran_out = at

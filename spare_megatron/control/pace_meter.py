@@ -6,14 +6,15 @@ from spare_megatron.control.reports import Pace
 
 
 class PaceMeter:
-    """Of the step in flight, by what the first stage says. While it fills its pipeline it begins tickets faster than it
-    can go on; these do not count for its pace."""
+    """Of the step in flight, by what the first stage says. While it fills its pipeline it takes tickets faster than it
+    can go on, and the next one waits for the pipeline's first result; these do not count for its pace."""
 
     def __init__(self, filling: int) -> None:
         """``filling``: how many tickets fill a pipeline."""
         self._filling = filling
         self._step = self._begun = 0
-        self._at_s = 0.0
+        self._began_s = self._at_s = 0.0
+        """When the first and the last ticket of the step were begun."""
         self._full: tuple[int, float] | None = None
         """(tickets begun, when) at the first word behind the filling."""
         self._piece_s = 0.0
@@ -21,15 +22,20 @@ class PaceMeter:
     def note(self, step: int, begun: int, now_s: float) -> None:
         """So many tickets of the step are begun."""
         if step != self._step:
-            self._step, self._begun, self._full, self._at_s = step, 0, None, now_s
+            self._step, self._begun, self._full = step, 0, None
+            self._began_s = self._at_s = now_s
         if begun <= self._begun:
             return
         self._begun, self._at_s = begun, now_s
         if self._full is not None:
             self._piece_s = (now_s - self._full[1]) / (begun - self._full[0])
-        elif begun > self._filling:
+        elif begun > self._filling + 1:
             self._full = begun, now_s
 
     def pace(self, now_s: float) -> Pace:
-        """By now."""
-        return Pace(self._step, self._begun, now_s - self._at_s, self._piece_s)
+        """By now. Before two words behind the filling: that of the step before, or what the tickets so far took where
+        that was longer."""
+        piece_s = self._piece_s
+        if piece_s and (self._full is None or self._begun == self._full[0]):
+            piece_s = max(piece_s, (now_s - self._began_s) / max(1, self._begun))
+        return Pace(self._step, self._begun, now_s - self._at_s, piece_s)

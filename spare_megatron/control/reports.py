@@ -153,7 +153,7 @@ class Pace:
     since_s: float
     """How long ago it began the last of them."""
     piece_s: float
-    """Seconds from one to the next with a full pipeline; of the step before, where there are too few; 0: not known."""
+    """Seconds from one to the next with a full pipeline, or an estimate where there are too few; 0: not known."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class RunDirectory:
         self.status = self.path / "status.json"
         self.job = self.path / "job.json"
         self.report = self.path / "report.html"
+        self.timeline = self.path / "timeline.pftrace"
         self.processes = self.path / "processes.json"
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"

@@ -51,7 +51,7 @@ class Session:
         self._on_view = tuple(on_view)
         self._progress = Progress()
         self._tickets_read = 0
-        self.tickets_low = setup.job.tickets_ahead // 2
+        self.tickets_low = setup.job.tickets_ahead
         """How few known words of the ticket stream are few (:meth:`begun`)."""
         self._tells_begun = setup.position == 0 and setup.job.late_pauses
         self._answers: dict[tuple[int, str], bool] = {}

@@ -61,10 +61,11 @@ class TicketIssuer:
 
     @property
     def runs_out(self) -> tuple[int, int, bool] | None:
-        """(step, epoch, whether all its tickets are issued), once half of them are; None before, and where some were
-        given back and no view has taken that in."""
+        """(step, epoch, whether all its tickets are issued), once the first stage has begun half of them; None before,
+        and where some were given back and no view has taken that in."""
         held = self.answer is not None and self.answer.pieces
-        if self._at is None or held or 2 * len(self._queue) > len(self._queue) + len(self._issued):
+        left, begun = len(self._queue) + len(self._ahead), len(self._issued) - len(self._ahead)
+        if self._at is None or held or left > begun:
             return None
         return self._at[0], self._epoch, not self._queue
 

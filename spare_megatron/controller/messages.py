@@ -397,7 +397,7 @@ class SendCommit:
 
 @dataclass(frozen=True)
 class SendAsk:
-    """ReliefAsk a group for pieces of the step in flight; views have the ask as well, until its answer has changed plans."""
+    """Ask a group for pieces of the step in flight; views have the ask as well, until its answer has changed plans."""
 
     group: int
     incarnation: int

@@ -59,20 +59,38 @@ def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts)
 
 
 def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) -> dict[int, list[int]]:
-    """Group -> the pieces that it takes of those that were ``given`` back, each by the host that ends it first; the
-    giver itself takes one where nobody else is sooner."""
+    """Group -> the pieces that it takes of those that were ``given`` back, also of its own: each by the host that ends
+    it first, and then from the group that ends last to another host as long as that one ends sooner."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
     for group, pieces in given.items():
         ends[group] -= len(pieces) * paces[group][1]
     taken = dict[int, list[int]]()
-    for group, pieces in sorted(given.items()):
-        for piece in pieces:
-            other = _first(hosts(piece), group, ends, paces)
-            own_s = ends[group] + paces[group][1]
-            taker = group if other is None or own_s <= ends[other] + paces[other][1] else other
-            ends[taker] += paces[taker][1]
-            taken.setdefault(taker, []).append(piece)
-    return taken
+    for piece in (piece for _, pieces in sorted(given.items()) for piece in pieces):
+        _take(_first(hosts(piece), ends, paces), piece, taken, ends, paces)
+    while (move := _better(taken, ends, paces, hosts)) is not None:
+        group, piece, host = move
+        taken[group].remove(piece)
+        ends[group] -= paces[group][1]
+        _take(host, piece, taken, ends, paces)
+    return {group: pieces for group, pieces in taken.items() if pieces}
+
+
+def _take(group: int, piece: int, taken: dict[int, list[int]], ends: dict[int, float], paces: PaceOf) -> None:
+    taken.setdefault(group, []).append(piece)
+    ends[group] += paces[group][1]
+
+
+def _better(
+    taken: Mapping[int, Sequence[int]], ends: Mapping[int, float], paces: PaceOf, hosts: Hosts
+) -> tuple[int, int, int] | None:
+    """(group, piece that it has taken, host that would end it sooner than the group ends), for the group that ends last
+    of those for which there is one. Each such move lowers the ends, seen from the latest on, so they come to an end."""
+    for group in sorted(taken, key=lambda group: (-ends[group], group)):
+        for piece in taken[group]:
+            host = _first(hosts(piece), ends, paces)
+            if host != group and ends[host] + paces[host][1] < ends[group] - 1e-9:
+                return group, piece, host
+    return None
 
 
 def _chain(
@@ -101,10 +119,6 @@ def _chain(
     return []
 
 
-def _first(hosts: Sequence[int], giver: int, ends: Mapping[int, float], paces: PaceOf) -> int | None:
-    """The host that would end one more piece first, other than the giver."""
-    return min(
-        (group for group in hosts if group != giver and group in ends),
-        key=lambda group: (ends[group] + paces[group][1], group),
-        default=None,
-    )
+def _first(hosts: Sequence[int], ends: Mapping[int, float], paces: PaceOf) -> int:
+    """The host that would end one more piece first."""
+    return min((group for group in hosts if group in ends), key=lambda group: (ends[group] + paces[group][1], group))

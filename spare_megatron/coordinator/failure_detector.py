@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.control.awake_clock import AwakeClock
 from spare_megatron.control.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat, LastRank
 from spare_megatron.controller.messages import Loss
+from spare_megatron.coordinator.watched_group import GroupStanding, WatchedGroup
 
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
@@ -52,44 +53,12 @@ class Attempt:
     """Groups whose vote of this epoch counts."""
 
 
-@dataclass
-class _Group:
-    """One incarnation of a group. Times are by the detector's clock."""
-
-    incarnation: int
-    size: int
-    heard_s: float
-    """When its leader's last beat came."""
-    silence_from_s: float
-    """Nobody's silence counts from before this time."""
-    moved_s: float
-    """When its last rank moved last."""
-    stillness_from_s: float
-    """Nobody's standing still counts from before this time."""
-    last: LastRank | None = None
-    waiting: int = 0
-    """Ranks that wait for other groups."""
-    done: tuple[int, int] = (0, 0)
-    """(step, pieces of it that all ranks have done)."""
-    late: tuple[int, float] | None = None
-    """(position, time since which it is silent) of a rank that is late."""
-    closed_s: float | None = None
-    closed_ranks: dict[int, float] = field(default_factory=dict)
-    """Position -> when its connection to the leader closed."""
-    lost: bool = False
-
-    @property
-    def stood_since_s(self) -> float:
-        """The time from which standing still counts against its last rank."""
-        return max(self.moved_s, self.stillness_from_s)
-
-
 class Detector:
     """Watches the present incarnation of each group."""
 
     def __init__(self, timeouts: Timeouts, now_s: float) -> None:
         self._times = timeouts
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, WatchedGroup] = {}
         self._members: Mapping[int, int] = {}
         self._epoch, self._epoch_began_s = 0, now_s
         self._ticked_s = self._epoch_after_s = now_s
@@ -249,20 +218,29 @@ class Detector:
         """(group, number of pieces of ``step`` that all its ranks have done, as last reported) of all ``members``."""
         return tuple((group, self._pieces(group, step)) for group in sorted(members))
 
-    def _begin(self, group: int, incarnation: int, size: int, at_s: float) -> _Group:
+    def standings(self, members: Mapping[int, int], now_s: float) -> dict[int, GroupStanding]:
+        """What is known of these groups (group -> incarnation), of those that are watched."""
+        at_s, standings = self._clock.at(now_s), {}
+        for group, incarnation in members.items():
+            known = self._present(group, incarnation)
+            if known is not None:
+                standings[group] = known.standing(at_s)
+        return standings
+
+    def _begin(self, group: int, incarnation: int, size: int, at_s: float) -> WatchedGroup:
         """Know a group anew, and nothing of its ranks."""
-        known = self._groups[group] = _Group(incarnation, size, at_s, at_s, at_s, at_s)
+        known = self._groups[group] = WatchedGroup(incarnation, size, at_s, at_s, at_s, at_s)
         self._due_s = min(self._due_s, at_s + self._times.heartbeat_timeout_s)
         return known
 
-    def _hear_all(self, known: _Group, at_s: float) -> None:
+    def _hear_all(self, known: WatchedGroup, at_s: float) -> None:
         """The group is there, and nobody in it has been silent until now."""
         known.heard_s = known.silence_from_s = at_s
         known.closed_s, known.late = None, None
         known.closed_ranks.clear()
         self._due_s = min(self._due_s, at_s + self._times.heartbeat_timeout_s)
 
-    def _present(self, group: int, incarnation: int) -> _Group | None:
+    def _present(self, group: int, incarnation: int) -> WatchedGroup | None:
         known = self._groups.get(group)
         return None if known is None or known.incarnation != incarnation or known.lost else known
 
@@ -300,7 +278,7 @@ class Detector:
                     found.append(Finding(loss, self._clock.real(since_s)))
         return found
 
-    def _silent_or_closed(self, group: int, known: _Group, at_s: float) -> tuple[float, float, Loss | None]:
+    def _silent_or_closed(self, group: int, known: WatchedGroup, at_s: float) -> tuple[float, float, Loss | None]:
         """(When the group is lost if nothing more is heard, since when there is evidence for it, its loss if that time
         has come). A closed connection says more than silence."""
         grace_s, timeout_s = self._times.grace_s, self._times.heartbeat_timeout_s
@@ -378,7 +356,7 @@ class Detector:
         """How long a rank has stood still in the present epoch; a new epoch gives everybody new work."""
         return at_s - max(since_s, self._epoch_began_s)
 
-    def _present_members(self, attempt: Attempt) -> list[_Group]:
+    def _present_members(self, attempt: Attempt) -> list[WatchedGroup]:
         found = (self._present(group, incarnation) for group, incarnation in attempt.members.items())
         return [known for known in found if known is not None]
 

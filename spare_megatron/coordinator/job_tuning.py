@@ -47,6 +47,8 @@ _RECORDED = (
     "saving",
     "ordered_s",
     "write_s",
+    "chosen_s",
+    "chosen_at",
 )
 """The attributes of JobTuning, less their underscore, that follow from the records and are single values."""
 
@@ -75,6 +77,8 @@ class JobTuning:
         self._write_s: float | None = None
         self._measured: Measured | None = None
         self._first: Choice | None = None
+        self._chosen_s, self._chosen_at = 0.0, 0
+        """When the choice was made, and how many steps had been committed by then."""
         self._changed = False
 
     def begin(self, wishes: Tuning) -> None:
@@ -98,7 +102,7 @@ class JobTuning:
             self._losses += len(before.live.keys() - after.live.keys())
             self._changed = True
         if isinstance(event, Tuned):
-            self._tuned(event)
+            self._tuned(event, time_s)
         if isinstance(event, Saved) and event.step == self._saving and after.live.get(event.group) == event.incarnation:
             self._write_s = time_s - self._ordered_s
         if after.committed[0] > before.committed[0]:
@@ -117,12 +121,13 @@ class JobTuning:
             self._saving, self._ordered_s = after.save_step, time_s
             self._changed = True
 
-    def _tuned(self, event: Tuned) -> None:
+    def _tuned(self, event: Tuned, time_s: float) -> None:
         if not event.choice:
             self._trial_at = self._commits
         elif self._first is None:
             self._measured = Measured(**event.figures)  # type: ignore[arg-type]
             self._first = Choice(**event.choice)  # type: ignore[arg-type]
+            self._chosen_s, self._chosen_at = time_s, self._commits
 
     def figures(self, step: int, epoch: int, figures: Sequence[tuple[str, float]]) -> None:
         """Take the numbers that came with a vote; the greatest over all groups counts. Called before the vote is
@@ -136,6 +141,24 @@ class JobTuning:
         """Take a group's report on a step; its ``save_s`` is the time for which its last save kept it from training."""
         if "save_s" in report:
             self._save_s = float(report["save_s"])
+
+    def time_to_train(self) -> dict[str, Any] | None:
+        """For the steps that were left at the choice, in seconds: how long they take without failures, how long they
+        were predicted to take (None: no progress was), and how long at the pace since then, in which ``steps_done`` of
+        them took ``taken_s`` (None before the first). None where nothing was predicted."""
+        if self._first is None or self._measured is None or not self._chosen_s:
+            return None
+        steps, done = self._measured.steps, self._commits - self._chosen_at
+        calm_s = steps * (self._measured.compute_s + self._measured.reduce_s)
+        taken_s, ratio = self._last_s - self._chosen_s, self._first.time_to_train_ratio
+        return {
+            "steps": steps,
+            "without_failures_s": round(calm_s, 1),
+            "predicted_s": None if ratio is None else round(ratio * calm_s, 1),
+            "steps_done": done,
+            "taken_s": round(taken_s, 1),
+            "at_this_pace_s": round(taken_s / done * steps, 1) if done else None,
+        }
 
     # -------------------------------------------------------------------------------------------------- for a snapshot
 
@@ -151,7 +174,7 @@ class JobTuning:
         """Go on from the memo of the process that took a snapshot; what followed it is observed next. Whether anything
         is to be decided anew is looked at once more."""
         for name in _RECORDED:
-            setattr(self, f"_{name}", memo[name])
+            setattr(self, f"_{name}", memo.get(name, getattr(self, f"_{name}")))
         self._measured = None if memo["measured"] is None else Measured(**memo["measured"])
         self._first = None if memo["first"] is None else Choice(**memo["first"])
         self._changed = True

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -84,6 +85,7 @@ they know of a folder, and than a quarter of a lease (rule 2 of journal_parts)."
 SNAPSHOT, PREPARE, TIDY = "take a snapshot of its journal", "prepare the next part of its journal", "tidy its journal"
 _VOTE, _NO_ACTIONS = b'"event":{"type":"Vote"', b'"actions":[],'
 """Texts of a line as :func:`_line` writes it. Inside a string their quotes would be escaped."""
+_VOTE_OF = re.compile(rb'"group":(\d+),"incarnation":\d+,"result":\{"type":"ReductionResult","step":(\d+)')
 END_PATIENCE_S = 10.0
 """How long a journal that is closed waits for its last snapshot and for the compression of a part."""
 
@@ -259,13 +261,19 @@ def read(path: Path) -> Iterator[Record]:
     return (_parse(path, line, behind) for _, line, behind in JournalLines(path))
 
 
-def acted_on(path: Path, start: JournalPlace = BEGIN) -> Iterator[tuple[Record | None, JournalPlace]]:
+def acted_on(
+    path: Path, start: JournalPlace = BEGIN, wanted: Callable[[int, int], bool] = lambda _group, _step: False
+) -> Iterator[tuple[Record | None, JournalPlace]]:
     """The records from ``start`` on that are more than votes without a consequence, each with the place behind it; None
-    in place of the others. Of a large job nine bytes in ten are such votes, which are not even parsed. Raises as
-    :func:`read`; JournalError too where ``start`` is no place of this journal any more."""
+    in place of the others. Of a large job nine bytes in ten are such votes, which are not even parsed, unless they are
+    ``wanted``, by group and step. Raises as :func:`read`; JournalError too where ``start`` is no place of this journal
+    any more."""
     for _, line, behind in JournalLines(path, start):
-        idle = _VOTE in line and _NO_ACTIONS in line
-        yield None if idle else _parse(path, line, behind), behind
+        skipped = _VOTE in line and _NO_ACTIONS in line
+        if skipped:
+            vote = _VOTE_OF.search(line)
+            skipped = vote is None or not wanted(int(vote[1]), int(vote[2]))
+        yield None if skipped else _parse(path, line, behind), behind
 
 
 def _parse(path: Path, line: bytes, behind: JournalPlace) -> Record:

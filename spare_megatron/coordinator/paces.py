@@ -17,6 +17,9 @@ from spare_megatron.controller.relief import to_ask
 AGAIN = 0.5
 """When a group runs out and nobody was asked, the next one is looked at after so many of its pieces."""
 
+LATE = 2.0
+"""A group that has begun nothing for more than so many of its pieces takes that long for one."""
+
 
 class Paces:
     """Follows all groups."""
@@ -56,6 +59,7 @@ class Paces:
             return group, planned, 0.0
         if pace.step != state.step_in_flight:
             return group, planned, round(pace.piece_s, 4)
-        since_s = pace.since_s + now_s - heard_s
-        piece_s = max(pace.piece_s, since_s) if pace.begun < planned else pace.piece_s
-        return group, max(0, math.ceil(planned - pace.begun - since_s / piece_s)), round(piece_s, 4)
+        stands = pace.since_s > LATE * pace.piece_s and pace.begun < planned
+        piece_s = pace.since_s if stands else pace.piece_s
+        more = (pace.since_s + now_s - heard_s) / piece_s
+        return group, max(0, math.ceil(planned - pace.begun - more)), round(piece_s, 4)

@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ END_PATIENCE_S = 30.0
 """How long a job that is over waits for a failing disk to take its last records."""
 
 
+WATCHED_S, WATCHED_MAX_S = 2.0, 8.0
+"""How long after status.json was written it says anew where each group is, at the earliest and at the latest."""
+WATCHED_SHARE = 1e-3
+"""Of this process's time that may take so much, between these bounds."""
 YOUNG_S = 600.0
 """A process that says it is older when it makes its records is in a container whose clocks have other origins."""
 
@@ -66,6 +70,9 @@ class Records:
         """Monotonic time at which boards that failed may be opened again; 0: they have not failed."""
         self._worker = ThreadPoolExecutor(1, "spare-boards")
         self._shown_status: dict[str, Any] = {}
+        self._status_s = 0.0
+        """When status.json was written last."""
+        self._pause_s = WATCHED_S
         self.life_began_unix_s = time.time()
         self._withdrawals: set[tuple[int, int]] = set()
         self._relieved = False
@@ -170,8 +177,9 @@ class Records:
         """True for the round after the last step, which evaluates and trains nothing."""
         return step > self._job.train_iters > 0
 
-    def write_status(self, state: State, force: bool = False) -> None:
-        """Replace status.json if anything in it has changed."""
+    def write_status(self, state: State, watched: Callable[[], Mapping[str, Any]] = dict, force: bool = False) -> None:
+        """Replace status.json if anything in it has changed; for ``watched``, which changes all the time, now and
+        then."""
         status = {
             "phase": state.phase,
             "life": state.life,
@@ -191,10 +199,15 @@ class Records:
             "outcome": state.outcome,
             "reason": state.outcome_reason,
         }
-        if force or status != self._shown_status:
-            self._shown_status = status
+        now_s, trains = round(time.time(), 3), state.phase in ("running", "ending")
+        changed = force or status != self._shown_status
+        if changed or (trains and not 0 <= now_s - self._status_s < self._pause_s):
+            self._shown_status, self._status_s, began_s = status, now_s, time.thread_time()
+            whole = {**status, **watched(), "time_unix_s": now_s}
             path = self._run_dir.status
-            self.side.write(path.name, lambda: write_json(path, {**status, "time_unix_s": round(time.time(), 3)}))
+            self.side.write(path.name, lambda: write_json(path, whole))
+            took_s = time.thread_time() - began_s
+            self._pause_s = min(max(WATCHED_S, took_s / WATCHED_SHARE), WATCHED_MAX_S)
 
     def finish(self, state: State) -> None:
         """The job is over: write the lines that are left, status and summary, and close the boards."""

@@ -67,6 +67,7 @@ from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
+from spare_megatron.coordinator.watched_figures import watched_figures
 
 STATUS_INTERVAL_S = 0.5
 _LEARNING = {"ready": Ready, "caught_up": CaughtUp, "void": Void, "withdrawn": Withdrawn}
@@ -458,11 +459,15 @@ class Coordinator:
             if not self._state.stopped and not self._unopened:
                 self._suspicion.look()
 
+    def _watched(self) -> dict[str, Any]:
+        standings = self._detector.standings(self._state.present, time.monotonic())
+        return watched_figures(standings, self._tuning.time_to_train())
+
     async def _write_status(self) -> None:
         while True:
             if self._options.office is not None:
                 self._options.office.confirm()
-            self._records.write_status(self._state)
+            self._records.write_status(self._state, self._watched)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
 

@@ -8,25 +8,45 @@ import numpy as np
 
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
+from spare_megatron.controller.view import Offer
 
 
 def status_figures(state: State) -> dict[str, Any]:
-    """``hosts_least``: the least number of live hosts of a shard; ``next_save``: the step that is saved next, None
-    where no save is planned; ``learning``: group -> the stage of its return. Before a job has begun, the first two are
-    None."""
-    begun = state.phase in ("running", "ending")
+    """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
+    lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
+    ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
+    return; ``offers``: group -> what it is offered. Before a job has begun, all but the last two are None."""
+    learners = sorted(state.learners.items())
+    returns = {
+        "learning": {str(group): stage_of(known) for group, known in learners},
+        "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
+    }
+    if state.phase not in ("running", "ending"):
+        return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
+    hosts, last = live_hosts(state)
     return {
-        "hosts_least": least_hosts(state) if begun else None,
-        "next_save": next_save(state) if begun else None,
-        "learning": {str(group): stage_of(known) for group, known in sorted(state.learners.items())},
+        "hosts_least": hosts,
+        "losses_left": max(0, hosts - 1),
+        "last_hosts": last,
+        "next_save": next_save(state),
+        **returns,
     }
 
 
-def least_hosts(state: State) -> int:
-    """How many live hosts the shard has that has the fewest: so many losses, at least, are needed for a wipe-out."""
+def live_hosts(state: State) -> tuple[int, list[int]]:
+    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard)."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    return int(alive[state.where.hosts()].sum(axis=1).min())
+    hosts = state.where.hosts()
+    there = alive[hosts]
+    numbers = there.sum(axis=1)
+    alone = there & (numbers == 1)[:, None]
+    return int(numbers.min()), sorted({int(group) for group in hosts[alone]})
+
+
+def _offer(offer: Offer) -> dict[str, Any]:
+    """The state that a learner is offered, and the groups that give it."""
+    return {"number": offer.number, "step": offer.step, "donors": [group for group, _ in offer.donors]}
 
 
 def next_save(state: State) -> int | None:

@@ -8,6 +8,7 @@ first counts. A line is ready when the report of its step, or of a later step, h
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,9 @@ from spare_megatron.controller.messages import Decision, Event, Lost, Opened, Se
 
 TIMES = ("rebuild_s", "patch_s", "reduce_s")
 """Recovery times that come with the votes; a line has the greatest value over all ranks and groups."""
+SLOWEST_MAX = 16
+"""So many groups a line tells of one by one: who is slow, at a size that does not grow with the job."""
+_OF_A_GROUP = ("compute_s", "patch_s", "reduce_s")
 Figures = Sequence[tuple[str, float]]
 
 
@@ -208,6 +212,7 @@ class MetricsBook:
             "votes_s": round(time_s - self._voting[1], 6) if self._voting[0] == (commit.step, commit.epoch) else 0.0,
             "buckets_early": int(max((f.get("buckets_early", 0.0) for f in times.values()), default=0.0)),
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
+            "slowest": _slowest(times),
         }
         if self._start_s is not None:
             line["start_s"], self._start_s = round(self._start_s, 6), None
@@ -308,6 +313,13 @@ class MetricsBook:
 def _of_groups(times: Mapping[int, Mapping[str, float]], *names: str) -> list[float]:
     """The sum of these figures for each group that told any, or 0 alone where none has."""
     return [sum(figures.get(name, 0.0) for name in names) for figures in times.values()] or [0.0]
+
+
+def _slowest(times: Mapping[int, Mapping[str, float]]) -> list[list[float]]:
+    """[group, seconds in its own pieces, in patches, in the sums] of the groups that computed for longest."""
+    told = ((group, *(figures.get(name, 0.0) for name in _OF_A_GROUP)) for group, figures in times.items())
+    found = heapq.nsmallest(SLOWEST_MAX, told, key=lambda one: (-one[1] - one[2], one[0]))
+    return [[group, *(round(seconds, 4) for seconds in parts)] for group, *parts in found]
 
 
 def _at_median_pace(times: Mapping[int, Mapping[str, float]], own: Mapping[int, int], even: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import RunDirectory, scratch_of
 from spare_megatron.watch import job_texts, report_plots
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.wall_time import PARTS, WallTime
@@ -57,7 +58,8 @@ def report_html(picture: JobPicture, name: str) -> str:
     import jinja2
 
     if not picture.series.step:
-        raise ConfigError(f"{name} has no committed step yet, so there is nothing to report")
+        why = job_texts.left_out_text(picture.lines_left_out)
+        raise ConfigError(why or f"{name} has no committed step yet, so there is nothing to report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     wall_time = picture.wall_time()
     costs = picture.failures(wall_time)
@@ -75,6 +77,7 @@ def report_html(picture: JobPicture, name: str) -> str:
         told_left_out=max(0, len(told) - HAPPENINGS_SHOWN),
         choice=_choice(picture, wall_time, costs),
         text=job_texts,
+        duration=duration,
     )
 
 
@@ -84,7 +87,7 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
     life = history.life
     yield "outcome", life.outcome or "running"
     yield "began", f"{job_texts.clock(history.lives[0].opened_s)} UTC"
-    yield "wall time", job_texts.duration(wall_time.wall_s)
+    yield "wall time", duration(wall_time.wall_s)
     yield "last step", f"{series.step[-1]} of {life.spec.last_step}"
     yield "groups", f"{life.spec.num_groups}, redundancy {len(life.spec.offsets)}"
     masked = sum(failure.masked for failure in history.failures)
@@ -94,13 +97,13 @@ def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]
     losses = [loss for loss in series.loss if math.isfinite(loss)]
     if losses:
         yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"
+    if picture.lines_left_out:
+        yield "not read", job_texts.left_out_text(picture.lines_left_out)
 
 
 def _row(part: str, wall_time: WallTime) -> _PartRow:
     seconds, share = wall_time.parts[part], wall_time.share(part)
-    return _PartRow(
-        part, PARTS[part], job_texts.duration(seconds), job_texts.share(share), round(100 * max(0.0, share), 3)
-    )
+    return _PartRow(part, PARTS[part], duration(seconds), job_texts.share(share), round(100 * max(0.0, share), 3))
 
 
 def _choice(picture: JobPicture, wall_time: WallTime, costs: list[FailureCost]) -> tuple[list[tuple[str, str]], str]:

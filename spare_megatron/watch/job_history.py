@@ -178,15 +178,15 @@ class JobHistory:
         changed = record.epoch > self._epoch
         losses = event.losses if isinstance(event, Lost) else ()
         told = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
-        if told and (life.ended_s is not None or not changed):  # no view says so
-            dead = {loss.group for loss in told}
+        fenced = [a for a in record.actions if isinstance(a, SendFenced) and before.get(a.group) == a.incarnation]
+        dead = {loss.group for loss in told} | {action.group for action in fenced}
+        if dead and (life.ended_s is not None or not changed):  # no view says so
             self.live = {group: one for group, one in self.live.items() if group not in dead}
         back = (before.keys() - self.live.keys()) & _sent_back(record)
         self._not_returned(back)
         gone = before.keys() - self.live.keys() - back
         if gone:
-            fenced = (a.reason for a in record.actions if isinstance(a, SendFenced) and a.group in gone)
-            causes = tuple(map(describe, told)) or tuple(fenced)
+            causes = tuple(map(describe, told)) or tuple(a.reason for a in fenced if a.group in gone)
             masked = life.outcome in ("", "finished", "left")
             step = life.step_in_flight
             self.failures.append(Failure(now_s, life.number, step, tuple(sorted(gone)), causes, masked, record.reason))

@@ -64,6 +64,8 @@ class JobPicture:
         """status.json; empty before it is there."""
         self.job = JobDescription()
         """job.json; the defaults before it is there."""
+        self.lines_left_out = 0
+        """How many lines of metrics.jsonl an older version wrote."""
         self._book = WallTimeBook(self.history)
 
     def take(self, records: Iterable[Record], lines: Iterable[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spare_megatron.config.plural import counted
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.wall_time import PARTS, WallTime
 
@@ -19,16 +20,6 @@ SHOWN_SHARE = 0.0005
 def share(part: float) -> str:
     """A share, 0 to 1, in percent."""
     return f"{100 * part:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """A duration as people say it: '12 ms', '3.42 s', '7:05 min', '26:03 h'."""
-    if abs(seconds) < 0.1:
-        return f"{1000 * seconds:.0f} ms"
-    if abs(seconds) < 60:
-        return f"{seconds:.2f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    return f"{minutes}:{rest_s:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def clock(time_unix_s: float) -> str:
@@ -58,6 +49,14 @@ def wall_time_line(wall_time: WallTime) -> str:
         if part != "train" and wall_time.share(part) > SHOWN_SHARE
     ]
     return f"{head}; {', '.join(rest)}" if head and rest else head
+
+
+def left_out_text(lines_left_out: int) -> str:
+    """What could not be read of the job; empty where all was."""
+    if not lines_left_out:
+        return ""
+    lines = counted(lines_left_out, "line")
+    return f"{lines} of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
 
 
 def cost_text(cost: FailureCost) -> str:

@@ -32,7 +32,7 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
     spec = history.life.spec
     group_size = max(1, job.world_size // spec.num_groups)
     mtbf_s = wall_time.wall_s / losses
-    restarts_s = [cost["restart"] for cost in wall_time.lives.values()]
+    restarts_s = [cost["restart"] for cost in wall_time.lives.values() if "restart" in cost]
     starts = max(1, len(history.lives) - len(restarts_s))
     back_s = [seconds for cost in costs for seconds in cost.back_s.values()]
     saves = max(1, len(history.saves))

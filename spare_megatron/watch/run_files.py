@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,7 @@ from spare_megatron.watch.job_picture import JobPicture
 NEEDED = frozenset(
     {"life", "step", "time_unix_s", "step_time_s", "compute_paced_s", "reduce_least_s", "votes_s", "recovery", "loss"}
 )
-"""What a line of metrics.jsonl must have."""
+"""What a line of metrics.jsonl must have; one that lacks any of it, of an older version, is left out."""
 
 
 class RunFiles:
@@ -73,11 +73,25 @@ class RunFiles:
         self._picture.job = self._job() or self._picture.job
         return self._picture
 
+    def lines(self, left_out: Callable[[int], None] = lambda _: None) -> Iterator[Mapping[str, Any]]:
+        """All lines of metrics.jsonl that are there now, from the first one on; at the end ``left_out`` gets the number
+        of those of an older version.
+
+        Raises:
+            ConfigError: a line is damaged.
+            OSError: the file cannot be read.
+        """
+        with _opened(self._dir.metrics) as metrics:
+            lines = _GrowingLines(self._dir.metrics)
+            yield from lines.new(metrics)
+        left_out(lines.left_out)
+
     def _read(self) -> None:
         with _opened(self._dir.metrics) as metrics:  # first, so that the records go further
             if self._lines.are_others(metrics):
                 self._begin()
             self._picture.take(self._records(), self._lines.new(metrics))
+        self._picture.lines_left_out = self._lines.left_out
 
     def _job(self) -> JobDescription | None:
         plain = glance(self._dir.job)
@@ -111,6 +125,8 @@ class _GrowingLines:
         self._path, self._offset, self._number = path, 0, 0
         self._identity: tuple[int, int] | None = None
         """Of the file that was read."""
+        self.left_out = 0
+        """The number of lines of an older version so far."""
 
     def are_others(self, metrics: _OpenMetrics | None) -> bool:
         """Whether the file is not the one that was read: each coordinator under Slurm writes its own."""
@@ -127,19 +143,19 @@ class _GrowingLines:
                 return
             self._offset += len(text)
             self._number += 1
-            yield self._parsed(text)
+            line = self._parsed(text)
+            if line.keys() >= NEEDED:
+                yield line
+            else:
+                self.left_out += 1
 
     def _parsed(self, text: bytes) -> Mapping[str, Any]:
-        where = f"line {self._number} of {self._path}"
         try:
-            line: Mapping[str, Any] = json.loads(text)
-            missing = sorted(NEEDED - line.keys())
-        except (ValueError, AttributeError):
-            raise ConfigError(f"{where} is no JSON object: the file is damaged") from None
-        if missing:
-            raise ConfigError(
-                f"{where} has no {missing[0]}: another version of spare_megatron wrote it; read it with that version"
-            )
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            raise ConfigError(f"line {self._number} of {self._path} is no JSON object: the file is damaged")
         return line
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from spare_megatron.config.plural import counted
+from spare_megatron.control.reports import PHASE_ORDER
+from spare_megatron.watch.durations import duration
+
+SILENT_S = 2.0
+"""Members that were not heard for longer are named."""
 
 
 def figures_line(status: Mapping[str, Any]) -> str:
@@ -29,15 +35,10 @@ def head_lines(status: Mapping[str, Any]) -> Iterator[str]:
 def status_text(status: Mapping[str, Any]) -> str:
     """The content of status.json as text for users."""
     lines = list(head_lines(status))
-    for group, load in status["load"].items():
-        pieces = counted(load, "piece")
-        lines.append(f"  group {group} (incarnation {status['live'][group]}): {pieces} in the step in flight")
+    lines.extend(loads(status))
     if status["learners"]:
-        stages = status.get("learning", {})
-        groups = (
-            f"group {group} ({stages[group]})" if group in stages else f"group {group}" for group in status["learners"]
-        )
-        lines.append(f"being brought up to date: {', '.join(groups)}")
+        lines.append(f"being brought up to date: {', '.join(learners(status))}")
+    lines.extend(places(status))
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
@@ -45,15 +46,81 @@ def status_text(status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def loads(status: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the members, by the number of pieces that each has in the step in flight."""
+    found = sorted((load, int(group)) for group, load in status["load"].items())
+    for load, same in groupby(found, key=lambda one: one[0]):
+        groups = [group for _, group in same]
+        each = " each" if len(groups) > 1 else ""
+        yield f"  {numbered_groups(groups)}: {counted(load, 'piece')}{each} in the step in flight"
+
+
+def learners(status: Mapping[str, Any]) -> Iterator[str]:
+    """The groups that come back, each with how far it is; an older version's status says less."""
+    stages, offers = status.get("learning", {}), status.get("offers", {})
+    for group in status["learners"]:
+        known = [stages[group]] if group in stages else []
+        if group in offers:
+            known.append(f"from {numbered_groups(offers[group]['donors'])}")
+        yield f"group {group} ({', '.join(known)})" if known else f"group {group}"
+
+
+def places(status: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the member that is furthest behind, and on members that have not been heard for long."""
+    members = {group: one for group, one in status.get("groups", {}).items() if group in status["live"]}
+    heard = {group: one for group, one in members.items() if "phase" in one}
+    if heard and status["phase"] == "running":
+        group, last = min(heard.items(), key=lambda item: (*_place(item[1]), -item[1]["still_s"]))
+        where = f"group {group} (rank {last['rank']}) in step {last['step']}, {last['phase']}"
+        yield f"furthest behind: {where}, {counted(last['pieces'], 'piece')} done, for {last['still_s']:.1f} s"
+    silent = [int(group) for group, one in members.items() if one["silent_s"] > SILENT_S]
+    if silent:
+        most_s = max(members[str(group)]["silent_s"] for group in silent)
+        yield f"not heard for up to {most_s:.1f} s: {numbered_groups(silent)}"
+
+
+def _place(one: Mapping[str, Any]) -> tuple[int, int]:
+    return one["step"], PHASE_ORDER.get(one["phase"], 0)
+
+
+def numbered_groups(groups: Iterable[int]) -> str:
+    """'group 3', 'groups 0-2, 5'."""
+    runs: list[list[int]] = []
+    for group in sorted(groups):
+        if runs and group == runs[-1][1] + 1:
+            runs[-1][1] = group
+        else:
+            runs.append([group, group])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    several = len(runs) > 1 or any(first != last for first, last in runs)
+    return f"{'groups' if several else 'group'} {', '.join(texts)}"
+
+
 def outlook(status: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on what threatens, on saves, and on the end; an older version's status says less."""
+    """Lines on what threatens, on saves, on how long it takes, and on the end; an older version's status says less."""
     hosts, running, next_save = status.get("hosts_least"), status["phase"] == "running", status.get("next_save")
     if running and hosts == 1:
-        yield "some shard has one live host, whose loss would be a wipe-out"
+        last = status.get("last_hosts", [])
+        one_of = "one of " if len(last) > 1 else ""
+        whose = f": the loss of {one_of}{numbered_groups(last)}" if last else ", whose loss"
+        yield f"some shard has one live host{whose} would be a wipe-out"
     elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
     saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
     yield f"{saved}, next save: step {next_save}" if running and next_save is not None else saved
+    if running and status.get("time_to_train") is not None:
+        yield _time_to_train(status["time_to_train"])
     if status["outcome"]:
         yield f"{status['outcome']}: {status['reason']}"
+
+
+def _time_to_train(told: Mapping[str, Any]) -> str:
+    """What was predicted when the job chose for itself, and what came of it."""
+    pace_s, predicted_s = told["at_this_pace_s"], told["predicted_s"]
+    figures = [
+        f"{duration(told['without_failures_s'])} without failures",
+        "no prediction" if predicted_s is None else f"{duration(predicted_s)} predicted",
+        *([] if pace_s is None else [f"{duration(pace_s)} at the pace of the {told['steps_done']} done"]),
+    ]
+    return f"the {told['steps']} steps left at the choice take {', '.join(figures)}"

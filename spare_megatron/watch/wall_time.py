@@ -61,7 +61,8 @@ class WallTime:
     """(life, step) -> what a failure in it cost, by part, of every step in which a group was lost and the job went on.
     """
     lives: Mapping[int, TimeParts]
-    """Number of a life -> what its end cost, of every life after which the launcher itself started the next one."""
+    """Number of a life -> what its end cost, of every life that was wiped out or failed, or after which the launcher
+    itself started the next one; 'restart' is in it only there."""
 
     @property
     def wall_s(self) -> float:
@@ -161,16 +162,20 @@ class WallTimeBook:
         for life in self._history.lives:
             trained = self._trained(life)
             if before is not None and self._is_restart(before, life):
-                cost = self._cost_of(before, life, undone_s[life.number])
-                costs[before.number] = cost
-                parts["restart"] += cost["restart"]
+                restart_s = _began_s(life) - _end_s(before)
+                costs[before.number] = {"restart": restart_s, "redone": undone_s[life.number] + self._tail_s(before)}
+                parts["restart"] += restart_s
             else:
                 parts["start"] += _began_s(life) - life.opened_s if trained.start_s is None else trained.start_s
+                if before is not None and _is_lost(before):
+                    costs[before.number] = {"redone": undone_s[life.number] + self._tail_s(before)}
             if life.ended_s is not None and life.begun_s is not None:
-                parts["end" if life.outcome in ("finished", "left") else "redone"] += life.ended_s - trained.ended_s
+                parts["redone" if _is_lost(life) else "end"] += life.ended_s - trained.ended_s
             parts["redone"] += undone_s[life.number]
             parts["train"] -= undone_s[life.number]
             before = life
+        if before is not None and _is_lost(before):
+            costs[before.number] = {"redone": self._tail_s(before)}
         return WallTime(parts, dict(self._failed), costs)
 
     def _is_over(self, number: int) -> bool:
@@ -199,12 +204,10 @@ class WallTimeBook:
         there_s = life.opened_s if start_s is None else _began_s(life) - start_s
         return follows_at_once(before) and there_s - _end_s(before) <= RESTART_WITHIN_S
 
-    def _cost_of(self, before: JobLife, life: JobLife, undone_s: float) -> dict[str, float]:
-        """What it cost that ``life`` had to follow ``before``, and began behind ``undone_s`` of training time."""
-        redone_s = undone_s
-        if before.outcome == "wipe-out" and before.begun_s is not None:
-            redone_s += _end_s(before) - self._trained(before).ended_s
-        return {"restart": _began_s(life) - _end_s(before), "redone": redone_s}
+    def _tail_s(self, life: JobLife) -> float:
+        """What followed the last step of a life that has ended, where it was in vain."""
+        lost = _is_lost(life) and life.begun_s is not None
+        return _end_s(life) - self._trained(life).ended_s if lost else 0.0
 
 
 def _began_s(life: JobLife) -> float:
@@ -216,6 +219,11 @@ def _end_s(life: JobLife) -> float:
     """When a life ended that has ended."""
     assert life.ended_s is not None
     return life.ended_s
+
+
+def _is_lost(life: JobLife) -> bool:
+    """Whether a life has ended without the save of its last step."""
+    return life.ended_s is not None and life.outcome not in ("finished", "left")
 
 
 _OF_A_FAILURE = ("detect", "agree", "rebuild", "patch", "again")

@@ -1,4 +1,5 @@
-"""The account of a real job's wall time, its report and its status; two of the parts by the injector's own clock."""
+"""A real job: the account of its wall time, its report, its timeline and its status; two of the parts by the injector's
+own clock."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +15,13 @@ import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.messages import AcceptSave, SendCommit, Vote
+from spare_megatron.coordinator.journal import read
 from spare_megatron.coordinator.records import metrics_lines
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_of
 from tests.process.harness import ROOT, launch
+from tests.trace_reading import ReadTrace, read_trace
 
 SLOW_S, HEARTBEAT_S = 2.0, 2.0
 FAULTS = (
@@ -98,6 +103,80 @@ def test_the_launcher_leaves_a_report(ran: Ran) -> None:
     assert "<svg" in text
     outside = [word for word in text.split() if "://" in word and "w3.org" not in word and "purl.org" not in word]
     assert not outside, "the file needs nothing else"
+
+
+@pytest.fixture(scope="module")
+def trace(ran: Ran) -> ReadTrace:
+    path = ran.run_dir.path / "trace"
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "spare_megatron.cli.timeline",
+        str(ran.run_dir.path),
+        "-o",
+        str(path),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
+    return read_trace(path.read_bytes())
+
+
+def test_slices_of_the_timeline_are_what_the_journal_says(ran: Ran, trace: ReadTrace) -> None:
+    """Each vote that a commit took, each commit, loss and checkpoint, at its time."""
+    voted: dict[tuple[int, int], float] = {}
+    seen = Counter[tuple[str, str, int, float]]()
+    for record in read(ran.run_dir.journal):
+        event, now_s = record.event, record.time_unix_s
+        if isinstance(event, Vote) and event.result.ok:
+            voted[event.group, event.result.step] = now_s
+        for action in record.actions:
+            if isinstance(action, SendCommit):
+                for group in action.groups:
+                    seen["vote", f"group {group}", action.step, voted[group, action.step]] += 1
+                    seen["commit", f"group {group}", action.step, now_s] += 1
+            elif isinstance(action, AcceptSave):
+                seen["saved", f"group {action.group}", action.step, now_s] += 1
+    drawn = Counter[tuple[str, str, int, float]]()
+    for one in trace.slices:
+        if one.name in ("vote", "commit"):
+            drawn[one.name, one.track[1], one.details["step"], round(one.begin_s, 6)] += 1
+        elif one.details.get("counts"):
+            drawn["saved", one.track[1], one.details["step"], round(one.end_s, 6)] += 1
+    assert seen == drawn
+
+
+def test_arrows_of_the_timeline_lead_from_each_masked_failure_to_its_commit(ran: Ran, trace: ReadTrace) -> None:
+    history = RunFiles(ran.run_dir).look().history
+    lost = [one for one in trace.slices if one.name == "lost"]
+    assert Counter((one.track[1], round(one.begin_s, 6)) for one in lost) == Counter(
+        (f"group {group}", failure.time_s) for failure in history.failures for group in failure.groups
+    )
+    masked = {(failure.step, group) for failure in history.failures if failure.masked for group in failure.groups}
+    patched = set()
+    for number in trace.flows:
+        failed, patch, commit = trace.flow(number)
+        assert [one.name for one in (failed, patch, commit)] == ["lost", "patch", "commit"]
+        assert failed.details["step"] == patch.details["step"] == commit.details["step"]
+        assert patch.track == commit.track != failed.track
+        assert failed.begin_s < patch.begin_s <= patch.end_s <= commit.begin_s
+        patched.add((failed.details["step"], int(failed.track[1].split()[1])))
+    assert patched == masked
+
+
+def test_lengths_in_the_timeline_are_those_of_the_metrics(ran: Ran, trace: ReadTrace) -> None:
+    """Of each group: all groups of a job of six are told."""
+    for line in metrics_lines(ran.run_dir.metrics):
+        if line["recovery"] is None and line["step"] > 1:
+            for group, compute_s, _, reduce_s in line["slowest"]:
+                parts = {
+                    one.name: one.end_s - one.begin_s
+                    for one in trace.of("groups", f"group {group}")
+                    if one.details.get("step") == line["step"] and one.name in ("compute", "reduce")
+                    if line["time_unix_s"] - line["step_time_s"] - 1e-3 < one.begin_s < line["time_unix_s"]
+                }
+                assert parts == pytest.approx({"compute": compute_s, "reduce": reduce_s}, abs=0.005), line
 
 
 def test_status_has_the_same_figures(ran: Ran) -> None:

@@ -377,3 +377,22 @@ def test_a_tick_looks_at_groups_only_when_something_can_be_due() -> None:
     world.detector._silent_or_closed = lambda *args: (looks.append(world.now_s), judge(*args))[1]  # type: ignore[method-assign]
     world.run(100.0, MEMBERS)
     assert len(looks) <= 3 * 100 / 4
+
+
+def test_the_standing_of_a_group_is_that_of_its_last_rank() -> None:
+    """Group 1 computes, with one rank behind the other, and has not been heard for 2 s; group 9 is not watched."""
+    world = World()
+    world.at(1, 0, "backward", pieces=2)
+    world.at(1, 1, "forward", pieces=1)
+    world.still = {(1, 1)}
+    world.run(10.0)
+    world.mute = {(1, 0)}
+    world.run(2.0)
+    found = world.detector.standings({0: 0, 1: 0, 2: 1, 9: 0}, world.now_s)
+    assert sorted(found) == [0, 1], "another incarnation of group 2 is watched"
+    last = found[1].last
+    assert last is not None
+    assert (last.position, last.step, last.phase, last.pieces_done) == (1, 7, "forward", 1)
+    assert 11.0 < found[1].still_s <= 12.0
+    assert 2.0 <= found[1].silent_s <= 2.5
+    assert found[0].silent_s < 0.5

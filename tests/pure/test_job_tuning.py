@@ -91,6 +91,24 @@ def test_first_steps_and_a_trial_save_lead_to_a_choice_that_can_be_made_again() 
     assert choice.save_interval == job.state.save_interval == choice.choice["save_interval_steps"]
 
 
+def test_the_predicted_time_to_train_is_compared_with_the_pace() -> None:
+    """199,994 steps of 1 s are left at the choice; of the 10 that follow, one takes 5 s longer."""
+    job = Job()
+    assert job.tuning.time_to_train() is None
+    job.run(6)
+    (_, choice) = job.tuned()
+    told = job.tuning.time_to_train()
+    assert told is not None
+    assert (told["steps"], told["without_failures_s"], told["steps_done"]) == (199_994, 199_994.0, 0)
+    assert told["predicted_s"] == round(199_994.0 * choice.choice["time_to_train_ratio"], 1)  # type: ignore[operator]
+    assert told["at_this_pace_s"] is None
+    job.now_s += 5.0
+    job.run(10)
+    told = job.tuning.time_to_train()
+    assert told is not None
+    assert (told["steps_done"], told["taken_s"], told["at_this_pace_s"]) == (10, 15.0, 299_991.0)
+
+
 def test_the_machine_orders_the_saves_of_the_interval() -> None:
     job = Job()
     job.run(12)

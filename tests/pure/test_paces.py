@@ -19,13 +19,13 @@ def running() -> State:
 def test_the_filling_of_a_pipeline_is_no_pace() -> None:
     meter = PaceMeter(filling=2)
     assert meter.pace(1.0) == Pace(0, 0, 1.0, 0.0)
-    for begun, at_s in ((1, 10.0), (2, 10.1), (3, 10.2), (4, 11.2), (4, 11.5), (6, 13.2)):
+    for begun, at_s in ((1, 10.0), (2, 10.5), (3, 11.0), (4, 13.0), (4, 13.5), (6, 15.0)):
         meter.note(7, begun, at_s)
-    assert meter.pace(13.7) == Pace(7, 6, 0.5, 1.0)
-    meter.note(8, 1, 14.0)
-    assert meter.pace(14.0) == Pace(8, 1, 0.0, 1.0), "that of the step before"
-    meter.note(8, 0, 15.0)
-    assert meter.pace(15.0) == Pace(8, 1, 1.0, 1.0)
+    assert meter.pace(15.5) == Pace(7, 6, 0.5, 1.0)
+    meter.note(8, 1, 16.0)
+    assert meter.pace(16.0) == Pace(8, 1, 0.0, 1.0), "that of the step before"
+    meter.note(8, 0, 20.0)
+    assert meter.pace(20.0) == Pace(8, 1, 4.0, 4.0), "but it has taken longer"
 
 
 def test_a_slow_group_is_asked_when_another_runs_out() -> None:
@@ -37,10 +37,14 @@ def test_a_slow_group_is_asked_when_another_runs_out() -> None:
     assert paces.running_out(state, 2, 1, 101.0) is None
     assert paces.running_out(state, 1, 2, 101.0) is None
     event = paces.running_out(state, 1, 1, 101.0)
-    assert event == m.RunningOut(1, 1, ((0, 1, 1.5), (1, 1, 1.5), (2, 5, 2.0))), "what takes longer than usual is late"
+    assert event == m.RunningOut(1, 1, ((0, 1, 1.0), (1, 1, 1.0), (2, 5, 2.0)))
     after, decision = step(state, event)
-    assert [(action.group, action.ask.pieces) for action in decision.actions] == [(2, 3)]
+    assert [(action.group, action.ask.pieces) for action in decision.actions] == [(2, 4)]
     assert paces.running_out(after, 1, 1, 101.1) is None, "it is asked already"
+    paces.hear(2, 0, Pace(1, 3, 5.0, 2.0), 102.0)
+    stands = paces.running_out(state, 1, 1, 102.0)
+    assert stands is not None
+    assert stands.paces[2] == (2, 4, 5.0), "it has begun nothing for longer than two of its pieces take"
 
 
 def test_even_groups_are_not_looked_at_again_at_once() -> None:

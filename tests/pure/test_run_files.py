@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.cli import report
+from spare_megatron.cli.status_changes import StatusChanges
 from spare_megatron.cli.status_screen import screen
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.run_directory import write_json
@@ -127,6 +129,11 @@ def test_votes_without_a_consequence_are_not_parsed(tmp_path: Path, monkeypatch:
     assert len(found) == len(EVENTS)
     assert len([record for record, _ in found if record is None]) == len(idle) > 20
     assert [record for record, _ in found if record] == [record for record in read(path) if record not in idle]
+    one = idle[0].event
+    wanted = [r for r in idle if (r.event.group, r.event.result.step) == (one.group, one.result.step)]
+    assert 0 < len(wanted) < len(idle)
+    voted = acted_on(path, wanted=lambda group, step: (group, step) == (one.group, one.result.step))
+    assert [record for record, _ in voted if record] == [r for r in read(path) if r not in idle or r in wanted]
     _, place = found[len(found) // 2]
     assert list(acted_on(path, place)) == found[len(found) // 2 + 1 :]
 
@@ -143,10 +150,6 @@ BAD = {
         "the journal cannot be read: .*record 2 .* unknown message type 'Howdy'",
     ),
     "damage": (lambda run: run.dir.metrics.write_text("{]\n"), "line 1 of .*metrics.jsonl is no JSON object"),
-    "older metrics": (
-        lambda run: run.dir.metrics.write_text('{"step": 1, "life": 1}\n'),
-        "line 1 of .* has no compute_paced_s: another version of spare_megatron wrote it; read it with that version",
-    ),
     "a job of another version": (
         lambda run: write_json(run.dir.job, {"type": "JobDescription", "colour": 1}),
         "job.json is of another version of spare_megatron",
@@ -166,6 +169,23 @@ def test_a_directory_that_cannot_be_read_is_one_sentence(run: Written, what: str
         RunFiles(run.dir).look()
     assert re.search(said, str(error.value)), error.value
     assert "\n" not in str(error.value)
+
+
+def test_lines_of_an_older_version_are_left_out_and_said_once(run: Written) -> None:
+    old = [{key: value for key, value in line.items() if key != "votes_s"} for line in run.job.lines[:2]]
+    whole = run.dir.metrics.read_text()
+    run.dir.metrics.write_text("".join(json.dumps(line) + "\n" for line in old) + whole)
+    files = RunFiles(run.dir)
+    picture = files.look()
+    assert (list(picture.series.step), picture.lines_left_out) == ([1, 2, 3], 2)
+    run.job.step()
+    run.go_on()
+    assert files.look().lines_left_out == 2
+    said = "2 lines of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
+    assert report_html(files.look(), "run").count(said) == 1
+    run.dir.metrics.write_text(json.dumps(old[0]) + "\n")
+    with pytest.raises(ConfigError, match="1 line of metrics"):
+        write_report(run.dir, run.dir.report)
 
 
 class Tags(HTMLParser):
@@ -285,44 +305,66 @@ def test_of_very_many_failures_the_last_ones_are_marked(run: Written) -> None:
         assert plot.x_name == "seconds since the first step (the last 500 of 601 failures are marked)"
 
 
+STATUS: dict[str, Any] = {
+    "phase": "running",
+    "step": 3,
+    "last_step": 99,
+    "epoch": 2,
+    "num_groups": 4,
+    "live": {"0": 0, "2": 0, "3": 0},
+    "load": {"0": 4, "2": 4, "3": 4},
+    "learners": {"1": 1},
+    "learning": {"1": "takes the state of step 3"},
+    "hosts_least": 1,
+    "next_save": 4,
+    "failures_masked": 1,
+    "saved_step": 2,
+    "loss": 2.0,
+    "outcome": "",
+    "reason": "",
+    "time_unix_s": 1030.0,
+}
+
+
 def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     from rich.console import Console
 
     files = RunFiles(run.dir)
-    write_json(
-        run.dir.status,
-        {
-            "phase": "running",
-            "step": 3,
-            "last_step": 99,
-            "epoch": 2,
-            "num_groups": 4,
-            "live": {"0": 0, "2": 0, "3": 0},
-            "load": {"0": 4, "2": 4, "3": 4},
-            "learners": {"1": 1},
-            "learning": {"1": "takes the state of step 3"},
-            "hosts_least": 1,
-            "next_save": 4,
-            "failures_masked": 1,
-            "saved_step": 2,
-            "loss": 2.0,
-            "outcome": "",
-            "reason": "",
-            "time_unix_s": 1030.0,
-        },
-    )
+    write_json(run.dir.status, STATUS)
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(screen(files.look(), 1060.0))
     text = console.export_text()
     assert "running: step 3 of 99, epoch 2" in text
     assert "groups 0, 2-3: 4 pieces each in the step in flight" in text
-    assert "group 1 is brought up to date: takes the state of step 3" in text
+    assert "group 1 (takes the state of step 3) is brought up to date" in text
     assert "some shard has one live host, whose loss would be a wipe-out" in text
     assert "last good checkpoint: step 2, next save: step 4" in text
-    assert "the coordinator has written nothing new for 30.00 s" in text
+    assert "the coordinator has written nothing for 30.00 s" in text
     assert "effective training time" in text
     assert "group 1 exited" in text
     assert not files.look().is_over
+
+
+def test_without_a_terminal_each_change_is_a_line(run: Written) -> None:
+    """The status once it differs, each event once, and at the end where the time went."""
+    files, changes = RunFiles(run.dir), StatusChanges()
+    write_json(run.dir.status, STATUS)
+    first = list(changes.lines(files.look()))
+    assert [line[9:] for line in first] == [
+        "life 1 begins: 4 groups, steps 1 to 99",
+        "group 1 exited",
+        "running: step 3 of 99, epoch 2, loss 2.0000, 3/4 groups live, load 4, 1 failure masked",
+    ]
+    assert list(changes.lines(files.look())) == []
+    write_json(run.dir.status, {**STATUS, "time_unix_s": 1031.0, "next_save": 8})
+    assert list(changes.lines(files.look())) == []
+    write_json(run.dir.status, {**STATUS, "step": 4})
+    assert [line[9:28] for line in changes.lines(files.look())] == ["running: step 4 of "]
+    run.job.leave(1.0)
+    run.go_on()
+    last = list(changes.lines(files.look()))
+    assert last[0][9:].startswith("life 1 ends, left")
+    assert last[-1].startswith("effective training time")
 
 
 def test_the_watching_ends_with_the_job(run: Written) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from spare_megatron.control.reports import LastRank
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import Hello, Ready
 from spare_megatron.coordinator import records
-from spare_megatron.coordinator.status_figures import least_hosts, next_save, stage_of, status_figures
+from spare_megatron.coordinator.status_figures import live_hosts, next_save, stage_of, status_figures
+from spare_megatron.coordinator.watched_figures import watched_figures
+from spare_megatron.coordinator.watched_group import GroupStanding
 from spare_megatron.watch.status_texts import status_text
 from tests.pure.told_job import SPEC, ToldJob
 
@@ -19,11 +26,11 @@ from tests.pure.told_job import SPEC, ToldJob
 def test_the_fewest_hosts_of_a_shard_are_counted() -> None:
     """Shard i of four lies on groups i and i - 1."""
     job = ToldJob()
-    assert least_hosts(job.state) == 2
+    assert live_hosts(job.state) == (2, [])
     job.lose(1)
-    assert least_hosts(job.state) == 1
+    assert live_hosts(job.state) == (1, [0, 2])
     job.lose(3)
-    assert least_hosts(job.state) == 1
+    assert live_hosts(job.state) == (1, [0, 2])
     job.lose(0)
     assert status_figures(job.state)["hosts_least"] is None, "the job is wiped out"
 
@@ -63,7 +70,9 @@ def test_the_stages_of_a_return() -> None:
     job.tell(Ready(3, 1))
     assert status_figures(job.state)["learning"] == {"3": "waits for an offer"}
     job.step()
-    assert status_figures(job.state)["learning"] == {"3": "takes the state of step 3"}
+    figures = status_figures(job.state)
+    assert figures["learning"] == {"3": "takes the state of step 3"}
+    assert figures["offers"] == {"3": {"number": 1, "step": 3, "donors": [0, 1]}}
     assert stage_of(replace(job.state.learners[3], applied=4)) == "has applied step 4"
 
 
@@ -89,6 +98,99 @@ def test_the_status_of_an_older_version_is_shown() -> None:
     text = status_text(status)
     assert "being brought up to date: group 1" in text
     assert text.endswith("last good checkpoint: step 2")
+
+
+def test_the_losses_that_are_left_are_those_until_a_shard_has_one_host() -> None:
+    job = ToldJob(replace(SPEC, num_groups=4, offsets=(0, 1, 3)))
+    assert [status_figures(job.state)[name] for name in ("hosts_least", "losses_left", "last_hosts")] == [3, 2, []]
+    job.lose(1)
+    job.lose(2)
+    assert [status_figures(job.state)[name] for name in ("hosts_least", "losses_left", "last_hosts")] == [1, 0, [0, 3]]
+
+
+STATUS = {
+    "phase": "running",
+    "step": 16,
+    "last_step": 99,
+    "epoch": 2,
+    "num_groups": 4,
+    "live": {"0": 0, "1": 0, "2": 0},
+    "load": {"0": 4, "1": 4, "2": 5},
+    "learners": {"3": 1},
+    "learning": {"3": "takes the state of step 14"},
+    "offers": {"3": {"number": 1, "step": 14, "donors": [0, 1]}},
+    "hosts_least": 1,
+    "losses_left": 0,
+    "last_hosts": [0, 2],
+    "next_save": 20,
+    "failures_masked": 1,
+    "last_losses": [],
+    "saved_step": 10,
+    "loss": 2.0,
+    "outcome": "",
+    "reason": "",
+    "groups": {
+        "0": {"step": 17, "phase": "forward", "rank": 0, "pieces": 2, "still_s": 0.3, "silent_s": 0.1},
+        "1": {"step": 17, "phase": "forward", "rank": 1, "pieces": 1, "still_s": 4.26, "silent_s": 3.14},
+        "2": {"step": 17, "phase": "reduce", "rank": 0, "pieces": 5, "still_s": 9.0, "silent_s": 0.1},
+        "3": {"step": 0, "phase": "start", "rank": 0, "pieces": 0, "still_s": 30.0, "silent_s": 0.2},
+    },
+    "time_to_train": {
+        "steps": 93,
+        "without_failures_s": 93.0,
+        "predicted_s": 97.65,
+        "steps_done": 10,
+        "taken_s": 12.0,
+        "at_this_pace_s": 111.6,
+    },
+    "time_unix_s": 1030.0,
+}
+
+
+def test_the_status_says_who_is_behind_what_threatens_and_how_long_it_takes() -> None:
+    lines = status_text(STATUS).splitlines()
+    assert lines[2:] == [
+        "  groups 0-1: 4 pieces each in the step in flight",
+        "  group 2: 5 pieces in the step in flight",
+        "being brought up to date: group 3 (takes the state of step 14, from groups 0-1)",
+        "furthest behind: group 1 (rank 1) in step 17, forward, 1 piece done, for 4.3 s",
+        "not heard for up to 3.1 s: group 1",
+        "some shard has one live host: the loss of one of groups 0, 2 would be a wipe-out",
+        "last good checkpoint: step 10, next save: step 20",
+        "the 93 steps left at the choice take 1:33 min without failures, 1:38 min predicted, 1:52 min at the pace of "
+        "the 10 done",
+    ]
+
+
+def test_what_changes_all_the_time_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the job trains; at once where anything else changes."""
+    run_dir, job, clock = RunDirectory(tmp_path), ToldJob(), [1000.0]
+    monkeypatch.setattr(records.time, "time", lambda: clock[-1])
+    monkeypatch.setattr(records.time, "thread_time", lambda: 0.0)
+    written, asked = records.Records(run_dir), list[float]()
+
+    def watched() -> dict[str, Any]:
+        asked.append(clock[-1])
+        return watched_figures({0: GroupStanding(LastRank(1, 1, "reduce", 5, 3, 0.0), 2.0, 0.25)}, None)
+
+    for now_s in (1000.0, 1000.5, 1001.0, 1001.5, 1002.0, 1002.5):
+        clock.append(now_s)
+        written.write_status(job.state, watched)
+    assert asked == [1000.0, 1002.0]
+    status = json.loads(run_dir.status.read_text())
+    assert status["time_unix_s"] == 1002.0
+    assert status["groups"] == {
+        "0": {"step": 1, "phase": "reduce", "rank": 1, "pieces": 3, "still_s": 2.0, "silent_s": 0.25}
+    }
+    job.step()
+    clock.append(1003.0)
+    written.write_status(job.state, watched)
+    assert asked[2:] == [1003.0]
+    job.lose(0, 1)
+    for now_s in (1003.5, 1010.0):
+        clock.append(now_s)
+        written.write_status(job.state, watched)
+    assert asked[3:] == [1003.5], "the life is over"
 
 
 @pytest.mark.parametrize(("old_s", "believed"), [(3.0, True), (900.0, False), (-5.0, False), (None, False)])

@@ -23,9 +23,10 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.coordinator.job_events import JobEvent, events_of
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_history import Failure, JobHistory, Return
 from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import duration, happenings, wall_time_line
+from spare_megatron.watch.job_texts import happenings, wall_time_line
 from spare_megatron.watch.wall_time import RESTART_WITHIN_S
 from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ToldJob
 
@@ -236,6 +237,30 @@ def wiped_out(job: ToldJob, first_step: int, after_s: float = 3.0) -> None:
     job.open(replace(SPEC, first_step=first_step), job.state.life + 1, begun_s=job.now_s + 9.0)
 
 
+def test_a_wipe_out_that_nothing_follows_costs_the_step_in_flight() -> None:
+    job = told()
+    job.now_s += 2.0
+    job.lose(0, 1)
+    picture = job.picture()
+    [cost] = picture.failures(picture.wall_time())
+    assert (cost.failure.groups, cost.parts) == ((0, 1), {"redone": 2.0})
+
+
+def test_a_loss_that_a_vote_shows_at_a_wipe_out_is_a_failure() -> None:
+    job = told()
+    job.lose(1)
+    job.step()
+    job.now_s += 2.0
+    result = ReductionResult(job.state.step_in_flight, job.state.epoch, False, corrupt=True, detail="a sum is wrong")
+    job.tell(Vote(0, 0, result))
+    assert job.state.outcome == "wipe-out"
+    picture = job.picture()
+    assert [(one.groups, one.masked) for one in picture.history.failures] == [((1,), True), ((0,), False)]
+    assert picture.history.failures[1].causes == ("group 0 corrupt: a sum is wrong",)
+    assert sorted(picture.history.live) == [2, 3]
+    assert picture.failures(picture.wall_time())[1].parts == {"redone": 2.0}
+
+
 @pytest.mark.parametrize("steps", [0, 2], ids=["while it forms", "once it trains"])
 def test_a_life_that_begins_much_later_than_a_wipe_out_is_no_restart(steps: int) -> None:
     job = told()
@@ -245,7 +270,9 @@ def test_a_life_that_begins_much_later_than_a_wipe_out_is_no_restart(steps: int)
         job.step()
     wall_time = job.picture().wall_time()
     assert (wall_time.parts["restart"], wall_time.parts["start"]) == (0.0, BEGAN_S - STARTED_S + 9.0)
-    assert wall_time.lives == {}, "no restart that was observed"
+    assert wall_time.lives == {1: {"redone": 2 * CALM_S}}, "no restart that was observed"
+    [cost] = job.picture().failures(wall_time)
+    assert (cost.failure.masked, cost.total_s) == (False, 2 * CALM_S)
     assert wall_time.wall_s == pytest.approx(wiped_s - STARTED_S + 9.0 + CALM_S * (steps > 0))
 
 

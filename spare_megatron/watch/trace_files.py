@@ -1,0 +1,56 @@
+"""Draws the timeline of a job from its run directory, of a job that runs or has ended."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import RunDirectory, scratch_of
+from spare_megatron.coordinator.journal import JournalError, acted_on
+from spare_megatron.watch.job_texts import left_out_text
+from spare_megatron.watch.perfetto_trace import perfetto_trace
+from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.trace_book import TraceBook
+from spare_megatron.watch.trace_model import JobTimeline
+from spare_megatron.watch.trace_sample import SLICES_MAX, choose_steps, with_lines
+
+
+def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTimeline:
+    """The timeline of the job of ``run_dir``, with about ``slices_max`` slices at most.
+
+    Raises:
+        ConfigError: the directory is of no job, cannot be read, or has no committed step.
+    """
+    files, left_out = RunFiles(run_dir), list[int]()
+    try:
+        sample = choose_steps(files.lines(left_out.append), slices_max)
+        not_read = left_out_text(sum(left_out))
+        if not sample.of:
+            raise ConfigError(not_read or f"{run_dir.path} has no committed step yet, so there is nothing to draw")
+        sample = with_lines(sample, files.lines())
+        book = TraceBook(sample, not_read)
+        for record, _ in acted_on(run_dir.journal, wanted=book.wants):
+            if record is not None:
+                book.take(record)
+    except JournalError as error:
+        raise ConfigError(f"the journal cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{error.filename or run_dir.path} cannot be read: {words(error)}") from None
+    return book.finish()
+
+
+def write_timeline(timeline: JobTimeline, path: Path) -> int:
+    """Write the trace to ``path``; its length in bytes. Raises ConfigError where it cannot be written."""
+    content = perfetto_trace(timeline)
+    scratch = scratch_of(path)
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the trace {path} cannot be written: {words(error)}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+    return len(content)

@@ -143,3 +143,14 @@ def test_bf16_on_the_wire_keeps_to_its_tolerance(tmp_path: Path) -> None:
         losses.append([line["loss"] for line in job.metrics])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert losses[1] != losses[0]
+
+
+@pytest.mark.timeout(600)
+def test_a_group_that_is_relieved_of_its_pieces_leaves_the_same_bits(tmp_path: Path) -> None:
+    flags = (*DENSE[:-1], "48")
+    calm = train(tmp_path / "calm", 3, flags)[1]
+    relief = ("--spare-schedule", "tickets", "--spare-relief", "--spare-heartbeat-timeout-s", "10")
+    job, found = train(tmp_path / "slow", 3, (*flags, *relief), "slow=4x:group=1,step=2")
+    assert found == calm
+    assert sum(line["pieces_given"] for line in job.metrics) > 0, job.metrics
+    assert not any(line["recovery"] for line in job.metrics)

@@ -72,6 +72,26 @@ def looking_on() -> Iterator[Claim]:
     yield Claim(page, "4 groups with {} losses in turn", (shown.config("kills"),))
 
 
+def relief() -> Iterator[Claim]:
+    shown, page = Results("relieved_group.json"), "docs/operating.md"
+    first, later = "first step over ideal", "third step on over ideal"
+    all_of_them, two = ({"kind": "relieved", "redundancy": hosts} for hosts in (4, 2))
+    yield Claim(page, "at half speed: steps take {} times", (shown(later, kind="alone", redundancy=4),))
+    yield Claim(
+        page,
+        "With relief {} times from its third slow step on and {} times in the first, where all groups host all shards; "
+        "where two host each, {} and {}.",
+        tuple(shown(key, **shape) for shape in (all_of_them, two) for key in (later, first)),
+    )
+    jitter = "relieved over alone"
+    yield Claim(
+        page,
+        "relief makes steps {} times as long, where the simulator's model predicts {}; with two hosts a shard {}, and "
+        "{} are predicted",
+        tuple(shown(key, kind=jitter, redundancy=hosts) for hosts in (4, 2) for key in ("measured", "predicted")),
+    )
+
+
 def returns() -> Iterator[Claim]:
     back, transfer, page = Results("recovery.json"), Results("transfer.json"), "docs/operating.md"
     times = {row["part"]: row["median_s"] for row in back.content["results"]}

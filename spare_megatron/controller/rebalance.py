@@ -34,9 +34,10 @@ def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts)
     asked, stock = dict[int, int](), dict[int, list[int]]()
 
     def last_piece(group: int) -> int | None:
-        left = paces[group][0]
-        pieces = stock.setdefault(group, list(movable(group)[-left:]) if left else [])
-        return pieces[-1] if pieces else None
+        if group not in stock:
+            left = paces[group][0]
+            stock[group] = list(movable(group)[-left:]) if left else []
+        return stock[group][-1] if stock[group] else None
 
     queue = [(-end, group) for group, end in ends.items()]
     heapq.heapify(queue)
@@ -67,11 +68,19 @@ def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) 
     taken = dict[int, list[int]]()
     for piece in (piece for _, pieces in sorted(given.items()) for piece in pieces):
         _take(_first(hosts(piece), ends, paces), piece, taken, ends, paces)
-    while (move := _better(taken, ends, paces, hosts)) is not None:
-        group, piece, host = move
+    queue = [(-ends[group], group) for group in taken]
+    heapq.heapify(queue)
+    while queue:
+        end, group = heapq.heappop(queue)
+        move = _better(group, taken[group], ends, paces, hosts) if -end == ends[group] else None
+        if move is None:
+            continue
+        piece, host = move
         taken[group].remove(piece)
         ends[group] -= paces[group][1]
         _take(host, piece, taken, ends, paces)
+        for one in (group, host):
+            heapq.heappush(queue, (-ends[one], one))
     return {group: pieces for group, pieces in taken.items() if pieces}
 
 
@@ -81,15 +90,14 @@ def _take(group: int, piece: int, taken: dict[int, list[int]], ends: dict[int, f
 
 
 def _better(
-    taken: Mapping[int, Sequence[int]], ends: Mapping[int, float], paces: PaceOf, hosts: Hosts
-) -> tuple[int, int, int] | None:
-    """(group, piece that it has taken, host that would end it sooner than the group ends), for the group that ends last
-    of those for which there is one. Each such move lowers the ends, seen from the latest on, so they come to an end."""
-    for group in sorted(taken, key=lambda group: (-ends[group], group)):
-        for piece in taken[group]:
-            host = _first(hosts(piece), ends, paces)
-            if host != group and ends[host] + paces[host][1] < ends[group] - 1e-9:
-                return group, piece, host
+    group: int, pieces: Sequence[int], ends: Mapping[int, float], paces: PaceOf, hosts: Hosts
+) -> tuple[int, int] | None:
+    """(one of the pieces that a group has taken, the host that would end it sooner than the group ends); None where
+    there is none. Each such move lowers the ends, seen from the latest on, so they come to an end."""
+    for piece in pieces:
+        host = _first(hosts(piece), ends, paces)
+        if host != group and ends[host] + paces[host][1] < ends[group] - 1e-9:
+            return piece, host
     return None
 
 

@@ -42,7 +42,8 @@ class Paces:
             return None
         if self._looked == (step, epoch) and now_s < self._again_s:
             return None
-        paces = tuple(self._left(state, group, now_s) for group in sorted(state.live))
+        loads = state.plan.loads().tolist()
+        paces = tuple(self._left(state, group, loads[group], now_s) for group in sorted(state.live))
         if any(not piece_s for _, _, piece_s in paces):
             return None
         event = RunningOut(step, epoch, paces)
@@ -51,10 +52,11 @@ class Paces:
         self._looked, self._again_s = (step, epoch), now_s + AGAIN * min(piece_s for *_, piece_s in paces)
         return None
 
-    def _left(self, state: State, group: int, now_s: float) -> tuple[int, int, float]:
-        """(group, tickets that it has not begun, seconds for one); 0 seconds where they are not known."""
+    def _left(self, state: State, group: int, pieces: int, now_s: float) -> tuple[int, int, float]:
+        """(group, how many tickets of its ``pieces`` and its audits it has not begun, seconds for one); 0 seconds where
+        they are not known."""
         incarnation, heard_s, pace = self._heard.get(group, (-1, 0.0, Pace(0, 0, 0.0, 0.0)))
-        planned = len(state.plan.pieces(group)) + sum(map(len, state.audits.get(group, ())))
+        planned = pieces + sum(map(len, state.audits.get(group, ())))
         if incarnation != state.live[group] or not pace.piece_s:
             return group, planned, 0.0
         if pace.step != state.step_in_flight:

@@ -378,6 +378,7 @@ class Leader:
 
     def _greet(self) -> Sequence[pb.GroupReport]:
         setup, view = self._setup, self._agent.orders.view
+        self._ran_out = (0, 0, False)
         hello = Hello(
             group=setup.group,
             incarnation=setup.incarnation,
@@ -462,6 +463,8 @@ class Leader:
                 self._ledger.hear(0, self._agent.beat(), now_s)
             beat = self._ledger.heartbeat(now_s)
             if self._setup.job.tickets_ahead:
+                if not self._issuer.is_ahead:
+                    self._meter.rest(now_s)
                 beat = replace(beat, pace=self._meter.pace(now_s))
             heartbeat = protobuf_codec.fill(pb.Heartbeat(), beat)
             self._uplink.send(pb.GroupReport(heartbeat=heartbeat))

@@ -18,11 +18,13 @@ class PaceMeter:
         self._full: tuple[int, float] | None = None
         """(tickets begun, when) at the first word behind the filling."""
         self._piece_s = 0.0
+        self._rested = False
+        """Whether there was a time in this step without a ticket to begin."""
 
     def note(self, step: int, begun: int, now_s: float) -> None:
         """So many tickets of the step are begun."""
         if step != self._step:
-            self._step, self._begun, self._full = step, 0, None
+            self._step, self._begun, self._full, self._rested = step, 0, None, False
             self._began_s = self._at_s = now_s
         if begun <= self._begun:
             return
@@ -32,10 +34,14 @@ class PaceMeter:
         elif begun > self._filling + 1:
             self._full = begun, now_s
 
+    def rest(self, now_s: float) -> None:
+        """There is no ticket to begin by now: that time counts for nothing."""
+        self._at_s, self._full, self._rested = now_s, None, True
+
     def pace(self, now_s: float) -> Pace:
         """By now. Before two words behind the filling: that of the step before, or what the tickets so far took where
         that was longer."""
         piece_s = self._piece_s
-        if piece_s and (self._full is None or self._begun == self._full[0]):
+        if piece_s and not self._rested and (self._full is None or self._begun == self._full[0]):
             piece_s = max(piece_s, (now_s - self._began_s) / max(1, self._begun))
         return Pace(self._step, self._begun, now_s - self._at_s, piece_s)

@@ -74,6 +74,11 @@ class TicketIssuer:
         """(step, how many of its tickets the first stage has begun)."""
         return (self._at[0] if self._at else 0), len(self._issued) - len(self._ahead)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether there is an issued ticket that the first stage has not begun."""
+        return bool(self._ahead)
+
     def told(self, view: View, over: bool = False) -> TicketStream:
         """The words that follow from the newest view; ``over``: the job is, for this group."""
         self._offer = self._offer if view.offer is None else view.offer.number

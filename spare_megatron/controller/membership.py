@@ -242,9 +242,14 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transit
         )
         return stop(state, "failed", with_checkpoint(state, reason))
     again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, retries=retries))
-    delay_s = 0.0 if retries.failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(retries.failures - 3, 9))
+    delay_s = backoff_s(retries.failures)
     reason = f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
+
+
+def backoff_s(failures: int) -> float:
+    """How long a step is not tried again after so many failed attempts, in seconds."""
+    return 0.0 if failures < 3 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 3, 9))
 
 
 def ask(state: State, verdict: audits.Verdict) -> Transition:

@@ -29,7 +29,7 @@ def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts)
     """Group -> how many pieces it is asked for, of those that are. ``movable`` returns the pieces that a group may have
     to give, in the order of its plan; it gives from the end."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
-    if len(ends) < 2:
+    if len(ends) < 2 or not _may_gain(paces):
         return {}
     asked, stock = dict[int, int](), dict[int, list[int]]()
 
@@ -57,6 +57,14 @@ def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts)
             heapq.heappush(queue, (-ends[group], group))
     gain_s = before_s - max(ends.values())
     return asked if gain_s >= GAIN * median(piece_s for _, piece_s in paces.values()) else {}
+
+
+def _may_gain(paces: PaceOf) -> bool:
+    """Whether the step would end sooner by enough if pieces could be divided and moved at will."""
+    usual_s = median(piece_s for _, piece_s in paces.values())
+    last_s = max(left * piece_s for left, piece_s in paces.values())
+    even_s = sum(left for left, _ in paces.values()) / sum(1 / piece_s for _, piece_s in paces.values())
+    return last_s - even_s >= GAIN * usual_s
 
 
 def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) -> dict[int, list[int]]:

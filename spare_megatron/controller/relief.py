@@ -17,7 +17,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller import offers, rebalance
 from spare_megatron.controller.assign_patch import execution_order
 from spare_megatron.controller.audits import name_groups, selected
-from spare_megatron.controller.membership import lose
+from spare_megatron.controller.membership import backoff_s, lose
 from spare_megatron.controller.messages import GaveBack, Loss, Lost, RunningOut, SendAsk
 from spare_megatron.controller.state import Relief, State
 from spare_megatron.controller.transition import Transition, decide, ignore, views
@@ -68,8 +68,9 @@ def gave_back(state: State, event: GaveBack) -> Transition:
     ask = relief.asked.get(group)
     if ask is None or ask != event.ask or relief.given.get(group) == event.pieces:
         return ignore(state, f"{who} answers ask {event.ask.number}, which is known or over")
-    own = frozenset(_free(state, state.plan.pieces(group)))
-    if group in relief.given or not own.issuperset(event.pieces) or len(event.pieces) > ask.pieces:
+    own, given = frozenset(_free(state, state.plan.pieces(group))), frozenset(event.pieces)
+    fits = len(given) == len(event.pieces) <= ask.pieces and given <= own
+    if group in relief.given or not fits:
         detail = f"gives back {counted(len(event.pieces), 'piece')} of step {event.step} that it may not give"
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     answered = replace(state, relief=replace(relief, given={**relief.given, group: event.pieces}))
@@ -97,7 +98,7 @@ def _moved(state: State, why: str) -> Transition:
         f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}; step {again.step_in_flight}: {total} "
         f"of {name_groups(sorted(given))} to {name_groups(sorted(more))}"
     )
-    return decide(again, views(again), reason)
+    return decide(again, views(again, backoff_s(state.retries.failures)), reason)
 
 
 def _free(state: State, pieces: Sequence[int]) -> tuple[int, ...]:

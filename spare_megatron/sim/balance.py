@@ -3,8 +3,8 @@
 When the first group has computed its pieces, every group reports which pieces it has started; these stay with it. Then
 the earliest time is computed by which all pieces can be done if each group gives up those that it cannot compute by
 then and live hosts of the same shards take them. Pieces go directly from a group to a host, and not along chains as in
-a real job (controller.rebalance), so the gain is a lower bound. After a death during the step its patch is assigned first; the shards of pieces
-are taken from the standing assignment.
+a real job (controller.rebalance), so the gain is a lower bound. After a death during the step its patch is assigned
+first; the shards of pieces are taken from the standing assignment.
 """
 
 from __future__ import annotations

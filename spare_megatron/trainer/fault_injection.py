@@ -41,8 +41,10 @@ class Injector:
             for index, one in enumerate(injections)
             if one.group == group and one.position in (None, position) and one.restart == restarts
         ]
-        self._computed_s = 0.0
-        """The CPU time of the training thread when its slowness was last looked at."""
+        self._dragged = (0, 0.0)
+        """The step in which the slowness was last looked at, and the CPU time of the training thread then."""
+        self._lasting: set[int] = set()
+        """The injections that last and have begun."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], place: Place) -> Injector:
@@ -73,17 +75,21 @@ class Injector:
         by it; for one that does, :meth:`fire` sleeps."""
         factor = 1.0
         for index, one in self._mine:
-            if one.factor > 1 and one.position in (None, self._position) and step >= one.step:
-                self._take(index, one)
+            if one.factor > 1 and step >= one.step:
+                if index not in self._lasting:
+                    self._lasting.add(index)
+                    self._take(index, one)
                 factor *= one.factor
         return factor
 
     def _drag(self, step: int) -> None:
-        """Sleep for as long as this thread has computed since the last call, times the slowness beyond 1."""
+        """Sleep for as long as this thread has computed since the last call in this step, times the slowness beyond
+        1."""
         factor, computed_s = self.slowness(step), time.thread_time()
-        if factor > 1:
-            time.sleep((factor - 1) * (computed_s - self._computed_s))
-        self._computed_s = computed_s
+        if factor > 1 and self._dragged[0] == step:
+            time.sleep((factor - 1) * (computed_s - self._dragged[1]))
+            computed_s = time.thread_time()
+        self._dragged = step, computed_s
 
     @property
     def has_flips(self) -> bool:

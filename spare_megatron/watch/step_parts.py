@@ -73,12 +73,13 @@ def parts_of(line: Mapping[str, Any], usual: UsualStep, at: StepCircumstances) -
     paced_s = min(compute_s, line["compute_paced_s"]) if told else compute_s
     fewer_s = max(0.0, paced_s - line["compute_even_s"]) if told else 0.0
     parts = {"save": save_s, "fewer": fewer_s, "slowest": compute_s - paced_s}
-    calm = recovery is None and not (at.repeated or at.without_coordinator)
+    relieved = bool(line.get("pieces_given"))
+    calm = recovery is None and not (at.repeated or at.without_coordinator or relieved)
     if recovery is not None:
         parts |= _of_recovery(recovery, length_s, left_s, usual.rest_s, usual.rest_s + save_s + compute_s)
     elif not calm or at.served or _is_long(left_s, usual.rest_s):
         more_s = max(0.0, left_s - usual.rest_s)
-        late_s = min(more_s, _late_s(line, parts["slowest"])) if calm else 0.0
+        late_s = min(more_s, _late_s(line, parts["slowest"])) if calm else more_s if relieved else 0.0
         parts["slowest"] += late_s
         parts[_owner(at)] = more_s - late_s
     parts["train"] = length_s - sum(parts.values())

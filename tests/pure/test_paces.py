@@ -26,6 +26,11 @@ def test_the_filling_of_a_pipeline_is_no_pace() -> None:
     assert meter.pace(16.0) == Pace(8, 1, 0.0, 1.0), "that of the step before"
     meter.note(8, 0, 20.0)
     assert meter.pace(20.0) == Pace(8, 1, 4.0, 4.0), "but it has taken longer"
+    meter.rest(30.0)
+    assert meter.pace(30.5) == Pace(8, 1, 0.5, 1.0), "it had nothing to begin"
+    for begun, at_s in ((4, 31.0), (5, 33.0)):
+        meter.note(8, begun, at_s)
+    assert meter.pace(33.0) == Pace(8, 5, 0.0, 2.0)
 
 
 def test_a_slow_group_is_asked_when_another_runs_out() -> None:
@@ -52,7 +57,7 @@ def test_even_groups_are_not_looked_at_again_at_once() -> None:
     for group in range(3):
         paces.hear(group, 0, Pace(1, 4, 0.0, 1.0), 100.0)
     assert paces.running_out(state, 1, 1, 100.0) is None
-    paces.hear(2, 0, Pace(1, 0, 0.0, 4.0), 100.1)
+    paces.hear(2, 0, Pace(1, 1, 0.0, 4.0), 100.1)
     assert paces.running_out(state, 1, 1, 100.2) is None, "within half a piece"
     assert paces.running_out(state, 1, 1, 100.6) is not None
 

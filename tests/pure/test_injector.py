@@ -10,6 +10,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import parse_injection
 from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.trainer import fault_injection
 from spare_megatron.trainer.fault_injection import VARIABLE, InjectedError, Injector
 
 
@@ -90,3 +91,18 @@ def test_only_a_rank_whose_bits_are_flipped_is_asked_for_flips(tmp_path: Path) -
     assert injector(tmp_path, text).has_flips
     assert not injector(tmp_path, text, position=1).has_flips
     assert not injector(tmp_path, "exception:group=1,position=0,step=5,at=vote").has_flips
+
+
+def test_a_slowness_lasts_and_counts_what_is_computed_inside_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_s, slept = [100.0], list[float]()
+    monkeypatch.setattr(fault_injection.time, "thread_time", lambda: computed_s[-1])
+    monkeypatch.setattr(fault_injection.time, "sleep", slept.append)
+    one = injector(tmp_path, "slow=3x:group=1,step=2", "slow=2x:group=0,step=1")
+    assert [one.slowness(step) for step in (1, 2, 3)] == [1.0, 3.0, 3.0]
+    for step, at_s in ((1, 101.0), (1, 102.0), (2, 110.0), (2, 111.5), (3, 120.0), (3, 120.25)):
+        computed_s.append(at_s)
+        one.fire("backward", step, 0)
+    assert slept == [3.0, 0.5], "the update between two steps is none of its pieces"
+    assert injector(tmp_path, "slow=3x:group=1,step=2").slowness(2) == 3.0, "of every process"

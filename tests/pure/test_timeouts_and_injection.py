@@ -50,6 +50,7 @@ def test_progress_flag_alone_is_checked_against_the_heartbeat() -> None:
     [
         ("sigkill:group=2,step=20,at=reduce", Injection("sigkill", 2, 20, "reduce")),
         ("sigstop:group=0,position=1,step=3,at=forward,n=2", Injection("sigstop", 0, 3, "forward", 1, 2)),
+        ("slow=2x:group=1,position=1,step=4", Injection("slow", 1, 4, "", 1, factor=2.0)),
         ("slow=2.5:group=1,step=4,at=apply", Injection("slow", 1, 4, "apply", seconds=2.5)),
         ("sigkill:group=1,step=4,at=vote,restart=2", Injection("sigkill", 1, 4, "vote", restart=2)),
         ("bitflip:group=1,step=4,at=weights", Injection("bitflip", 1, 4, "weights")),
@@ -75,6 +76,8 @@ def test_injections_are_parsed(text: str, injection: Injection) -> None:
         ("sigkill:group=1,group=2,step=2,at=reduce", "group= is there twice"),
         ("sigkill:group=1,step=2,at=reduce,when=now", "'when=now' is not understood"),
         ("sigkill=3:group=1,step=2,at=reduce", "sigkill takes no amount"),
+        ("slow=0.5x:group=1,step=2", "slow=0.5x is no factor above 1; use for example slow=2x"),
+        ("slow=2x:group=1,step=2,at=reduce", "slow=2x lasts from its step on; leave at= and n= out"),
         ("slow:group=1,step=2,at=reduce", "slow= is no number of seconds"),
         ("slow=inf:group=1,step=2,at=reduce", "slow=inf is no number of seconds"),
     ],

@@ -44,4 +44,5 @@ class PaceMeter:
         piece_s = self._piece_s
         if piece_s and not self._rested and (self._full is None or self._begun == self._full[0]):
             piece_s = max(piece_s, (now_s - self._began_s) / max(1, self._begun))
-        return Pace(self._step, self._begun, now_s - self._at_s, piece_s)
+        through = self._begun if self._rested else max(0, self._begun - self._filling)
+        return Pace(self._step, through, now_s - self._at_s, piece_s)

@@ -149,7 +149,7 @@ class Pace:
 
     step: int
     begun: int
-    """Tickets that the first stage has begun."""
+    """Tickets that the first stage has begun, without those that fill the pipeline, as far as is known."""
     since_s: float
     """How long ago it began the last of them."""
     piece_s: float

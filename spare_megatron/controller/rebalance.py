@@ -68,14 +68,17 @@ def _may_gain(paces: PaceOf) -> bool:
 
 
 def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) -> dict[int, list[int]]:
-    """Group -> the pieces that it takes of those that were ``given`` back, also of its own: each by the host that ends
-    it first, and then from the group that ends last to another host as long as that one ends sooner."""
+    """Group -> the pieces that it takes of those that were ``given`` back: each by another host, the one that ends it
+    first, because who passes a piece on gets others; then from the group that ends last to any host of the piece, also
+    back to the giver, as long as that one ends sooner."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
     for group, pieces in given.items():
         ends[group] -= len(pieces) * paces[group][1]
     taken = dict[int, list[int]]()
-    for piece in (piece for _, pieces in sorted(given.items()) for piece in pieces):
-        _take(_first(hosts(piece), ends, paces), piece, taken, ends, paces)
+    for giver, pieces in sorted(given.items()):
+        for piece in pieces:
+            others = [host for host in hosts(piece) if host != giver and host in ends]
+            _take(_first(others or (giver,), ends, paces), piece, taken, ends, paces)
     queue = [(-ends[group], group) for group in taken]
     heapq.heapify(queue)
     while queue:

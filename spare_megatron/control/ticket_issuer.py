@@ -63,11 +63,10 @@ class TicketIssuer:
     def runs_out(self) -> tuple[int, int, bool] | None:
         """(step, epoch, whether all its tickets are issued), once the first stage has begun half of them; None before,
         and where some were given back and no view has taken that in."""
-        held = self.answer is not None and self.answer.pieces
-        left, begun = len(self._queue) + len(self._ahead), len(self._issued) - len(self._ahead)
-        if self._at is None or held or left > begun:
+        step, begun = self.begun_of_step
+        if self._at is None or self._holds or len(self._queue) + len(self._ahead) > begun:
             return None
-        return self._at[0], self._epoch, not self._queue
+        return step, self._epoch, not self._queue
 
     @property
     def begun_of_step(self) -> tuple[int, int]:
@@ -151,10 +150,14 @@ class TicketIssuer:
             return
         if not self._late or not self._ahead:
             self._pause()
-        held = self.answer is not None and self.answer.pieces
-        if not self._open and not held and self._closed < self._epoch:
+        if not self._open and not self._holds and self._closed < self._epoch:
             self._new.append(Close(self._epoch))
             self._closed = self._epoch
+
+    @property
+    def _holds(self) -> bool:
+        """Whether pieces of the plan were given back and no view has taken that in."""
+        return self.answer is not None and bool(self.answer.pieces)
 
     def _pause(self) -> None:
         if self._open:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 PaceOf = Mapping[int, tuple[int, float]]
+"""Group -> its pace."""
 Hosts = Callable[[int], Sequence[int]]
 """Piece -> the groups that may take it."""
 MARGIN = 0.25

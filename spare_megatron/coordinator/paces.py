@@ -18,7 +18,6 @@ AGAIN = 0.5
 """When a group runs out and nobody was asked, the next one is looked at after so many of the fastest group's pieces."""
 AGAIN_S = 0.1
 """And not sooner: among a thousand groups a look takes a third of that."""
-
 LATE = 2.0
 """A group that has begun nothing for more than so many of its pieces takes that long for one."""
 

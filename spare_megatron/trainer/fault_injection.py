@@ -88,7 +88,6 @@ class Injector:
         factor, computed_s = self.slowness(step), time.thread_time()
         if factor > 1 and self._dragged[0] == step:
             time.sleep((factor - 1) * (computed_s - self._dragged[1]))
-            computed_s = time.thread_time()
         self._dragged = step, computed_s
 
     @property

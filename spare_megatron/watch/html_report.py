@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
-from spare_megatron.control.disk import words
-from spare_megatron.control.run_directory import RunDirectory, scratch_of
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.watch import job_texts, report_plots
 from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.wall_time import PARTS, WallTime
+from spare_megatron.watch.written_file import write_drawn
 
 TEMPLATE = "report.html.j2"
 FAILURES_SHOWN, HAPPENINGS_SHOWN = 500, 1000
@@ -42,15 +41,7 @@ def write_report(run_dir: RunDirectory, path: Path) -> None:
             written.
     """
     text = report_html(RunFiles(run_dir).look(), str(run_dir.path))
-    scratch = scratch_of(path)
-    try:
-        scratch.write_text(text, encoding="utf-8", errors="replace")
-        scratch.replace(path)
-    except OSError as error:
-        raise ConfigError(f"the report {path} cannot be written: {words(error)}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
+    write_drawn("report", path, text.encode("utf-8", "replace"))
 
 
 def report_html(picture: JobPicture, name: str) -> str:

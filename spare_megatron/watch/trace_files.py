@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.disk import words
-from spare_megatron.control.run_directory import RunDirectory, scratch_of
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.coordinator.journal import JournalError, acted_on
 from spare_megatron.watch.job_texts import left_out_text
 from spare_megatron.watch.perfetto_trace import perfetto_trace
@@ -15,6 +14,7 @@ from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.trace_book import TraceBook
 from spare_megatron.watch.trace_model import JobTimeline
 from spare_megatron.watch.trace_sample import SLICES_MAX, choose_steps, with_lines
+from spare_megatron.watch.written_file import write_drawn
 
 
 def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTimeline:
@@ -44,13 +44,5 @@ def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTim
 def write_timeline(timeline: JobTimeline, path: Path) -> int:
     """Write the trace to ``path``; its length in bytes. Raises ConfigError where it cannot be written."""
     content = perfetto_trace(timeline)
-    scratch = scratch_of(path)
-    try:
-        scratch.write_bytes(content)
-        scratch.replace(path)
-    except OSError as error:
-        raise ConfigError(f"the trace {path} cannot be written: {words(error)}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
+    write_drawn("trace", path, content)
     return len(content)

@@ -57,6 +57,8 @@ class SpareConfig:
     default: 60, or 12 times the heartbeat time-out where that is more."""
     no_async_save: bool = False
     """Let training wait until the files of a checkpoint are written, instead of writing them in the background."""
+    no_emergency_save: bool = False
+    """Do not save at once where the loss of one more group would end the job and no other is on its way back."""
     keep_checkpoints: int | None = None
     """Number of newest checkpoints to keep; older ones are removed. Default: all, or two with
     --save-retain-interval."""

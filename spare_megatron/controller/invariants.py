@@ -49,6 +49,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
     _views(after, decision)
     _joiners(event, after)
     _offers(before, after)
+    _drained(before, after)
 
 
 def _offers(before: State, after: State) -> None:
@@ -82,6 +83,25 @@ def _joiners(event: Event, after: State) -> None:
     waited = [g for g in after.joiners if not any(after.segments_of(g))]
     if waited:
         raise InvariantError(f"the grace of epoch {event.epoch} is over and joiners {sorted(waited)} are waited for")
+
+
+def _drained(before: State, after: State) -> None:
+    """Who leaves on request had nothing to do in the step that begins, and nobody's shard is bare without it; who stays
+    is needed (rule 22)."""
+    if after.phase != "running" or before.phase != "running" or after.committed == before.committed:
+        return
+    for group in before.live.keys() - after.live.keys():
+        if group not in before.drained or before.standing_of(group):
+            raise InvariantError(f"group {group} leaves with a commit, and has to compute or was not asked to")
+    bare = set(range(after.job.num_groups)) - {s for g in after.live.keys() - after.drained for s in _stack(after, g)}
+    for group in after.drained & before.live.keys() & after.live.keys():
+        asked_now = group not in before.drained
+        if not asked_now and not before.standing_of(group) and not bare & _stack(after, group):
+            raise InvariantError(f"group {group} is to leave, has nothing to do and is still a member")
+
+
+def _stack(state: State, group: int) -> set[int]:
+    return set(state.where.stacks()[group].tolist())
 
 
 def _membership(before: State, after: State) -> None:

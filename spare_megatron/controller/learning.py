@@ -38,6 +38,7 @@ def enter(state: State, event: Hello) -> Transition:
     here = replace(
         after,
         learners={**after.learners, group: Learner(event.incarnation)},
+        drained=after.drained - {group},
         highest={**after.highest, group: event.incarnation},
         births={**after.births, group: (event.incarnation, event.birth)},
     )

@@ -16,6 +16,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller import audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
+from spare_megatron.controller.standing import draw_standing
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import (
     WRONG,
@@ -179,18 +180,17 @@ def _shrink(
         reason = f"{why}; no live group holds the state of step {after.committed[0]}"
         reason += ", which votes have compared" if after.holders else ""
         return stop(after, "wipe-out", reason, fences)
-    assert before.standing is not None, "a running job has a standing assignment"
-    drawn = assign(after.where, live, spec.pieces_per_shard, spec.granularity, before.standing.assignment)
+    drawn = draw_standing(after, live)
     if isinstance(drawn, WipeOut):
         return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
     grown = _patched_plan(before, live, after.holders, gone, progress)
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = offers.offered(replace(after, plan=plan, standing=Standing(drawn, drawn.live)))
+    after = offers.offered(replace(after, plan=plan, standing=drawn))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
-        f"{patched.reason}; steps after it: {drawn.reason}"
+        f"{patched.reason}; steps after it: {drawn.assignment.reason}"
     )
     return decide(after, views(after, before=fences), reason)
 
@@ -298,16 +298,17 @@ def waited_for(state: State) -> list[int]:
     return sorted(group for group in state.joiners if not any(state.segments_of(group)))
 
 
-def admit(state: State, groups: Sequence[int], why: str) -> Transition:
-    """Learners become members, without a piece in the step in flight and with a share of later steps (rule 13)."""
-    spec = state.job
-    live = {**state.live, **{group: state.learners[group].incarnation for group in groups}}
+def change_members(state: State, joining: Sequence[int], left: Sequence[int], why: str) -> Transition:
+    """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
+    step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22)."""
+    live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
-    assert state.standing is not None, "a running job has a standing assignment"
-    drawn = assign(state.where, members, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
-    assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard"
-    joined = ", ".join(f"group {g} (incarnation {live[g]})" for g in groups)
-    joined += " joins" if len(groups) == 1 else " join"
+    drawn = draw_standing(state, members)
+    assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard, and who leaves is not needed"
+    words = [", ".join(f"group {g} (incarnation {live[g]})" for g in joining)] * bool(joining)
+    words = [f"{names} {'joins' if len(joining) == 1 else 'join'}" for names in words]
+    if left:
+        words.append(f"{audits.name_groups(left)} {'has' if len(left) == 1 else 'have'} left")
     plan = state.plan.grown(members, {})
     grown = replace(
         state,
@@ -316,7 +317,10 @@ def admit(state: State, groups: Sequence[int], why: str) -> Transition:
         live=live,
         plan=plan,
         retries=Retries(),
-        standing=Standing(drawn, members),
+        standing=drawn,
     )
-    reason = f"{why}; {joined} in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {drawn.reason}"
+    after = drawn.assignment.reason
+    reason = (
+        f"{why}; {' and '.join(words)} in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {after}"
+    )
     return decide(grown, views(grown), reason)

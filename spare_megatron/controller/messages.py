@@ -54,6 +54,8 @@ class JobSpec:
     audit_seed: int = 0
     save_every: int = 0
     """Steps that are multiples of this are saved; 0: the tuner decides, or only the last step is saved."""
+    emergency_saves: bool = False
+    """Save at once where the loss of one more group would end the job (controller.saves)."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -330,6 +332,17 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class DrainRequested:
+    """An operator wants groups to leave at the end of a step, or takes that wish back."""
+
+    groups: tuple[int, ...]
+    reason: str
+    """Who wants it, and what for."""
+    undo: bool = False
+    """They may stay, or be started again where they have left."""
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The tuner chose settings that the job uses from here on, or orders a save to measure its cost. The machine cannot
     import the tuner (tuner.at_start), so the event carries the choice, with its figures so that it can be
@@ -364,6 +377,7 @@ Event: TypeAlias = (
     | GaveBack
     | Saved
     | StopRequested
+    | DrainRequested
     | Tuned
 )
 

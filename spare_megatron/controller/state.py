@@ -203,6 +203,9 @@ class State:
     relief: Relief = field(default_factory=Relief)
     asks_made: int = 0
     """Number of the newest ask."""
+    drained: frozenset[int] = frozenset()
+    """Groups that an operator wants to be out: members of them leave with the next commit that can do without them,
+    and no process of theirs is started until the wish is taken back, or another process has taken the place."""
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -213,6 +216,8 @@ class State:
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
     """The last step at which a save was due; before the first one, the step that this life started from."""
+    endangered: frozenset[int] = frozenset()
+    """The groups whose loss alone would have ended the job after the last commit (controller.saves)."""
     saver: int = -1
     """The group that the last order to save was for; -1 before the first order."""
     save: int = 0

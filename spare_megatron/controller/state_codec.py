@@ -191,7 +191,7 @@ _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests"), _ENCODED),
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits"), _PAIRS),
-    **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last"), _GROUPS),
+    **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last", "drained", "endangered"), _GROUPS),
     "disputes": (_encode_disputes, _decode_disputes),
     "retries": (_encode_retries, _decode_retries),
     "relief": (_encode_relief, _decode_relief),

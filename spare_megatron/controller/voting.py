@@ -28,7 +28,7 @@ from spare_megatron.controller.messages import (
     Standstill,
     Vote,
 )
-from spare_megatron.controller.state import NO_PLAN, Relief, Retries, State
+from spare_megatron.controller.state import NO_PLAN, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 
 
@@ -200,12 +200,14 @@ def _check_partition(state: State) -> None:
 def _commit(state: State, digest: str) -> Transition:
     """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record.
     ``digest``: of the weights that the step began with, on which all votes agree."""
-    step = state.step_in_flight
+    step, voters = state.step_in_flight, tuple(sorted(state.live))
     ends = step >= state.job.last_step or bool(state.leave)
-    save = 0 if ends else saves.order(state)
+    state, leaves = (state, ()) if ends else _without_leaving(state)
     state, unlike = offers.disproved(state, digest)
     joining = [] if ends else offers.admissible(state, digest)
     state, fences = offers.struck_off(state, unlike)
+    endangered = saves.endangered(state)
+    save = 0 if ends else saves.order(state, endangered)
     assert state.standing is not None, "a running job has a standing assignment"
     # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
@@ -221,24 +223,43 @@ def _commit(state: State, digest: str) -> Transition:
         plan=NO_PLAN if ends else state.standing.plan,
         save_now=False,
         save_step=step if save == step else state.save_step,
-        saver=saves.saver(state.live) if save else state.saver,
+        saver=saves.saver(voters) if save else state.saver,
         save=save,
+        endangered=endangered,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
         relief=Relief(),
         digests=(*state.digests, (step - 1, digest))[-state.job.results_kept - 1 :],
     )
     after = offers.ended(after) if ends else offers.offered(after)
-    groups = tuple(sorted(after.live))
     told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
     serves = tuple(sorted(after.serves.items()))
-    actions: list[Action] = [SendCommit(groups, step, state.epoch, ends, told, save, serves), *fences]
-    reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(groups), 'group')}"
+    actions: list[Action] = [SendCommit(voters, step, state.epoch, ends, told, save, serves), *leaves, *fences]
+    reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
+    if save == step and saves.order(state, frozenset()) != step:
+        reason += f"; it is saved, because the loss of {audits.name_groups(sorted(endangered))} would end the job"
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
-    if not joining:
+    if not joining and not leaves:
         learners = [SendView(after.view_of(group)) for group in sorted(after.learners)]
         return decide(after, [*actions, *learners], reason)
-    admitted, decision = membership.admit(after, joining, reason)
-    return decide(admitted, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
+    left = [fence.group for fence in leaves]
+    changed, decision = membership.change_members(after, joining, left, reason)
+    return decide(changed, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
+
+
+def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
+    """The state at a commit without the members that leave with it, and who is told so. They have no piece in later
+    steps; offers end in which they are donors."""
+    assert state.standing is not None, "a running job has a standing assignment"
+    drawn = state.standing.assignment
+    out = sorted(group for group in state.drained.intersection(state.live) if not drawn.alive[group])
+    if not out:
+        return state, ()
+    gone = {(group, state.live[group]) for group in out}
+    learners, _ = offers.without_donors(state.learners, gone)
+    live = {group: incarnation for group, incarnation in state.live.items() if group not in out}
+    standing = Standing(drawn, tuple(sorted(live)))
+    told = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
+    return replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing), told

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Opened, Ready
+from spare_megatron.controller.messages import AcceptSave, DrainRequested, Opened, Ready, SendCommit
 from spare_megatron.coordinator.event_commands import END_PATIENCE_S, EventCommands
 from spare_megatron.coordinator.journal import Record
 
@@ -50,8 +50,9 @@ def events_of(record: Record, before: State, after: State) -> Iterator[JobEvent]
 def _comings_and_goings(record: Record, before: State, after: State) -> Iterator[JobEvent]:
     step, old, new = before.step_in_flight, before.present, after.present
     lost = sorted(group for group in old if new.get(group) != old[group])
+    drains = after.drained if isinstance(record.event, DrainRequested) or _commits(record) else frozenset()
     for group in lost:
-        yield JobEvent("loss", step, group, old[group])
+        yield JobEvent("drained" if group in drains else "loss", step, group, old[group])
     for group in sorted(after.gone - before.gone - set(lost)):
         yield JobEvent("loss", step, group, after.highest.get(group))
     left = before.live.keys() - after.live.keys()
@@ -59,7 +60,7 @@ def _comings_and_goings(record: Record, before: State, after: State) -> Iterator
     for group in sorted(back):
         yield JobEvent("sent_back", step, group, old[group])
     running = before.phase == after.phase == "running"
-    if running and left - back:
+    if running and left - back - drains:
         yield JobEvent("patch", step)
     for group in sorted(after.learners.keys() - after.live.keys()):
         if old.get(group) != new[group]:
@@ -68,6 +69,10 @@ def _comings_and_goings(record: Record, before: State, after: State) -> Iterator
         yield JobEvent("ready", step, record.event.group, record.event.incarnation)
     for group in sorted(after.live.keys() - before.live.keys()) if running else ():
         yield JobEvent("return", after.step_in_flight, group, new[group])
+
+
+def _commits(record: Record) -> bool:
+    return any(isinstance(action, SendCommit) for action in record.actions)
 
 
 def values_of(record: Record, before: State, after: State, run_dir: Path) -> Iterator[dict[str, Any]]:

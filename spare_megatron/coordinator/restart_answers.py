@@ -62,5 +62,6 @@ class RestartAnswers:
         if present is not None and present > incarnation:
             return pb.RestartAnswer(never=True, why=f"its incarnation {present} is there")
         # While the job forms nobody is a learner; where its exit is not known yet, its place is taken.
-        now = state.phase == "running" and present is None
-        return pb.RestartAnswer(now=now, highest_incarnation=state.highest.get(group, -1))
+        now, drained = state.phase == "running" and present is None, group in state.drained
+        highest = state.highest.get(group, -1)
+        return pb.RestartAnswer(now=now and not drained, highest_incarnation=highest, drained=now and drained)

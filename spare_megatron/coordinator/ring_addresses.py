@@ -6,8 +6,9 @@ Not in the journal: a coordinator that takes over hears them again, with the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from spare_megatron.config.host_port import split_address
 from spare_megatron.control.addresses import same_address, unreachable
 from spare_megatron.controller.messages import Hello
 
@@ -48,6 +49,15 @@ class RingAddresses:
     def serving_at(self, member: Incarnation) -> tuple[str, ...] | None:
         """Where a group's ranks serve state to learners, by position; None where it has not said so."""
         return self._serving_at.get(member)
+
+    def groups_at(self, hosts: Collection[str], present: Mapping[int, int]) -> list[int]:
+        """The groups of ``present`` (group -> incarnation) that have a rank at one of the ``hosts``, which are names or
+        numbers as the ranks said them."""
+        return sorted(
+            group
+            for group, incarnation in present.items()
+            if any(split_address(one)[0] in hosts for one in self._addresses.get((group, incarnation), ()) if one)
+        )
 
     async def refusal(self, hello: Hello, addresses: Sequence[str], is_there: Callable[[int, int], bool]) -> str:
         """Why the other groups could not reach a group that comes for the first time; empty where they can, or where it

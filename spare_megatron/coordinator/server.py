@@ -56,6 +56,7 @@ from spare_megatron.controller.messages import (
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
+from spare_megatron.coordinator.drain_requests import DrainRequests
 from spare_megatron.coordinator.election import Office
 from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_events import JobEvents
@@ -127,6 +128,9 @@ class Coordinator:
         self._suspicion = Suspicion(
             self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
         )
+        self._drains = DrainRequests(
+            lambda: self._state, lambda: self._nothing_is_decided, self._apply, self._addresses
+        )
         self._deadlines = Deadlines(lambda: self._state, self._apply)
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
@@ -168,6 +172,7 @@ class Coordinator:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
+        unary["Drain"] = (pb.DrainRequest, self._drains.answer)
         unary["AskRestart"] = (pb.LostGroup, self._restarts.handler(self._suspicion))
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

@@ -8,6 +8,7 @@ import numpy as np
 
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
+from spare_megatron.controller.standing import only_hosts
 from spare_megatron.controller.view import Offer
 
 
@@ -15,11 +16,13 @@ def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
     ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
-    return; ``offers``: group -> what it is offered. Before a job has begun, all but the last two are None."""
+    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request.
+    Before a job has begun, all but the last three are None."""
     learners = sorted(state.learners.items())
     returns = {
         "learning": {str(group): stage_of(known) for group, known in learners},
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
+        "drained": sorted(state.drained),
     }
     if state.phase not in ("running", "ending"):
         return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
@@ -37,11 +40,7 @@ def live_hosts(state: State) -> tuple[int, list[int]]:
     """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard)."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    hosts = state.where.hosts()
-    there = alive[hosts]
-    numbers = there.sum(axis=1)
-    alone = there & (numbers == 1)[:, None]
-    return int(numbers.min()), sorted({int(group) for group in hosts[alone]})
+    return int(alive[state.where.hosts()].sum(axis=1).min()), sorted(only_hosts(state.where, state.live))
 
 
 def _offer(offer: Offer) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory, pause
 
 ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""
+DRAINED_S = 1.0
+"""That time where the group is drained, which may be for hours."""
 
 
 class Restarter:
@@ -122,7 +124,7 @@ class Restarter:
     async def _known(self, start: GroupStart) -> int | None:
         """The highest incarnation of the group that the coordinator knows; None where the group must not be started
         again."""
-        group = start.group
+        group, told = start.group, False
         while group not in self._kept_out and not self._over() and self._lives():
             answer = await self._client.ask_restart(group, start.incarnation)
             if answer is None:
@@ -134,5 +136,8 @@ class Restarter:
                 return None
             if answer.now:
                 return None if self._over() or not self._lives() else int(answer.highest_incarnation)
-            await asyncio.sleep(ASK_AGAIN_S)
+            if answer.drained and not told:
+                told = True
+                self._say(f"group {group} is drained: it is started again once spare-drain --undo allows it")
+            await asyncio.sleep(DRAINED_S if answer.drained else ASK_AGAIN_S)
         return None

@@ -132,7 +132,8 @@ class MetricsBook:
             self._last_commit_s = time_s
         # Most events are votes that change no member; looking for one among a thousand takes longer than all the rest.
         changed = after.live is not before.live
-        if changed and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
+        commits = after.committed != before.committed  # who leaves with a commit was drained
+        if changed and not commits and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
         if isinstance(event, Vote) and event.result.at != self._voting[0]:
             self._voting = event.result.at, time_s

@@ -280,6 +280,7 @@ def _spec(
         audit_rate=job.spare.audit_rate,
         audit_seed=job.training.seed,
         save_every=job.save_every,
+        emergency_saves=job.checkpoint.save is not None and not job.spare.no_emergency_save,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import (
     AcceptSave,
+    DrainRequested,
     GaveBack,
     JobSpec,
     Lost,
@@ -73,6 +74,19 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """A group has left because an operator asked for it."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step with whose commit it left."""
+    group: int
+    reason: str
+    """The controller's."""
+
+
+@dataclass(frozen=True)
 class Return:
     """A lost group is a member again."""
 
@@ -102,6 +116,7 @@ class JobHistory:
         self.failures: list[Failure] = []
         self.returns: list[Return] = []
         self.saves: list[Save] = []
+        self.drained: list[Departure] = []
         self.live: dict[int, int] = {}
         """Group -> incarnation of the members, by the last view that was sent."""
         self.patching: set[int] = set()
@@ -185,13 +200,16 @@ class JobHistory:
         back = (before.keys() - self.live.keys()) & _sent_back(record)
         self._not_returned(back)
         gone = before.keys() - self.live.keys() - back
-        if gone:
+        if gone and commits:
+            self.drained += [Departure(now_s, life.number, life.committed, g, record.reason) for g in sorted(gone)]
+            self._lost_s |= dict.fromkeys(gone, now_s)
+        elif gone:
             causes = tuple(map(describe, told)) or tuple(a.reason for a in fenced if a.group in gone)
             masked = life.outcome in ("", "finished", "left")
             step = life.step_in_flight
             self.failures.append(Failure(now_s, life.number, step, tuple(sorted(gone)), causes, masked, record.reason))
             self._lost_s |= dict.fromkeys(gone, now_s)
-        elif changed and not commits and not isinstance(event, GaveBack):
+        elif changed and not commits and not isinstance(event, GaveBack | DrainRequested):
             life.repeated.add(life.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
             away_s = now_s - self._lost_s.get(group, now_s)

@@ -81,7 +81,7 @@ class Happening:
     time_s: float
     """Seconds since 1970."""
     kind: str
-    """'life', 'failure', 'return', 'save', 'coordinator' or 'end'."""
+    """'life', 'failure', 'drained', 'return', 'save', 'coordinator' or 'end'."""
     text: str
 
 
@@ -103,6 +103,8 @@ def _happenings(picture: JobPicture) -> Iterator[Happening]:
             yield Happening(life.ended_s, "end", f"life {life.number} ends, {life.outcome}: {life.reason}")
     for failure in history.failures:
         yield Happening(failure.time_s, "failure", "; ".join(failure.causes) or failure.reason)
+    for left in history.drained:
+        yield Happening(left.time_s, "drained", f"group {left.group} has left on request, after step {left.step}")
     for one in history.returns:
         text = f"group {one.group} is back after {duration(one.away_s)}, from step {one.step + 1} on"
         yield Happening(one.time_s, "return", text)

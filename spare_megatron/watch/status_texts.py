@@ -107,6 +107,9 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
     elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
+    for group in status.get("drained", []):
+        how = "is to leave, as soon as the others can do without it" if str(group) in status["live"] else "is drained"
+        yield f"group {group} {how}; spare-drain --undo takes that back"
     saved = f"last good checkpoint: step {status['saved_step']}" if status["saved_step"] >= 0 else "no checkpoint yet"
     yield f"{saved}, next save: step {next_save}" if running and next_save is not None else saved
     if running and status.get("time_to_train") is not None:

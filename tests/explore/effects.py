@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from spare_megatron.controller import drain, relief
 from spare_megatron.controller import messages as m
-from spare_megatron.controller import relief
 from spare_megatron.controller.machine import State, initial_state
 from tests.explore import judge
 from tests.explore.brain import Brain, Brains, Step, Word
@@ -79,6 +79,13 @@ class Effects:
         )
         event = m.RunningOut(state.step_in_flight, state.epoch, paces)
         return event if relief.to_ask(state, event) else None
+
+    @staticmethod
+    def drains(state: State) -> list[m.DrainRequested]:
+        """The requests that a coordinator would not refuse."""
+        wanted = [m.DrainRequested((group,), "operator") for group in sorted(state.present.keys() - state.drained)]
+        wanted += [m.DrainRequested((group,), "operator", undo=True) for group in sorted(state.drained)]
+        return [event for event in wanted if not drain.refusal(state, event)]
 
     def ghost_asks(self, w: World, n: int) -> World:
         """A ghost asks a process that is connected to it; the same world where it would not."""

@@ -292,6 +292,9 @@ class Model:
             yield from self._fault(w, "takeover", "", lambda v: do.reopen(v, ghost=True))
         if not state.leave:
             yield from self._fault(w, "stop", "", lambda v: do.feed(v, m.StopRequested("signal")))
+        for event in do.drains(state):
+            label = f" {event.groups[0]}{' undone' if event.undo else ''}"
+            yield from self._fault(w, "drain", label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
         if state.phase == "forming" and state.live:
             yield from self._fault(w, "hurry", "", lambda v: do.feed(v, m.StartupOver(1.0)))
         if state.phase == "running":

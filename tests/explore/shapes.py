@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -30,6 +30,9 @@ PLAIN = {
     ),
     "two groups, two pieces of a shard, one that is slow and asked, and any fault": Shape(
         pieces=2, steps=1, faults=2, kinds=ANY | {"slow", "ask"}, each=(("slow", 1),), formed=True
+    ),
+    "three groups, one that is drained and is back, each shard on two": Shape(
+        3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
@@ -88,6 +91,25 @@ FULL = {
     ),
     "two groups, a group lost and back, and one that is slow and asked": Shape(
         pieces=2, steps=4, faults=3, kinds=frozenset({"slow", "kill", "return"}), each=(("slow", 1),), formed=True
+    ),
+    "two groups, one is drained, and any fault, a save after each step": Shape(
+        faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), save_every=1, formed=True
+    ),
+    "two groups, any two drained or faults": Shape(faults=2, steps=3, kinds=ANY | {"drain"}, save_every=1),
+    "three groups, each shard on two, drained, lost and back": Shape(
+        3, 2, steps=3, faults=3, kinds=frozenset({"drain", "kill", "return"}), emergency_saves=True, formed=True
+    ),
+    "three groups, one drained, a donor of one that is back": Shape(
+        3,
+        3,
+        steps=4,
+        faults=3,
+        kinds=frozenset({"drain", "kill", "return"}),
+        each=(("drain", 1), ("kill", 1)),
+        formed=True,
+    ),
+    "three groups, each shard on two, one drained and a fault": Shape(
+        3, 2, faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), formed=True
     ),
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(

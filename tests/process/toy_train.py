@@ -102,6 +102,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--progress-s", type=float, default=40.0)
     parser.add_argument("--save", default="")
     parser.add_argument("--save-interval", type=steps_or_auto)
+    parser.add_argument("--emergency-saves", action="store_true")
     parser.add_argument("--restart-after", type=whole_number_or_auto, default=0)
     parser.add_argument("--mtbf-gpu-hours", type=float)
     parser.add_argument("--load", action="store_true")
@@ -133,6 +134,7 @@ def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec
         audit_rate=options.audit_rate,
         audit_seed=1,
         save_every=options.save_interval if options.save and isinstance(options.save_interval, int) else 0,
+        emergency_saves=options.emergency_saves,
     )
 
 

@@ -7,7 +7,7 @@ it). Every transition is checked against the invariants.
 Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
-         [audit=0.5] [seed=7] [save=steps]
+         [audit=0.5] [seed=7] [save=steps] [emergency=1]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
     hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [birth=word]
@@ -28,6 +28,7 @@ Commands::
     joiners-late [epoch=e]
     startup-over
     stop-requested
+    drain G[,G...] [undo]
     runs-out left=g:n,g:n [slow=g:factor] [epoch=e]
                                     pieces take 1 s, in a slow group `factor` s
     gives G[,G...] [pieces=1,2] [number=n]
@@ -101,6 +102,8 @@ class Player:
             groups = sorted(self.state.live)
         else:
             groups = [int(g) for g in plain[0].split(",")]
+        if verb == "drain":
+            return [m.DrainRequested(tuple(groups), "maintenance", undo="undo" in plain)]
         if verb == "lost":
             return [self._lost(groups, options)]
         return [self._of_group(verb, g, plain, options) for g in groups]
@@ -207,6 +210,7 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         audit_rate=float(options.get("audit", 0.0)),
         audit_seed=int(options.get("seed", 0)),
         save_every=int(options.get("save", 0)),
+        emergency_saves=bool(options.get("emergency")),
     )
 
 

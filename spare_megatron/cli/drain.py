@@ -1,0 +1,132 @@
+"""spare-drain RUN_DIR lets groups leave a job that trains, for maintenance or because their machine shows errors.
+
+A group finishes the step in flight, leaves with its commit, and costs the others nothing but its share of later steps;
+nobody computes a piece twice. Its place stays free, or a standby takes it, until --undo. The last live host of a shard
+cannot leave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security, call_once, open_channel
+from spare_megatron.control.run_directory import RunDirectory, glance
+
+EXAMPLE = """examples:
+  spare-drain runs/first --group 2 --reason "ECC errors"
+  spare-drain runs/first --node gpu-0317
+  spare-drain runs/first --group 2 --undo"""
+CALL_S = 5.0
+LOOK_S = 0.2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        "spare-drain", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
+    made.add_argument("--group", type=int, action="append", default=[], metavar="G", help="a group; may be repeated")
+    made.add_argument("--node", default="", metavar="HOST", help="all groups with a rank on this node")
+    made.add_argument("--reason", default="", metavar="TEXT", help="what for; it is in the journal and the messages")
+    made.add_argument("--undo", action="store_true", help="they may stay, or be started again where they have left")
+    made.add_argument("--no-wait", action="store_true", help="do not wait until they have left")
+    made.add_argument("--tls-dir", default="", metavar="DIR", help="that of the job, where it uses mutual TLS")
+    return made
+
+
+def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[int]:
+    """The groups that leave, or may stay. Raises ConfigError where the coordinator refuses or cannot be reached."""
+    known = run_dir.coordinator()
+    if known is None:
+        raise ConfigError(f"{run_dir.path} has no coordinator.json; give the --run-dir of a job that trains")
+    security = Security(run_dir.token(), tls_dir)
+
+    async def call() -> pb.DrainAnswer:
+        async with open_channel(known.address, security, CALL_S) as channel:
+            return await call_once(channel, "Drain", security, request, CALL_S, pb.DrainAnswer)
+
+    try:
+        answer = asyncio.run(call())
+    except grpc.RpcError as error:
+        raise ConfigError(
+            f"the coordinator of {run_dir.path} at {known.address} does not answer ({error.code().name}); look at "
+            "spare-status whether the job still runs"
+        ) from None
+    if answer.refusal:
+        raise ConfigError(answer.refusal)
+    return list(answer.groups)
+
+
+def departures(run_dir: RunDirectory, groups: Sequence[int]) -> Iterator[tuple[int, int | None]]:
+    """(group, the step that was committed last) as they leave; no step for those that the end of the job, or the
+    taking back of the request, finds there."""
+    there, seen = set(groups), set[int]()
+    while there:
+        status = glance(run_dir.status)
+        if status is not None:
+            over, wanted = status["phase"] != "running", seen.intersection(status["drained"])
+            for group in sorted(there):
+                out = str(group) not in status["live"]
+                if out or over or group in seen - wanted:
+                    there.remove(group)
+                    yield group, status["step"] if out and not over else None
+            seen |= there.intersection(status["drained"])
+        time.sleep(LOOK_S if there else 0.0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code (spare_megatron.config.exits)."""
+    made = parser()
+    args = made.parse_args(argv)
+    if not args.group and not args.node:
+        made.error("say which: --group G (may be repeated) or --node HOST")
+    run_dir = RunDirectory(args.run_dir)
+    what = f" ({args.reason})" if args.reason else ""
+    by = f"spare-drain by {getpass.getuser()} on {socket.gethostname()}{what}"
+    try:
+        request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
+        groups = ask(run_dir, request, args.tls_dir)
+    except ConfigError as error:
+        sys.stderr.write(f"spare-drain: {error}\n")
+        return int(ExitCode.BAD_INPUT)
+    who = f"{counted(len(groups), 'group')} ({', '.join(map(str, groups))})"
+    if args.undo:
+        sys.stdout.write(f"{who} may stay or be started again\n")
+        return int(ExitCode.FINISHED)
+    sys.stdout.write(
+        f"{who} will leave with the next commit that can do without {'it' if len(groups) == 1 else 'them'}\n"
+    )
+    sys.stdout.flush()
+    for group, step in departures(run_dir, groups) if not args.no_wait else ():
+        how = f"has left; step {step} is committed" if step is not None else "has not left"
+        sys.stdout.write(f"group {group} {how}\n")
+        sys.stdout.flush()
+    return int(ExitCode.FINISHED)
+
+
+def _addresses(node: str) -> list[str]:
+    """The name of a node and its numbers. Raises ConfigError where it has none."""
+    if not node:
+        return []
+    try:
+        found = socket.getaddrinfo(node, None)
+    except OSError as error:
+        raise ConfigError(f"--node {node}: {error.strerror or error}; give a name or number of a node") from None
+    return list(dict.fromkeys([node, *(str(entry[4][0]) for entry in found)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

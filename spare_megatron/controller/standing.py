@@ -1,0 +1,56 @@
+"""Draws the standing assignment: who computes which pieces in the steps after the one in flight. Pure.
+
+Groups that are to leave (``State.drained``) get no part of it, unless a shard would have no host without them: such a
+group stays until another host is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spare_megatron.controller.assign import WipeOut, assign
+from spare_megatron.controller.state import Standing, State
+from spare_megatron.placement import Placement
+
+
+def draw_standing(state: State, live: tuple[int, ...]) -> Standing | WipeOut:
+    """The standing assignment of the members ``live``, with the fewest moves from the present one."""
+    assert state.standing is not None, "a running job has a standing assignment"
+    spec = state.job
+    staying = tuple(sorted(set(live) - leaving(state, live))) if state.drained else live
+    drawn = assign(state.where, staying, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
+    return drawn if isinstance(drawn, WipeOut) else Standing(drawn, live)
+
+
+def leaving(state: State, live: Collection[int]) -> frozenset[int]:
+    """Those of the members ``live`` that are to leave and can: each shard keeps a host among the others."""
+    out = state.drained.intersection(live)
+    if not out:
+        return out
+    hosts = state.where.hosts()
+    alive, staying = _among(state.where, live), _among(state.where, set(live) - out)
+    bare = np.flatnonzero(alive[hosts].any(axis=1) & ~staying[hosts].any(axis=1))
+    needed: set[int] = set()
+    for shard in bare.tolist():
+        there = [group for group in hosts[shard].tolist() if group in out]
+        if needed.isdisjoint(there):
+            needed.add(there[0])
+    return out - needed
+
+
+def only_hosts(where: Placement, live: Collection[int]) -> frozenset[int]:
+    """The groups of ``live`` that are the only host in it of some shard."""
+    alive, hosts = _among(where, live), where.hosts()
+    there = alive[hosts]
+    alone = there & (there.sum(axis=1) == 1)[:, None]
+    return frozenset(hosts[alone].tolist())
+
+
+def _among(where: Placement, groups: Collection[int]) -> NDArray[np.bool_]:
+    """[N]: whether a group is one of ``groups``."""
+    among = np.zeros(where.num_groups, dtype=np.bool_)
+    among[list(groups)] = True
+    return among

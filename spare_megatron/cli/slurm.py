@@ -11,7 +11,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spare_megatron import failpoints
@@ -21,15 +21,17 @@ from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.report import leave_report
-from spare_megatron.config.allocation import allocation_of
+from spare_megatron.config.allocation import Allocation, allocation_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
+from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
+from spare_megatron.launch.slurm_commands import node_names
 from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
 from spare_megatron.launch.slurm_life import SlurmLaunch
 from spare_megatron.wakeups import ask_for_short_waits
@@ -55,6 +57,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags"
+    )
+    made.add_argument(
+        "--num-groups",
+        type=int,
+        metavar="N",
+        help="number of groups; nodes beyond theirs are spares, on which a group goes on whose node is lost; default: "
+        "as many as the job has ranks for",
     )
     made.add_argument(
         "--candidates",
@@ -101,6 +110,8 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     allocation = allocation_of(os.environ)
     told = launcher_flags(args.flags, os.environ, saved_args)
     size = told.group_size if args.group_size is None else args.group_size
+    if size >= 1 and args.num_groups is not None:
+        allocation = allocation.with_spares(args.num_groups, size)
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
@@ -127,6 +138,20 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     )
 
 
+def spare_nodes(allocation: Allocation) -> Iterator[str]:
+    """Which nodes are spare and what they can replace, where there are any."""
+    rooms = allocation.tasks_of_nodes[allocation.nodes_used :]
+    if not rooms:
+        return
+    names = node_names(allocation.node_list)[allocation.nodes_used :]
+    needed = max(allocation.tasks_of_nodes[: allocation.nodes_used])
+    enough = sum(room >= needed for room in rooms)
+    whose = f" ({', '.join(names)})" if names else ""
+    lost = "a lost node" if enough == 1 else f"{enough} lost nodes" if enough else "no node that is full of ranks"
+    can = "it can" if len(rooms) == 1 else "they can"
+    yield f"{counted(len(rooms), 'spare node')}{whose}: {can} take the place of {lost}"
+
+
 def start(launch: SlurmLaunch) -> int:
     """Run the whole job, in the batch script; returns its exit code."""
     launch.allocation.groups_of(launch.group_size)
@@ -134,6 +159,8 @@ def start(launch: SlurmLaunch) -> int:
     fate = launch.allocation.shared_fate(launch.group_size)
     if fate:
         display.notice(f"spare-slurm: {fate}")
+    for sentence in spare_nodes(launch.allocation):
+        display.notice(f"spare-slurm: {sentence}")
     ask_for_short_waits(inherited=False)
 
     async def main() -> ExitCode:

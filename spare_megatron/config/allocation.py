@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import number
@@ -17,7 +17,7 @@ class Allocation:
     job: str
     num_nodes: int
     ranks: int
-    """Number of tasks of a job step over all nodes, which is the world size."""
+    """The world size: tasks of a job step over all nodes but the spare ones."""
     array: str | None = None
     """Id of the job array; None for a job that is in none."""
     last_of_array: bool = False
@@ -26,7 +26,7 @@ class Allocation:
     node_list: str = ""
     """Its nodes at the start, as Slurm writes them ('n[1-4]')."""
     tasks_of_nodes: tuple[int, ...] = ()
-    """Ranks of each node, in the order of ``node_list``."""
+    """Ranks that each node has room for, in the order of ``node_list``."""
 
     @property
     def next_element(self) -> bool:
@@ -36,7 +36,24 @@ class Allocation:
     @property
     def ranks_per_node(self) -> int:
         """Ranks of the node that has most of them."""
-        return -(-self.ranks // self.num_nodes)
+        return max(self.tasks_of_nodes)
+
+    @property
+    def nodes_used(self) -> int:
+        """How many nodes, from the first on, the ranks fill; the others are spare."""
+        return next(count for count in range(1, self.num_nodes + 1) if sum(self.tasks_of_nodes[:count]) >= self.ranks)
+
+    def with_spares(self, groups: int, size: int) -> Allocation:
+        """This allocation for ``groups`` groups of ``size`` ranks, with the nodes beyond them as spares; ConfigError
+        where it is too small."""
+        if groups < 1:
+            raise ConfigError(f"--num-groups is {groups}, but must be at least 1")
+        if groups * size > self.ranks:
+            raise ConfigError(
+                f"--num-groups {groups} needs {groups * size} ranks ({size} for each group), and the job has "
+                f"{self.ranks} on {self.num_nodes} nodes; give sbatch more --nodes, or fewer groups"
+            )
+        return replace(self, ranks=groups * size)
 
     def places_of(self, group: int, size: int) -> tuple[tuple[int, int], ...]:
         """(index of the node, number on that node) of each rank of a group of ``size``: ranks fill node after node."""
@@ -56,7 +73,7 @@ class Allocation:
         """A sentence on the groups that the loss of one node takes with it, where it can be more than one; else
         empty."""
         per_node = self.ranks_per_node
-        if self.ranks == per_node * self.num_nodes and size % per_node == 0:
+        if set(self.tasks_of_nodes) == {per_node} and size % per_node == 0:
             return ""
         lost = max(2, -(-per_node // size))
         return (

@@ -1,10 +1,11 @@
-"""Starts lost groups again in a Slurm allocation, each as a step of its own on the nodes where it ran.
+"""Starts lost groups again in a Slurm allocation, each as a step of its own: on the nodes where it ran, or on a spare
+one where a node is lost, is not fit for it, or has failed too often.
 
 Nobody reports the exits of ranks under Slurm. A group is gone when the coordinator's status has not named it for
 LEAVE_S, in which its ranks leave by themselves, or when the step of its restart has ended.
 
-Promises: before a group is started again, every node that it needs has killed what was left of the group there; so at
-most one incarnation of a group has processes, and a node that is dead gets no step.
+Promises: before a group is started again, every node that it needs has killed what was left of the group there, and a
+node that is dead gets no step. What a node that does not answer still runs of a group that has moved is fenced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,10 @@ from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
 from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.slurm_commands import SRUN, node_names, told_of
+from spare_megatron.launch.slurm_places import SlurmPlaces
 
+AT_ONCE = 16
+"""So many nodes at most are checked at once, each by itself."""
 SWEEP_LIMIT_S = 30.0
 """How long the nodes of a group have to kill what is left of it; one that is slower counts as lost."""
 
@@ -79,6 +84,7 @@ class SlurmGroups:
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
+        self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
         self._names: list[str] = []
         """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
         self._absences = Absences(self._newest.values())
@@ -114,6 +120,7 @@ class SlurmGroups:
     def _lost(self, start: GroupStart) -> None:
         if start not in self._handled and not self._over():
             self._handled.add(start)
+            self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)
             self._client.beside(self._restarter.bring_back(start))
 
@@ -133,16 +140,56 @@ class SlurmGroups:
         """Why the nodes of a group cannot run it now."""
         over = threading.Event()
         try:
-            return await asyncio.to_thread(self._fault_of, start, over.is_set)
+            fault, moves = await asyncio.to_thread(self._fault_of, start, over.is_set)
         finally:
             over.set()
+        for sentence in moves:
+            self._say(sentence)
+        return fault
 
-    def _fault_of(self, start: GroupStart, over: Callable[[], bool]) -> HealthFault | None:
-        ranks, nodes = self._ranks, self._nodes(start.group)
-        here = node_names(told_of(ranks.allocation.job).get("NodeList", ""))
-        absent = [node for node in nodes if node not in here]
-        if absent or not nodes:
-            return HealthFault("node", f"Slurm does not name {', '.join(absent) or 'nodes'} as a node of the job")
+    def _fault_of(self, start: GroupStart, over: Callable[[], bool]) -> tuple[HealthFault | None, list[str]]:
+        """The fault, and how the group moves to other nodes, in words."""
+        self._names = self._names or node_names(self._ranks.allocation.node_list)
+        here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
+        if not self._names or not here:
+            return HealthFault("node", "Slurm does not name the nodes of the job"), []
+        places, group = self._places, start.group
+        usable = {node for node, name in enumerate(self._names) if name in here}
+        unfit, told = dict[int, HealthFault](), list[str]()
+        while True:
+            nodes = places.nodes_of(group)
+            for node in set(nodes) - usable:
+                unfit[node] = HealthFault("node", f"Slurm does not name {self._names[node]} as a node of the job")
+            for node in places.failing(set(nodes) - unfit.keys()):
+                unfit[node] = HealthFault("node", f"{self._names[node]} has failed too often")
+            if not unfit.keys() & set(nodes):
+                unfit |= self._unfit(start, nodes, over)
+            away = [node for node in nodes if node in unfit]
+            if not away:
+                return None, told
+            moves = places.move(group, unfit.keys(), usable)
+            if not moves:
+                serious = [unfit[node] for node in away if node not in places.failing([node]) or node not in usable]
+                return (serious[0] if serious else self._as_it_is(start, nodes, over)), told
+            for node, other in moves.items():
+                names = f"from {self._names[node]} to the spare node {self._names[other]}"
+                told.append(f"group {group} moves {names}: {unfit[node].sentence}")
+
+    def _as_it_is(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> HealthFault | None:
+        """Nothing is spare for nodes that fail often, so they are used as long as they are fit."""
+        return next(iter(self._unfit(start, nodes, over).values()), None)
+
+    def _unfit(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
+        """Sweep and check the nodes; why those that cannot run the group cannot. Each by itself where others could take
+        its place, else all with one step, and then the first stands for all."""
+        each = [[node] for node in nodes] if self._places.has_room else [nodes]
+        with ThreadPoolExecutor(min(len(each), AT_ONCE), "nodes") as pool:
+            faults = pool.map(lambda some: self._checked(start, [self._names[node] for node in some], over), each)
+            return {some[0]: fault for some, fault in zip(each, faults, strict=True) if fault is not None}
+
+    def _checked(self, start: GroupStart, nodes: list[str], over: Callable[[], bool]) -> HealthFault | None:
+        """Kill what is left of a group on these nodes, and run the user's check there."""
+        ranks = self._ranks
         run_dir, group, size = ranks.run_dir.path, start.group, ranks.group_size
         sweep = (sys.executable, "-m", "spare_megatron.launch.group_sweep", str(run_dir), str(group), str(size))
         fault = self._on_each(nodes, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "its nodes", over)
@@ -167,7 +214,7 @@ class SlurmGroups:
 
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
-        places = ranks.allocation.places_of(group, ranks.group_size)
+        places = self._places.of(group)
         names = self._names
         hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
         hosts.parent.mkdir(parents=True, exist_ok=True)
@@ -200,9 +247,3 @@ class SlurmGroups:
 
     def _log(self, start: GroupStart) -> Path:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"
-
-    def _nodes(self, group: int) -> list[str]:
-        """The nodes of a group, each once, in their order; empty where Slurm does not name them now."""
-        self._names = self._names or node_names(self._ranks.allocation.node_list)
-        places = self._ranks.allocation.places_of(group, self._ranks.group_size)
-        return [self._names[node] for node in dict.fromkeys(node for node, _ in places)] if self._names else []

@@ -73,6 +73,12 @@ class SlurmLaunch:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
+def first_nodes(allocation: Allocation) -> tuple[str, ...]:
+    """The options of srun that keep a step off the spare nodes."""
+    used = allocation.nodes_used
+    return (f"--nodes={used}", "--relative=0") if used < allocation.num_nodes else ()
+
+
 class SlurmLife:
     """One life, from the start of its coordinators and ranks until a coordinator has said how it ended."""
 
@@ -175,7 +181,12 @@ class SlurmLife:
         self._ranks = self._processes.start(
             "ranks",
             [
-                *(*STEP, "--distribution=block", f"--ntasks={launch.allocation.ranks}"),
+                *(
+                    *STEP,
+                    "--distribution=block",
+                    f"--ntasks={launch.allocation.ranks}",
+                    *first_nodes(launch.allocation),
+                ),
                 *(f"--output={self._dir.logs / 'tasks' / '%t.log'}", *launch.srun_options),
                 *(f"--job-name={self._step_name}", *launch.command),
             ],

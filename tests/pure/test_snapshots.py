@@ -402,7 +402,7 @@ def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: 
 # ---------------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (5, b'{"format":5,"kind":"new"}\n')])
+@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (6, b'{"format":6,"kind":"new"}\n')])
 def test_an_older_or_newer_format_is_one_sentence_and_exit_code_2(tmp_path: Path, found: int, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line)

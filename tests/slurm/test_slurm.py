@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spare_megatron.control.run_directory import glance
@@ -146,25 +147,100 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     job.until_step(4)
     before = job.ranks()
     os.kill(before[1], signal.SIGKILL)
-    job.until("group 1 is back", lambda: (glance(job.run_dir.status) or {"live": {}})["live"] == {"0": 0, "1": 1})
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1})
     job.until_step(job.metrics[-1]["step"] + 4)
     assert job.ranks()[0] == before[0]
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
     assert job.metrics[-1]["live_groups"] == 2
+    check_voted(job, groups=2)
+
+
+def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
+    """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
+    words = (
+        *OWN,
+        "--no-requeue",
+        "--group-size",
+        "1",
+        "--num-groups",
+        "3",
+        *TOY,
+        "--steps",
+        "3000",
+        "--piece-s",
+        "0.1",
+    )
+    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+    job.until_step(4)
+    before = job.ranks()
+    assert sorted(before) == [0, 1, 2]
+    cluster.kill_node("n3")
+    job.until("group 2 is back", lambda: live(job) == {"0": 0, "1": 0, "2": 1}, timeout_s=200)
+    assert psutil.Process(job.ranks()[2]).environ()["SLURMD_NODENAME"] == "n4"
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.kill_node("n4")
+    job.until("the loss is masked", lambda: live(job) == {"0": 0, "1": 0})
+    job.until_step(job.metrics[-1]["step"] + 3)
+    assert {task: pid for task, pid in job.ranks().items() if task < 2} == {0: before[0], 1: before[1]}
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    output = job.output.read_text()
+    assert "1 spare node (n4): it can take the place of a lost node" in output
+    assert "group 2 moves from n3 to the spare node n4" in output
+    check_voted(job, groups=3)
+
+
+@pytest.mark.full
+def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
+    words = (
+        *OWN,
+        "--no-requeue",
+        "--group-size",
+        "1",
+        "--num-groups",
+        "2",
+        *TOY,
+        "--steps",
+        "3000",
+        "--piece-s",
+        "0.1",
+    )
+    words = (*words, "--redundancy", "2", "--spare-group-restart-pause-s", "0")
+    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=3, ranks=1)
+    job.until_step(2)
+    for again in (1, 2, 3):
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        job.until("group 1 is back", lambda again=again: live(job) == {"0": 0, "1": again}, timeout_s=120)  # type: ignore[misc]
+    assert psutil.Process(job.ranks()[1]).environ()["SLURMD_NODENAME"] == "n3"
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    assert "group 1 moves from n2 to the spare node n3: n2 has failed too often" in job.output.read_text()
+    check_voted(job, groups=2)
+
+
+def live(job: SlurmJob) -> dict[str, int]:
+    """Group -> incarnation of the members."""
+    members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
+    return members
+
+
+def check_voted(job: SlurmJob, groups: int) -> None:
+    """Every step was voted with the weights that one engine computes."""
     found = voted_in(job.run_dir.journal)
-    assert found == {step: {digest} for step, digest in enumerate(calm_weights(max(found))) if step in found}
+    weights = calm_weights(max(found), groups)
+    assert found == {step: {digest} for step, digest in enumerate(weights) if step in found}
     assert found.keys() >= set(range(1, max(found)))
 
 
-def calm_weights(steps: int) -> list[str]:
-    """The digests of the weights after each step from 0 on, where one engine computes all four pieces."""
-    engine = ToyEngine(0, 1, 2, 2, 0.0)
+def calm_weights(steps: int, groups: int) -> list[str]:
+    """The digests of the weights after each step from 0 on, where one engine computes the two pieces of each group."""
+    engine = ToyEngine(0, 1, groups, 2, 0.0)
     digests = [engine.weights_digest()]
     for step in range(1, steps + 1):
         engine.begin_step(step)
-        engine.run(step, run_of(range(4)))
+        engine.run(step, run_of(range(2 * groups)))
         engine.apply(step, engine.local_sum(), engine.scalars())
         digests.append(engine.weights_digest())
     return digests

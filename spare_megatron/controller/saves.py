@@ -38,6 +38,11 @@ def order(state: State, endangered: frozenset[int]) -> int:
     return state.save_step if state.saver >= 0 and state.saver not in state.live else 0
 
 
+def is_emergency(state: State, endangered: frozenset[int]) -> bool:
+    """Whether the commit of the step in flight orders a save only because groups have become ``endangered``."""
+    return order(state, endangered) == state.step_in_flight != order(state, frozenset())
+
+
 def endangered(state: State) -> frozenset[int]:
     """The members whose loss alone would end the job, and for whom no learner could stand in: the only live hosts of a
     shard, the last copy of the state. Empty where the job makes no emergency saves."""

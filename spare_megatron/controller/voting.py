@@ -208,6 +208,7 @@ def _commit(state: State, digest: str) -> Transition:
     state, fences = offers.struck_off(state, unlike)
     endangered = saves.endangered(state)
     save = 0 if ends else saves.order(state, endangered)
+    emergency = not ends and saves.is_emergency(state, endangered)
     assert state.standing is not None, "a running job has a standing assignment"
     # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
@@ -236,8 +237,11 @@ def _commit(state: State, digest: str) -> Transition:
     serves = tuple(sorted(after.serves.items()))
     actions: list[Action] = [SendCommit(voters, step, state.epoch, ends, told, save, serves), *leaves, *fences]
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
-    if save == step and saves.order(state, frozenset()) != step:
-        reason += f"; it is saved, because the loss of {audits.name_groups(sorted(endangered))} would end the job"
+    if emergency:
+        one_of = "one of " if len(endangered) > 1 else ""
+        reason += (
+            f"; it is saved, because the loss of {one_of}{audits.name_groups(sorted(endangered))} would end the job"
+        )
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"

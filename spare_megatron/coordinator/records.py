@@ -28,6 +28,7 @@ from spare_megatron.control.disk import SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
+from spare_megatron.controller.saves import is_emergency
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.status_figures import status_figures
@@ -107,6 +108,8 @@ class Records:
         if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
             self._stop_signal = self._stop_signal or record.event.reason
         told = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
+        commits = after.committed != before.committed and before.phase == after.phase == "running"
+        told = told or (commits and is_emergency(before, after.endangered))
         relieved = isinstance(record.event, GaveBack) and not after.stopped and after.live == before.live
         changed = (after.epoch != before.epoch and not relieved) or after.phase != before.phase
         if isinstance(record.event, Lost) and changed:

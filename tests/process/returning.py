@@ -11,6 +11,8 @@ from spare_megatron.controller.view import View
 from spare_megatron.coordinator.journal import Record, read
 from spare_megatron.sim.replay import follow
 from tests.process.harness import Job
+from tests.process.toy_engine import ToyEngine
+from tests.tickets import run_of
 
 AFTER = 4
 """Steps that all groups train together after the last one is back."""
@@ -77,3 +79,25 @@ def check_simulated(job: Job, admissions: int) -> None:
     followed = follow(job.run_dir / "journal.jsonl")
     assert followed.admissions >= admissions
     assert followed.actions > followed.commits
+
+
+def check_voted(journal: Path, groups: int, pieces: int = 2) -> None:
+    """Every step of a job of the toy, whose groups have one rank, was voted with the weights that one engine computes
+    which has the ``pieces`` of every group."""
+    found = voted_in(journal)
+    weights = calm_weights(max(found), groups, pieces)
+    unlike = [step for step, digests in found.items() if digests != {weights[step]}]
+    assert not unlike, f"weights differ from those of the calm run after steps {unlike}"
+    assert found.keys() >= set(range(1, max(found)))
+
+
+def calm_weights(steps: int, groups: int, pieces: int) -> list[str]:
+    """The digests of the weights after each step from 0 on, where one engine computes all pieces."""
+    engine = ToyEngine(0, 1, groups, pieces, 0.0)
+    digests = [engine.weights_digest()]
+    for step in range(1, steps + 1):
+        engine.begin_step(step)
+        engine.run(step, run_of(range(pieces * groups)))
+        engine.apply(step, engine.local_sum(), engine.scalars())
+        digests.append(engine.weights_digest())
+    return digests

@@ -105,3 +105,14 @@ def test_a_delayed_view_does_not_replace_a_newer_one_that_waits_for_addresses() 
         assert told(streams) == [(77,)]
 
     asyncio.run(play())
+
+
+def test_the_groups_of_a_node_are_those_with_a_rank_there() -> None:
+    addresses = RingAddresses()
+    addresses.learn(0, 0, ["10.0.0.1:1", "10.0.0.2:1"], [])
+    addresses.learn(1, 0, ["10.0.0.2:2", "10.0.0.3:1"], [])
+    addresses.learn(2, 1, ["[fd00::7]:1", ""], [])
+    present = {0: 0, 1: 0, 2: 1}
+    assert addresses.groups_at(["10.0.0.2"], present) == [0, 1]
+    assert addresses.groups_at(["n7", "fd00::7"], present) == [2]
+    assert addresses.groups_at(["10.0.0.1"], {0: 1, 1: 0}) == [], "another incarnation of it ran there"

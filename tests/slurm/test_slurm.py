@@ -17,11 +17,9 @@ import pytest
 
 from spare_megatron.control.run_directory import glance
 from tests.process.harness import launch, toy_digests
-from tests.process.returning import voted_in
-from tests.process.toy_engine import ToyEngine
+from tests.process.returning import check_voted
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
-from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -154,7 +152,7 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
     assert job.metrics[-1]["live_groups"] == 2
-    check_voted(job, groups=2)
+    check_voted(job.run_dir.journal, groups=2)
 
 
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -189,7 +187,7 @@ def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_pat
     output = job.output.read_text()
     assert "1 spare node (n4): it can take the place of a lost node" in output
     assert "group 2 moves from n3 to the spare node n4" in output
-    check_voted(job, groups=3)
+    check_voted(job.run_dir.journal, groups=3)
 
 
 @pytest.mark.full
@@ -217,33 +215,13 @@ def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: P
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 moves from n2 to the spare node n3: n2 has failed too often" in job.output.read_text()
-    check_voted(job, groups=2)
+    check_voted(job.run_dir.journal, groups=2)
 
 
 def live(job: SlurmJob) -> dict[str, int]:
     """Group -> incarnation of the members."""
     members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
     return members
-
-
-def check_voted(job: SlurmJob, groups: int) -> None:
-    """Every step was voted with the weights that one engine computes."""
-    found = voted_in(job.run_dir.journal)
-    weights = calm_weights(max(found), groups)
-    assert found == {step: {digest} for step, digest in enumerate(weights) if step in found}
-    assert found.keys() >= set(range(1, max(found)))
-
-
-def calm_weights(steps: int, groups: int) -> list[str]:
-    """The digests of the weights after each step from 0 on, where one engine computes the two pieces of each group."""
-    engine = ToyEngine(0, 1, groups, 2, 0.0)
-    digests = [engine.weights_digest()]
-    for step in range(1, steps + 1):
-        engine.begin_step(step)
-        engine.run(step, run_of(range(2 * groups)))
-        engine.apply(step, engine.local_sum(), engine.scalars())
-        digests.append(engine.weights_digest())
-    return digests
 
 
 @pytest.mark.full

@@ -30,6 +30,9 @@ EXAMPLE = """examples:
   spare-drain runs/first --group 2 --undo"""
 CALL_S = 5.0
 LOOK_S = 0.2
+REASON_MAX = 200
+"""Characters of a reason: it goes into lines of the output."""
+GROUPS_MAX = 1 << 20
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,13 +41,19 @@ def parser() -> argparse.ArgumentParser:
         "spare-drain", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
-    made.add_argument("--group", type=int, action="append", default=[], metavar="G", help="a group; may be repeated")
+    made.add_argument("--group", type=_group, action="append", default=[], metavar="G", help="a group; may be repeated")
     made.add_argument("--node", default="", metavar="HOST", help="all groups with a rank on this node")
     made.add_argument("--reason", default="", metavar="TEXT", help="what for; it is in the journal and the messages")
     made.add_argument("--undo", action="store_true", help="they may stay, or be started again where they have left")
     made.add_argument("--no-wait", action="store_true", help="do not wait until they have left")
     made.add_argument("--tls-dir", default="", metavar="DIR", help="that of the job, where it uses mutual TLS")
     return made
+
+
+def _group(text: str) -> int:
+    if not text.isdecimal() or int(text) >= GROUPS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no group; groups have numbers from 0 on")
+    return int(text)
 
 
 def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[int]:
@@ -94,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.group and not args.node:
         made.error("say which: --group G (may be repeated) or --node HOST")
     run_dir = RunDirectory(args.run_dir)
-    what = f" ({args.reason})" if args.reason else ""
+    reason = " ".join(args.reason.split())[:REASON_MAX]
+    what = f" ({reason})" if reason else ""
     by = f"spare-drain by {getpass.getuser()} on {socket.gethostname()}{what}"
     try:
         request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
@@ -110,10 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{who} will leave with the next commit that can do without {'it' if len(groups) == 1 else 'them'}\n"
     )
     sys.stdout.flush()
-    for group, step in departures(run_dir, groups) if not args.no_wait else ():
-        how = f"has left; step {step} is committed" if step is not None else "has not left"
-        sys.stdout.write(f"group {group} {how}\n")
-        sys.stdout.flush()
+    try:
+        for group, step in departures(run_dir, groups) if not args.no_wait else ():
+            how = f"has left; step {step} is committed" if step is not None else "has not left"
+            sys.stdout.write(f"group {group} {how}\n")
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stdout.write("nobody waits any more; the request stands until --undo\n")
     return int(ExitCode.FINISHED)
 
 

@@ -23,6 +23,8 @@ FLAGS = (
     *("--save-interval", str(STEPS), "--split", "100,0,0", "--spare-heartbeat-timeout-s", "60"),
 )
 """Losses are told by the launcher here; a rank that a busy machine starves for seconds is none."""
+ALONE = ("--spare-piece-microbatches", "1")
+"""Of a job of one group, which would choose larger pieces than several groups do."""
 DENSE = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "12")
 EXPERTS = (
     *("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear"),
@@ -43,7 +45,15 @@ SPLIT = "--use-distributed-optimizer"
 
 def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code: int = 0) -> tuple[Job, str]:
     """One job to its end: the job, and the digest of what it saved ('' when it had to stop)."""
-    words = (*FLAGS, *flags, "--save", str(run_dir / "save"), "--spare-redundancy", str(groups))
+    words = (
+        *FLAGS,
+        *(ALONE if groups == 1 else ()),
+        *flags,
+        "--save",
+        str(run_dir / "save"),
+        "--spare-redundancy",
+        str(groups),
+    )
     job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
     job.finish(code, timeout_s=500)
     return job, "" if code else digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)

@@ -28,7 +28,8 @@ TOLERANCE = 1e-5
 
 def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str) -> tuple[Job, list[dict[str, Any]]]:
     """One job through spare-launch to its end."""
-    words = (*FLAGS, *flags, "--spare-redundancy", str(min(3, groups)))
+    alone = ("--spare-piece-microbatches", "1") if groups == 1 else ()  # as several groups choose
+    words = (*FLAGS, *flags, *alone, "--spare-redundancy", str(min(3, groups)))
     job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
     return job, job.finish(timeout_s=240)
 

@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
 ./scripts/slurm_for_tests.sh
 ./scripts/chromium_for_tests.sh
+unset PYTHONDONTWRITEBYTECODE # each of some thousand processes would compile the package anew
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
 ruff check .
@@ -21,6 +22,9 @@ elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@"
 else
   # Tests of one process each share the cores (nproc would say OMP_NUM_THREADS); those that start jobs need all of them.
-  python -m pytest -m "not full" -n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal tests/pure tests/explore tests/kernels
-  python -m pytest -m "not full" tests --ignore tests/pure --ignore tests/explore --ignore tests/kernels
+  together=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal)
+  mapfile -t beside < <(grep -l pytest.mark.beside_others -r tests --include 'test_*.py' | sort)
+  python -m pytest -m "not full" "${together[@]}" tests/pure tests/explore tests/kernels
+  python -m pytest -m "not full" "${together[@]}" "${beside[@]}"
+  python -m pytest -m "not full and not beside_others" tests --ignore tests/pure --ignore tests/explore --ignore tests/kernels
 fi

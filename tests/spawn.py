@@ -32,11 +32,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": path}
 
 
+def needs_all_cores(what: str) -> None:
+    """AssertionError in a test that shares the cores with others (its module is marked, or its folder one of those that
+    scripts/test.sh runs so): there a job is so slow that its failures are noticed late."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ, f"{what} runs beside other tests: take away beside_others"
+
+
 @contextlib.contextmanager
 def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that run ``target``, one for each entry of ``arguments``; killed by pid when the block is left."""
     from torch.distributed import TCPStore
 
+    if len(arguments) > 1:
+        needs_all_cores(target)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.imports import imported_when_used
 from spare_megatron.megatron_adapter.versions import TESTED, core_version, release
 
 # -------------------------------------------------------------------------------------------------------- imports
@@ -153,7 +154,8 @@ def tokenizer_builder() -> Callable[[Namespace], Any]:
     """megatron-core's function that builds a tokenizer from flags; 0.17 moved it. It gets a copy of the flags with the
     names that any version reads, and does not change the caller's."""
     where = "tokenizers.utils" if release() >= (0, 17) else "tokenizers.text.utils"
-    build = importlib.import_module(f"megatron.core.{where}.build_tokenizer").build_tokenizer
+    with imported_when_used("transformers", "transformers.utils.chat_template_utils"):
+        build = importlib.import_module(f"megatron.core.{where}.build_tokenizer").build_tokenizer
 
     def build_from(args: Namespace) -> Any:
         return build(_tokenizer_flags(args))

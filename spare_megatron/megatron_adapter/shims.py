@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from spare_megatron.megatron_adapter.core_differences import QuietLogs, without_triton
+from spare_megatron.megatron_adapter.imports import uncollected
 from spare_megatron.megatron_adapter.versions import silence_known_warnings
 
 
@@ -273,7 +274,7 @@ def install_cpu_shims() -> tuple[str, ...]:
     for handler in (*logging.getLogger().handlers, logging.lastResort):
         if handler is not None:
             handler.addFilter(QuietLogs())
-    with _without_wandb(), without_triton():
+    with _without_wandb(), without_triton(), uncollected():
         import megatron.core
         import megatron.core.models.gpt.gpt_layer_specs
         import megatron.core.optimizer  # noqa: F401

@@ -9,7 +9,7 @@ to nothing, and the load is spread as if it were still away.
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import poisson
+from scipy.special import pdtr
 
 from spare_megatron.theory.endured import Floats
 
@@ -53,7 +53,7 @@ def _spread(low: int, mean: float, within: Floats) -> Floats:
     found = np.zeros(len(away))
     falls = away / (mean + away)
     # Few come so far from the lower end: then all of them have i = hi.
-    if poisson.cdf(low, mean) < SHARE_MIN**2:
+    if pdtr(low, mean) < SHARE_MIN**2:
         found[-1] = within.sum()
         return found
     before = np.zeros(len(away) + 1)

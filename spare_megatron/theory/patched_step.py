@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
 
 from spare_megatron.theory.endured import Floats
+from spare_megatron.theory.ratio import binomial
 
 POINTS = 161
 MOMENTS = 8
@@ -48,7 +48,7 @@ def evenly(pieces: int, hosts: int) -> PatchSpread:
 
 def at_random(pieces: int, hosts: int) -> PatchSpread:
     """Pieces of many shards, each on one of ``hosts`` hosts that nothing distinguishes: a binomial number for each."""
-    chance = binom.pmf(np.arange(pieces + 1), pieces, 1 / hosts)
+    chance = binomial(pieces, 1 / hosts)
     kept = [(n / pieces, float(chance[n])) for n in range(pieces + 1) if chance[n:].sum() * hosts > SHARE_MIN]
     total = sum(share for _, share in kept)
     return PatchSpread(((tuple((shards, share / total) for shards, share in kept), hosts),))

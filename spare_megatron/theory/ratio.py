@@ -14,7 +14,7 @@ from math import gamma
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, log_ndtr
+from scipy.special import gammaln, log_ndtr, xlog1py, xlogy
 
 from spare_megatron.theory.endured import Floats
 
@@ -273,10 +273,8 @@ def _cycles(
 def binomial(trials: int, chance: float) -> Floats:
     """Probabilities [trials + 1] of 0, 1, ... hits in independent trials that each hit with probability ``chance``."""
     hits = np.arange(trials + 1)
-    if chance <= 0:
-        return np.asarray(hits == 0, dtype=np.float64)
     ways = gammaln(trials + 1) - gammaln(hits + 1) - gammaln(trials - hits + 1)
-    return np.asarray(np.exp(ways + hits * np.log(chance) + (trials - hits) * np.log1p(-chance)))
+    return np.asarray(np.exp(ways + xlogy(hits, chance) + xlog1py(trials - hits, -chance)))
 
 
 def _onward(survival: Floats, standing: NDArray[np.int64]) -> Floats:

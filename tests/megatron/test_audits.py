@@ -20,17 +20,16 @@ INTERLEAVED = (
 
 
 @pytest.mark.timeout(600)
-def test_a_wrong_gradient_is_found_and_leaves_no_trace(tmp_path: Path) -> None:
-    _, calm = train(tmp_path / "calm", 3, DENSE)
+def test_a_wrong_gradient_is_found_and_leaves_no_trace(tmp_path: Path, dense: str) -> None:
     inject = "bitflip:group=1,position=1,step=4,at=gradient,n=2"
     job, found = train(tmp_path / "flip", 3, (*DENSE, "--spare-audit-rate", "1"), inject)
-    assert found == calm
+    assert found == dense
     assert "group 1 (rank 1) corrupt: its gradient of piece 6 in step 4 differs from that of groups 0 and 2" in said(
         job
     )
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
     job, killed = train(tmp_path / "killed", 3, (*DENSE, "--spare-audit-rate", "0.5"), *kills)
-    assert killed == calm
+    assert killed == dense
     assert "different gradients" not in said(job)
 
 

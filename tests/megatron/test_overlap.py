@@ -51,7 +51,7 @@ def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> N
     """A bit of group 3's accumulators flips in step 2: the bucket does not leave. Group 1 is late in step 3, so the
     others' buckets wait for its own; it fails inside its last backward pass, with one bucket summed, as its traceback
     says. Group 2 dies in step 5, and one group is left."""
-    _, plain, expected = train(tmp_path / "plain", 4, DENSE)
+    _, plain, expected = train(tmp_path / "plain", 2, DENSE)
     assert {line["buckets_early"] for line in plain} == {0}
     inject = (
         "bitflip:group=3,position=0,step=2,at=accumulate",

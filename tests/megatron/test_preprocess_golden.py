@@ -21,6 +21,8 @@ from benchmarks._corpus import tokenizer_flags, write_corpus
 from spare_megatron.data.preprocess import command, merge
 from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, numbers_before, sha256, sums
 
+pytestmark = pytest.mark.beside_others
+
 FLAGS = {**tokenizer_flags(FOLDER, VOCABULARY), "null": [*numbers_before(100_000), "--json-keys", "numbers"]}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from spare_megatron.coordinator import journal
+from tests.spawn import needs_all_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
@@ -150,6 +151,7 @@ def launch(
 ) -> Job:
     """Start ``spare-launch`` with its output in RUN_DIR/launch.out. Lost groups stay lost, unless ``words`` say
     otherwise."""
+    needs_all_cores("a job")
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,

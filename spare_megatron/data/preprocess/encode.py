@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.preprocess.text_files import Block, ReadPosition
+from spare_megatron.megatron_adapter.data.tokenizers import imports_of
 
 BLOCKS_AHEAD = 4
 """Blocks in flight for each worker, so that others still have work while one takes long."""
@@ -190,7 +191,9 @@ def encoded(args: Namespace, blocks: Iterator[Block]) -> Iterator[EncodedBlock]:
         yield from map(encoder.encode, blocks)
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "spare_megatron.megatron_adapter.data.tokenizer_imports"])
+    context.set_forkserver_preload(
+        [*imports_of(args), __name__, "spare_megatron.megatron_adapter.data.tokenizer_imports"]
+    )
     pool = ProcessPoolExecutor(args.workers, context, end_with_parent)
     flying: deque[Future[EncodedBlock]] = deque()
     try:

@@ -1,7 +1,7 @@
 """megatron-core's tokenizers, built from flags.
 
 megatron-core's own builder reads a namespace of flags; what it raises on a missing file or package is turned into
-one sentence. Importing this module imports megatron-core (and torch).
+one sentence. Building one imports megatron-core (and torch).
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ GPT2_CONFIG = {
     **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
 }
 """The part of the tokenizer configuration of model gpt2 on the Hugging Face hub on which ids depend."""
+
+
+def imports_of(args: Namespace) -> list[str]:
+    """What building this tokenizer imports beside megatron-core."""
+    package = PACKAGES.get(args.tokenizer_type)
+    return ["transformers.models.auto.tokenization_auto"] if package == "transformers" else []
 
 
 def build_tokenizer(args: Namespace) -> Any:

@@ -1,0 +1,199 @@
+"""A rank of a toy job: the real worker, loop, session and communicators around :class:`ToyEngine`.
+
+Prints nothing of its own; leaves the digest of its weights in ``RUN_DIR/toy/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from spare_megatron.checkpoint.folder import Retention, last_good, step_of
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.job import JobDescription
+from spare_megatron.config.place import Place, place_of, world_hint
+from spare_megatron.config.timeouts import timeouts_from
+from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.messages import JobSpec
+from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
+from spare_megatron.placement import build_placement
+from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.save_mail import SaveMail
+from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
+from spare_megatron.trainer.saving import GroupSaver
+from spare_megatron.trainer.worker import RankJob, train_rank
+from tests.process.sleeping_pipeline import SleepingPipeline, drawn
+from tests.process.toy_engine import WIDTH, ToyEngine
+
+
+def main() -> int:
+    """Train, then say what the weights are."""
+    options = _options()
+    torch.set_num_threads(1)
+    size = int(os.environ["SPARE_GROUP_SIZE"])
+    groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
+    place = place_of(os.environ, groups, size, None)
+    logging.basicConfig(level=logging.INFO)
+    store = group_store(place, 60)
+    dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
+    _limit_files(options, place)
+    injector = Injector.from_environment(os.environ, place)
+    engine = (SleepingPipeline if options.stages else ToyEngine)(
+        place.position,
+        place.group_size,
+        place.num_groups,
+        options.pieces,
+        options.piece_s,
+        options.width,
+        options.layers,
+        options.layer_s,
+        options.joins,
+        flips=injector.flips,
+        slowness=lambda step: injector.slowness(step) * drawn(options.jitter, place.group, step),
+    )
+    first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
+    saver = _saver(engine, place, options, store) if options.save else None
+    spec, description = _spec(place, options, first_step), _job(place, options)
+    rank = RankJob(
+        place,
+        spec,
+        description,
+        "gloo",
+        torch.device("cpu"),
+        overlap=options.overlap,
+        transfer_rate_bytes_s=options.transfer_rate_bytes_s,
+    )
+    code = train_rank(rank, engine, saver, injector)
+    if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
+        _leave_digest(engine, place)
+    return int(code)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--pieces", type=int, default=2)
+    parser.add_argument("--piece-s", type=float, default=0.0)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--layer-s", type=float, default=0.0)
+    parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--joins", action="store_true", help="pipelines take in pieces while they run")
+    parser.add_argument("--ahead", type=int, default=0, help="tickets ahead; with --joins slow groups are relieved")
+    parser.add_argument("--jitter", type=float, default=0.0, help="standard deviation of a group's pace in a step")
+    parser.add_argument(
+        "--stages", action="store_true", help="ranks are pipeline stages, and sleep instead of computing"
+    )
+    parser.add_argument("--redundancy", type=whole_number_or_auto, default=2)
+    parser.add_argument("--granularity", default="microbatch")
+    parser.add_argument("--audit-rate", type=float, default=0.0)
+    parser.add_argument("--heartbeat-s", type=float, default=8.0)
+    parser.add_argument("--progress-s", type=float, default=40.0)
+    parser.add_argument("--save", default="")
+    parser.add_argument("--save-interval", type=steps_or_auto)
+    parser.add_argument("--emergency-saves", action="store_true")
+    parser.add_argument("--restart-after", type=whole_number_or_auto, default=0)
+    parser.add_argument("--mtbf-gpu-hours", type=float)
+    parser.add_argument("--load", action="store_true")
+    parser.add_argument("--no-async-save", action="store_true")
+    parser.add_argument("--retain", type=int)
+    parser.add_argument("--keep", type=int)
+    parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
+    parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
+    parser.add_argument("--duration-s", type=float, default=0.0)
+    parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
+    for flag in ("max-group-restarts", "group-restart-pause-s", "on-event", "health-check"):
+        parser.add_argument(f"--spare-{flag}", help="is for the launcher")
+    return parser.parse_args()
+
+
+def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec:
+    redundancy = redundancy_of(options.redundancy, place.num_groups, "staged", place)
+    placement = build_placement(place.num_groups, min(redundancy, place.num_groups))
+    return JobSpec(
+        num_groups=place.num_groups,
+        pieces_per_shard=options.pieces,
+        offsets=placement.offsets,
+        granularity=options.granularity,
+        first_step=first_step,
+        last_step=options.steps,
+        min_groups=1,
+        fingerprint=_job(place, options).fingerprint,
+        heartbeat_timeout_s=options.heartbeat_s,
+        audit_rate=options.audit_rate,
+        audit_seed=1,
+        save_every=options.save_interval if options.save and isinstance(options.save_interval, int) else 0,
+        emergency_saves=options.emergency_saves,
+    )
+
+
+def _job(place: Place, options: argparse.Namespace) -> JobDescription:
+    return JobDescription(
+        identity={"steps": options.steps, "pieces": options.pieces, "width": options.width},
+        timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
+        tuning=Tuning(
+            save_interval=options.save_interval == "auto",
+            redundancy=options.redundancy is None,
+            restart_after=options.restart_after,
+            mtbf_gpu_hours=options.mtbf_gpu_hours,
+            group_size=place.group_size,
+            can_restart=bool(options.save),
+        ),
+        train_iters=options.steps,
+        late_pauses=options.joins,
+        tickets_ahead=options.ahead,
+        exit_duration_s=options.duration_s,
+        log_interval=1,
+        global_batch_size=place.num_groups * options.pieces,
+        seq_length=1,
+        world_size=place.num_groups * place.group_size,
+    )
+
+
+def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: dist.Store) -> GroupSaver:
+    def agree(value: bool) -> bool:
+        told = torch.tensor([int(value)])
+        dist.broadcast(told, 0)
+        return bool(told.item())
+
+    return GroupSaver(
+        Path(options.save),
+        place,
+        options.steps,
+        lambda step, directory, copied: engine.share(options.write_s),
+        agree,
+        SaveMail(store, place.position, place.group_size),
+        asynchronous=not options.no_async_save,
+        retention=Retention(options.retain, options.keep),
+        notice=RunDirectory(str(place.run_dir)).notice,
+        complete=partial(leave_choice, place),
+    )
+
+
+def _limit_files(options: argparse.Namespace, place: Place) -> None:
+    """What a full disk does to one rank: its file can be opened and not be written."""
+    if options.file_bytes and place.position == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, options.file_bytes))
+
+
+def _load(engine: ToyEngine, save: str) -> int:
+    directory, _ = last_good(Path(save))
+    if directory is None:
+        return 0
+    engine.load(directory)
+    return step_of(directory)
+
+
+def _leave_digest(engine: ToyEngine, place: Place) -> None:
+    folder = Path(place.run_dir) / "toy"
+    folder.mkdir(exist_ok=True)
+    (folder / f"group-{place.group}-rank-{place.position}.txt").write_text(engine.digest())

@@ -76,9 +76,9 @@ class Records:
         self._pause_s = WATCHED_S
         self.life_began_unix_s = time.time()
         self._withdrawals: set[tuple[int, int]] = set()
+        """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._relieved = False
         """Whether this process has told that a group was relieved."""
-        """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._stop_signal = ""
         """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
         other life may follow at once."""
@@ -195,6 +195,7 @@ class Records:
             "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
             **status_figures(state),
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
+            "relieved": self.book.relieved,
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),
             "saved_step": state.saved_step - self._closes(state.saved_step),

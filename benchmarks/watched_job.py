@@ -114,7 +114,7 @@ def _timeline(run_dir: RunDirectory) -> list[dict[str, object]]:
 
 
 def _status(run_dir: RunDirectory, state: State) -> list[dict[str, object]]:
-    """A write of status.json, with and without what is known of each group: where it is, its speed, what it has left."""
+    """A write of status.json, with and without what is known of each group: its place, its speed, what it has left."""
     now_s, records, paces = 100.0, Records(run_dir), Paces()
     detector = Detector(TIMES, now_s)
     for group, incarnation in state.present.items():

@@ -78,7 +78,8 @@ def status(speed: dict[int, float], moved: dict[str, dict[str, int]] | None = No
         (
             status({0: 1.0, 1: 1.0, 2: 0.5, 3: 1.0}, {"2": {"0": 2, "1": 2, "3": 1}}),
             [
-                "group 2 is at 0.50 of the median speed (rank 1, backward); it gave 5 pieces of step 41 to groups 0-1, 3",
+                "group 2 is at 0.50 of the median speed (rank 1, backward); it gave 5 pieces of step 41 to "
+                "groups 0-1, 3",
             ],
         ),
         (

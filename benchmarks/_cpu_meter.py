@@ -25,7 +25,7 @@ DETECTION = "failure detection: phases, beats"
 """What is told of a rank for its failures; that people see it too costs nothing more."""
 WATCHING: Mapping[str, Mapping[str, str]] = {
     "spare_megatron.coordinator.records": {
-        "Records.write_status": "status.json",
+        "Records.write_status": "status",
         "Records.observe": "metrics: decisions",
         "Records.report": "metrics: lines, iteration line",
         "Records.write_ready": "metrics: lines, iteration line",

@@ -131,7 +131,7 @@ def _status(run_dir: RunDirectory, state: State) -> list[dict[str, object]]:
 
     rows: list[dict[str, object]] = []
     for words, write in (("without groups", lambda: records.write_status(state, force=True)), ("", with_groups)):
-        name = f"status.json {words}".strip()
+        name = f"status {words}".strip()
         rows.append({"what": f"{name}, ms", "value": _cpu_ms(write)})
         rows.append({"what": f"{name}, KB", "value": round(run_dir.status.stat().st_size / 1e3, 1)})
     return rows

@@ -72,7 +72,7 @@ def _of_process(file: Path, begin_s: float, end_s: float) -> Iterator[dict[str, 
         return
     first, last = lines[0], lines[-1]
     yield {
-        "is_coordinator": "status.json" in last["calls"],
+        "is_coordinator": "status" in last["calls"],
         "cpu_s": last["cpu_s"] - first["cpu_s"],
         **{
             name: {what: value - first[name].get(what, 0) for what, value in last[name].items()}

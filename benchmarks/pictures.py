@@ -3,14 +3,15 @@
     python benchmarks/pictures.py [--plots-only]
 
 The run is a small GPT on 4 groups of one rank with its checkpoints. One group is killed and comes back; from then on
-another computes at half speed, and gives pieces to the others. The page is shown while it trains, the report when it
-was stopped. The plots are those of reproduce_spare.py and rebuild_sweep.py, from the files that these wrote.
+another computes at a third of its speed, and gives pieces to the others. The page is shown while it trains, the report
+when it was stopped. The plots are those of reproduce_spare.py and rebuild_sweep.py, from the files that these wrote.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import io
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,8 +38,9 @@ from tests.process.page_process import PageProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+NAME = "runs/gpt"
 GROUPS, KILLED, SLOW = 4, 2, 1
-FAULTS = (f"sigkill:group={KILLED},step=12,at=reduce", f"slow=2x:group={SLOW},step=20")
+FAULTS = (f"sigkill:group={KILLED},step=12,at=reduce", f"slow=3x:group={SLOW},step=20")
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "128", "--num-attention-heads", "4", "--seq-length", "128"),
     *("--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "32", "--lr", "2e-3"),
@@ -45,12 +48,10 @@ FLAGS = (
     *("--eval-iters", "0", "--num-workers", "0", "--train-iters", "400", "--save-interval", "10"),
     *("--spare-redundancy", "3", "--spare-schedule", "tickets", "--spare-relief", "--spare-max-group-restarts", "3"),
 )
+COLOURS = 128
 WIDE, PHONE = (1280, 1000), (390, 844)
 PATIENCE_S = 900.0
 TERMINAL = (
-    "<pre style='display:inline-block;padding:1rem;margin:0;background:#14161a;color:#e7e7e4;"
-    "font:14px/1.35 monospace'>"
-)
     "<pre style='display:inline-block;padding:1rem;margin:0;background:#14161a;color:#e7e7e4;font:14px/1.35 monospace'>"
 )
 
@@ -72,8 +73,8 @@ def main() -> None:
 
 
 def _screenshots(path: Path, browser: Any) -> None:
-    run_dir = RunDirectory(path / "gpt")
-    process = _launched(path, run_dir)
+    run_dir = RunDirectory(path / NAME)
+    process = _launched(path)
     try:
         _wait(process, "the return", lambda: _happened(run_dir))
         with PageProcess(run_dir.path) as page:
@@ -94,12 +95,12 @@ def _screenshots(path: Path, browser: Any) -> None:
         process.wait(60)
 
 
-def _launched(path: Path, run_dir: RunDirectory) -> subprocess.Popen[bytes]:
+def _launched(path: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS)]
-    command += ["--run-dir", str(run_dir.path), *(word for fault in FAULTS for word in ("--inject", fault))]
-    command += ["pretrain_gpt.py", *FLAGS, "--save", str(path / "save")]
+    command += ["--run-dir", NAME, *(word for fault in FAULTS for word in ("--inject", fault))]
+    command += [str(ROOT / "pretrain_gpt.py"), *FLAGS, "--save", str(path / "save")]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=path, env=environment, stdout=subprocess.DEVNULL)
 
 
 def _happened(run_dir: RunDirectory) -> bool:
@@ -123,6 +124,7 @@ def _emulate(browser: Any, size: tuple[int, int], scheme: str) -> None:
     width, height = size
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     time.sleep(1.0)  # it is drawn
@@ -133,7 +135,7 @@ def _shoot(browser: Any, path: Path, height: int = 0) -> None:
     size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
     clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
-    path.write_bytes(base64.b64decode(shot["data"]))
+    _keep(base64.b64decode(shot["data"]), path)
 
 
 def _shoot_terminal(browser: Any, run_dir: RunDirectory, scratch: Path) -> None:
@@ -142,7 +144,12 @@ def _shoot_terminal(browser: Any, run_dir: RunDirectory, scratch: Path) -> None:
     console.print(screen(RunFiles(run_dir).look(), time.time()))
     scratch.write_text(f"<body style='margin:0'>{TERMINAL}{console.export_html(code_format='{code}')}</pre>")
     browser.get(scratch.as_uri())
-    browser.find_element("css selector", "pre").screenshot(str(DOCS / "status.png"))
+    _keep(browser.find_element("css selector", "pre").screenshot_as_png, DOCS / "status.png")
+
+
+def _keep(png: bytes, path: Path) -> None:
+    """Write a picture with few colours: a third of its size."""
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
 if __name__ == "__main__":

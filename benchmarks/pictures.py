@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from benchmarks import rebuild_sweep, reproduce_spare
 from benchmarks._report import RESULTS
 from spare_megatron.cli.status_screen import screen
 from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.watch.html_report import report_html
 from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.speed_texts import speed_lines
 from tests.process.chromium import chromium, missing
 from tests.process.page_process import PageProcess
 
@@ -79,16 +81,20 @@ def _screenshots(path: Path, browser: Any) -> None:
         _wait(process, "the return", lambda: _happened(run_dir))
         with PageProcess(run_dir.path) as page:
             browser.get(page.url)
-            _wait(process, "a slow group", lambda: browser.execute_script("return !!document.querySelector('i.slow')"))
             _emulate(browser, WIDE, "light")
+            cell = f"return document.querySelectorAll('.cells i')[{SLOW}].classList.contains('slow')"
+            _wait(process, "the slow group", lambda: browser.execute_script(cell))
             _shoot(browser, DOCS / "page.png")
             _emulate(browser, PHONE, "dark")
             _shoot(browser, DOCS / "page_phone.png")
         _emulate(browser, WIDE, "light")
+        _wait(process, "the slow group", lambda: any(f"group {SLOW} is at" in line for line in _lines(run_dir)))
         _shoot_terminal(browser, run_dir, path / "status.html")
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE_S)
-        browser.get((run_dir.path / "report.html").as_uri())
+        report = path / "report.html"
+        report.write_text(report_html(RunFiles(run_dir).look(), NAME))
+        browser.get(report.as_uri())
         _shoot(browser, DOCS / "report.png", height=WIDE[1])
     finally:
         process.terminate()
@@ -110,6 +116,11 @@ def _happened(run_dir: RunDirectory) -> bool:
     if history is None or not history.returns:
         return False
     return bool(status["relieved"]) and status["step"] >= history.returns[-1].step + 10
+
+
+def _lines(run_dir: RunDirectory) -> Iterator[str]:
+    """What is said of slow groups."""
+    return speed_lines(glance(run_dir.status) or {"phase": ""})
 
 
 def _wait(process: subprocess.Popen[bytes], what: str, holds: Callable[[], bool]) -> None:

@@ -50,7 +50,7 @@ FLAGS = (
     *("--eval-iters", "0", "--num-workers", "0", "--train-iters", "400", "--save-interval", "10"),
     *("--spare-redundancy", "3", "--spare-schedule", "tickets", "--spare-relief", "--spare-max-group-restarts", "3"),
 )
-COLOURS = 128
+COLOURS = 255
 WIDE, PHONE = (1280, 1000), (390, 844)
 PATIENCE_S = 900.0
 TERMINAL = (

@@ -8,8 +8,10 @@ import pytest
 
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.messages import SendAsk
+from spare_megatron.controller.state import Plan
 from spare_megatron.coordinator.watched_figures import speeds
 from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.observe.moved_pieces import moved_pieces
 from spare_megatron.watch.group_numbers import numbered_groups
 from spare_megatron.watch.speed_texts import SHOWN_MAX, speed_lines
 from tests.pure.told_job import ToldJob
@@ -52,6 +54,18 @@ def test_a_line_says_who_took_what_and_only_where_pieces_moved() -> None:
     del memo["relieved"]
     again.recall(memo)
     assert again.relieved == {}, "of an older version"
+
+
+def test_a_piece_that_came_back_has_not_moved() -> None:
+    """Group 0 gives two pieces to group 1, which gives one back."""
+    share = relieved_job().state.plan.assignment
+    assert share is not None
+    first, second = share.pieces_of(0)[:2]
+    plan = Plan(share, (0, 1, 2, 3)).without({0: (first, second)}).grown((0, 1, 2, 3), {1: (first, second)})
+    assert moved_pieces(plan) == {"0": {"1": 2}}
+    plan = plan.without({1: (second,)}).grown((0, 1, 2, 3), {0: (second,)})
+    assert moved_pieces(plan) == {"0": {"1": 1}}
+    assert moved_pieces(plan.without({1: (first,)}).grown((0, 1, 2, 3), {0: (first,)})) == {}
 
 
 def test_the_speeds_of_a_step_are_those_of_computing() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +193,32 @@ def test_the_coordinators_records_feed_it(tmp_path: Path, sent: Sent) -> None:
     names = [span.name for span in sent.spans.get_finished_spans()]
     assert names.count("megatron.train_step") == len(told.lines)
     assert names[-1] == "megatron.train"
+
+
+def test_a_collector_gets_figures_and_spans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    got: dict[str, bytes] = {}
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got[self.path] = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        told, boards = ToldJob(), Boards(JOB, tmp_path)
+        told.step()
+        boards.tell(told.lines[0])
+        boards.close()
+        server.shutdown()
+    assert b"megatron.train_step" in got["/v1/traces"]
+    assert b"megatron.training.step_duration_ms" in got["/v1/metrics"]
+    assert tmp_path.name.encode() in got["/v1/traces"], "which run it is"
 
 
 def test_a_collector_that_is_not_there_does_not_keep_the_job(

@@ -22,7 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _report import report
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._report import report
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6

@@ -45,12 +45,12 @@ def plot(rows: list[dict[str, object]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = pyplot.subplots(figsize=(8.5, 4))
     for row in rows:
         axis.semilogx(REBUILD_S, [row[f"at_{each:g}_s"] for each in REBUILD_S], marker=".", label=str(row["policy"]))
     axis.set_xlabel("rebuild, s")
     axis.set_ylabel("time to train / failure-free")
-    axis.legend()
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

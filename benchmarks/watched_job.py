@@ -24,14 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._played_job import TIMES, specification
 from benchmarks._report import report
-from spare_megatron.control.reports import Heartbeat, LastRank
+from spare_megatron.control.reports import Heartbeat, LastRank, Pace
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, ReductionResult, Vote
 from spare_megatron.coordinator.failure_detector import Detector
 from spare_megatron.coordinator.journal import Journal, Replayed
+from spare_megatron.coordinator.paces import Paces
 from spare_megatron.coordinator.records import Records
-from spare_megatron.coordinator.watched_figures import watched_figures
+from spare_megatron.coordinator.watched_figures import speeds, watched_figures
 from spare_megatron.observe.metrics import MetricsBook
 from spare_megatron.placement import build_placement
 
@@ -113,21 +114,24 @@ def _timeline(run_dir: RunDirectory) -> list[dict[str, object]]:
 
 
 def _status(run_dir: RunDirectory, state: State) -> list[dict[str, object]]:
-    """A write of status.json, with and without what the failure detector knows of each group."""
-    now_s, records = 100.0, Records(run_dir)
+    """A write of status.json, with and without what is known of each group: its place, its speed, what it has left."""
+    now_s, records, paces = 100.0, Records(run_dir), Paces()
     detector = Detector(TIMES, now_s)
     for group, incarnation in state.present.items():
         detector.hello(group, incarnation, 8, now_s)
         last = LastRank(group % 8, state.step_in_flight, "forward", 12, 3, 0.25)
         detector.heartbeat(group, incarnation, Heartbeat(state.step_in_flight, 3, 0, last), now_s)
+        paces.hear(group, incarnation, Pace(state.step_in_flight, 3, 0.1, COMPUTE_S / PIECES), now_s)
 
     def with_groups() -> None:
-        watched = watched_figures(detector.standings(state.present, now_s), None)
+        left = paces.left(state, now_s)
+        speed = speeds({group: piece_s for group, (_, piece_s) in left.items()}, state.live)
+        watched = watched_figures(detector.standings(state.present, now_s), speed, left, None)
         records.write_status(state, lambda: watched, force=True)
 
     rows: list[dict[str, object]] = []
     for words, write in (("without groups", lambda: records.write_status(state, force=True)), ("", with_groups)):
-        name = f"status.json {words}".strip()
+        name = f"status {words}".strip()
         rows.append({"what": f"{name}, ms", "value": _cpu_ms(write)})
         rows.append({"what": f"{name}, KB", "value": round(run_dir.status.stat().st_size / 1e3, 1)})
     return rows

@@ -62,11 +62,17 @@ class JobDescription:
     wandb_exp_name: str = ""
     wandb_save_dir: str = ""
     wandb_entity: str = ""
+    otel_enabled: bool = False
+    """Whether figures and spans are sent to OpenTelemetry."""
+    otel_service_name: str = ""
+    """Empty: as the environment says."""
+    otel_span_groups: tuple[str, ...] = ()
+    """The groups of spans that are sent (:mod:`spare_megatron.config.span_groups`)."""
 
     @property
     def has_boards(self) -> bool:
-        """Whether anything is written to TensorBoard or W&B."""
-        return bool(self.tensorboard_dir or self.wandb_project)
+        """Whether anything is written to TensorBoard, W&B or OpenTelemetry."""
+        return bool(self.tensorboard_dir or self.wandb_project or self.otel_enabled)
 
     def batch_schedule(self, first_step: int) -> BatchSchedule:
         """The batch size of each step of a life that starts from the state after ``first_step``."""

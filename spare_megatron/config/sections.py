@@ -415,6 +415,13 @@ class LoggingConfig:
     """Directory of the local files of Weights & Biases."""
     wandb_entity: str | None = None
     """Account in Weights & Biases."""
+    otel_enabled: bool = False
+    """Send figures and spans to OpenTelemetry, from the coordinator; needs the extra otel."""
+    otel_service_name: str | None = None
+    """Name of the service in OpenTelemetry; if it is not given, OTEL_SERVICE_NAME says it."""
+    otel_span_groups: str | None = None
+    """Which spans are sent: default, per_step or all, or groups with commas between them; job, checkpoint and step have
+    spans. If it is not given, default."""
     log_params_norm: bool = False
     """Log the norm of all parameters."""
     log_progress: bool = False

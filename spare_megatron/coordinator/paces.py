@@ -53,6 +53,15 @@ class Paces:
         self._looked, self._again_s = (step, epoch), now_s + pause_s
         return None
 
+    def left(self, state: State, now_s: float) -> dict[int, tuple[int, float]]:
+        """Group -> (how many of its tickets of the step in flight it has not begun, seconds for one), of the members of
+        which that is known."""
+        if state.phase != "running":
+            return {}
+        loads = state.plan.loads().tolist()
+        found = (self._left(state, group, loads[group], now_s) for group in state.live if group in self._heard)
+        return {group: (left, piece_s) for group, left, piece_s in found if piece_s}
+
     def _left(self, state: State, group: int, pieces: int, now_s: float) -> tuple[int, int, float]:
         """(group, how many tickets of its ``pieces`` and its audits it has not begun, seconds for one); 0 seconds where
         they are not known."""

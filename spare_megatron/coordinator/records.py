@@ -3,20 +3,18 @@
 No decision depends on them, so the job goes on while the disk fails: what cannot be written now is kept and written
 later. Each line of metrics.jsonl is written once, also across restarts of the coordinator, which finds in the file what
 is written. A step is printed before it is written there: a coordinator that was killed in between prints it again after
-its restart, so that no iteration line is missing. Boards (TensorBoard, W&B) are slow to start and run in a thread of
-their own.
+its restart, so that no iteration line is missing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.controller.saves import is_emergency
 from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.board_thread import BoardThread
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.status_figures import status_figures
 from spare_megatron.observe.boards import BoardPoint, Boards, points
@@ -37,8 +36,6 @@ from spare_megatron.observe.iteration_line import IterationLines, evaluation_lin
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
 
 LOSSES_SHOWN = 5
-BOARDS_PAUSE_S = 10.0
-"""How long after a failure the boards are opened again at the earliest."""
 END_PATIENCE_S = 30.0
 """How long a job that is over waits for a failing disk to take its last records."""
 
@@ -66,19 +63,20 @@ class Records:
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None
-        self._boards: Boards | None = None
-        self._boards_again_s = 0.0
-        """Monotonic time at which boards that failed may be opened again; 0: they have not failed."""
-        self._worker = ThreadPoolExecutor(1, "spare-boards")
+        self._boards = BoardThread(run_dir.path, say)
+        self._lost_s: dict[int, float] = {}
+        """Group -> when it was lost last, in this life; seconds since 1970."""
         self._shown_status: dict[str, Any] = {}
+        self._status_of: tuple[State | None, Mapping[str, Any]] = (None, {})
+        """The state and the line of which the status was made last."""
         self._status_s = 0.0
         """When status.json was written last."""
         self._pause_s = WATCHED_S
         self.life_began_unix_s = time.time()
         self._withdrawals: set[tuple[int, int]] = set()
+        """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._relieved = False
         """Whether this process has told that a group was relieved."""
-        """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._stop_signal = ""
         """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
         other life may follow at once."""
@@ -95,7 +93,7 @@ class Records:
             )
         for line in self._lines_of(state.life):
             self._lines.add(line)
-        self._worker.submit(self._open_boards)
+        self._boards.begin(job)
 
     def observe(
         self, record: Record, before: State, decision: Decision, after: State, detect_s: float, live: bool
@@ -105,6 +103,7 @@ class Records:
         if after.life != before.life:
             self.life_began_unix_s = record.time_unix_s
             self._stop_signal = ""
+            self._lost_s.clear()
         if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
             self._stop_signal = self._stop_signal or record.event.reason
         told = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
@@ -112,6 +111,8 @@ class Records:
         told = told or (commits and is_emergency(before, after.endangered))
         relieved = isinstance(record.event, GaveBack) and not after.stopped and after.live == before.live
         changed = (after.epoch != before.epoch and not relieved) or after.phase != before.phase
+        if changed and after.live != before.live:
+            self._members(record.time_unix_s, before, after, live)
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
         if live and (changed or told):
@@ -119,6 +120,12 @@ class Records:
         if live and relieved and after.epoch != before.epoch and not self._relieved:
             self._relieved = True
             say(f"{decision.reason}; later ones are counted in metrics.jsonl (pieces_given)")
+
+    def _members(self, time_s: float, before: State, after: State, live: bool) -> None:
+        """Who is lost, and who is a member again."""
+        self._lost_s |= dict.fromkeys(before.live.keys() - after.live.keys(), time_s)
+        for group in sorted(after.live.keys() - before.live.keys()) if live and before.phase == "running" else ():
+            self._boards.do(partial(_tell_return, group, self._lost_s.get(group, time_s), time_s))
 
     def memo(self) -> dict[str, Any]:
         """What the records so far have left here, as JSON values, for :meth:`recall` after a restart."""
@@ -183,6 +190,12 @@ class Records:
     def write_status(self, state: State, watched: Callable[[], Mapping[str, Any]] = dict, force: bool = False) -> None:
         """Replace status.json if anything in it has changed; for ``watched``, which changes all the time, now and
         then."""
+        now_s, trains = round(time.time(), 3), state.phase in ("running", "ending")
+        is_due = trains and not 0 <= now_s - self._status_s < self._pause_s
+        known, line = self._status_of
+        if state is known and self._last_line is line and not is_due and not force:
+            return
+        self._status_of = state, self._last_line
         status = {
             "phase": state.phase,
             "life": state.life,
@@ -195,6 +208,7 @@ class Records:
             "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
             **status_figures(state),
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
+            "relieved": self.book.relieved,
             "failures_masked": self.book.totals.failures_masked,
             "last_losses": list(self._losses),
             "saved_step": state.saved_step - self._closes(state.saved_step),
@@ -202,9 +216,7 @@ class Records:
             "outcome": state.outcome,
             "reason": state.outcome_reason,
         }
-        now_s, trains = round(time.time(), 3), state.phase in ("running", "ending")
-        changed = force or status != self._shown_status
-        if changed or (trains and not 0 <= now_s - self._status_s < self._pause_s):
+        if force or is_due or status != self._shown_status:
             self._shown_status, self._status_s, began_s = status, now_s, time.thread_time()
             whole = {**status, **watched(), "time_unix_s": now_s}
             path = self._run_dir.status
@@ -237,8 +249,7 @@ class Records:
             "saved_step": state.saved_step - self._closes(state.saved_step),
         }
         self.side.write(self._run_dir.summary.name, lambda: write_json(self._run_dir.summary, summary))
-        self._worker.submit(self._close_boards)
-        self._worker.shutdown(wait=True)
+        self._boards.close()
         self.side.settle(END_PATIENCE_S)
         if self._metrics is not None:
             self._metrics.close()
@@ -256,43 +267,20 @@ class Records:
         if self._job.has_boards:
             batch_size = 0 if closes else self._lines.batch_size(int(line["step"]))
             for point in points(line, self._job, self._lines.consumed_samples, batch_size):
-                self._worker.submit(self._write_boards, point)
+                self._boards.do(partial(_write, point))
+            self._boards.do(partial(_tell, line))
 
-    def _open_boards(self) -> None:
-        if self._boards is not None and self._boards.job == self._job:
-            return  # another life of the same job
-        self._close_boards()
-        try:
-            self._boards = Boards(self._job, self._run_dir.path)
-        except Exception as error:
-            self._boards_fail(error)
 
-    def _write_boards(self, point: BoardPoint) -> None:
-        if self._boards is None and time.monotonic() >= self._boards_again_s:
-            self._open_boards()
-        if self._boards is None:
-            return
-        try:
-            self._boards.write(point)
-            if self._boards_again_s:
-                say("the boards are written again")
-            self._boards_again_s = 0.0
-        except Exception as error:
-            self._close_boards()
-            self._boards_fail(error)
+def _write(point: BoardPoint, boards: Boards) -> None:
+    boards.write(point)
 
-    def _boards_fail(self, error: Exception) -> None:
-        """Note that the boards failed, which is said once, and when to try again. They are third-party code with files
-        and connections of its own, so any exception is possible."""
-        if not self._boards_again_s:
-            say(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
-        self._boards_again_s = time.monotonic() + BOARDS_PAUSE_S
 
-    def _close_boards(self) -> None:
-        boards, self._boards = self._boards, None
-        if boards is not None:
-            with contextlib.suppress(Exception):
-                boards.close()
+def _tell(line: Mapping[str, Any], boards: Boards) -> None:
+    boards.tell(line)
+
+
+def _tell_return(group: int, lost_s: float, back_s: float, boards: Boards) -> None:
+    boards.tell_return(group, lost_s, back_s)
 
 
 def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -68,7 +68,7 @@ from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
-from spare_megatron.coordinator.watched_figures import watched_figures
+from spare_megatron.coordinator.watched_figures import speeds, watched_figures
 
 STATUS_INTERVAL_S = 0.5
 _LEARNING = {"ready": Ready, "caught_up": CaughtUp, "void": Void, "withdrawn": Withdrawn}
@@ -465,8 +465,11 @@ class Coordinator:
                 self._suspicion.look()
 
     def _watched(self) -> dict[str, Any]:
-        standings = self._detector.standings(self._state.present, time.monotonic())
-        return watched_figures(standings, self._tuning.time_to_train())
+        state, now_s = self._state, time.monotonic()
+        left = self._paces.left(state, now_s)
+        piece_s = {group: one_s for group, (_, one_s) in left.items()} or self._records.book.piece_s
+        standings = self._detector.standings(state.present, now_s)
+        return watched_figures(standings, speeds(piece_s, state.live), left, self._tuning.time_to_train())
 
     async def _write_status(self) -> None:
         while True:

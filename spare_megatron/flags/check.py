@@ -41,7 +41,13 @@ class Need:
 
 
 def has_package(name: str) -> Callable[[], bool]:
-    return lambda: importlib.util.find_spec(name) is not None
+    def there() -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # of the package that it is in
+            return False
+
+    return there
 
 
 def has_cuda() -> bool:
@@ -76,6 +82,9 @@ def needs(ns: Namespace) -> Iterable[Need]:
     for name in ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "fp8_output_proj"):
         if getattr(ns, name):
             yield Need(engine, "--" + name.replace("_", "-"), has_package("transformer_engine"), "leave it out")
+    if ns.otel_enabled:
+        there = has_package("opentelemetry.exporter.otlp.proto.http")
+        yield Need("OpenTelemetry", "--otel-enabled", there, "pip install 'spare_megatron[otel]'")
     yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):

@@ -30,7 +30,6 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "rerun engine": ("a suspicious step is not computed again in this version", "spare-launch --inject makes faults"),
     "fault injector": ("NVIDIA's fault injector is not part of this framework", "spare-launch --inject makes faults"),
-    "opentelemetry": ("no spans are sent to OpenTelemetry", "spare-page serves /metrics, spare-timeline makes a trace"),
     "Logits Distillation": (
         "distillation needs a teacher's logits beside each sample, which must move with a piece when a group is lost",
         "leave it out",

@@ -12,6 +12,7 @@ from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
+from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
@@ -254,6 +255,16 @@ def check_data(ns: Namespace) -> None:
     )
 
 
+def check_telemetry(ns: Namespace) -> None:
+    """Check what is sent to OpenTelemetry."""
+    span_groups(ns.otel_span_groups or "default")
+    given = [name for name in ("otel_service_name", "otel_span_groups") if getattr(ns, name) is not None]
+    refuse(
+        given and not ns.otel_enabled,
+        f"--{''.join(given[:1]).replace('_', '-')} does nothing without --otel-enabled; add it, or leave it out",
+    )
+
+
 def check_operation(ns: Namespace) -> None:
     """Check the flags that the launcher carries out; it asks before it starts a rank."""
     refuse(
@@ -293,6 +304,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         f"--spare-min-groups {ns.spare_min_groups} is not between 1 and the {groups} groups of the job",
     )
     check_operation(ns)
+    check_telemetry(ns)
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "

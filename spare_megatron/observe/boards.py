@@ -1,4 +1,4 @@
-"""Writes scalars to TensorBoard and W&B under Megatron's names, and our own under ``spare/*``.
+"""Writes scalars to TensorBoard and W&B under Megatron's names, and our own under ``spare/*``; and OpenTelemetry.
 
 Only the coordinator writes them, once per job; torch is not needed. A restarted coordinator adds an event file and
 resumes the W&B run whose id it finds in the run directory; so does the job that Slurm starts again. Steps that are
@@ -17,6 +17,7 @@ from typing import Any
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.observe.iteration_line import EVALUATIONS, loss_values, throughput
+from spare_megatron.observe.telemetry import Telemetry
 
 _NAMES = {"grad_norm": "grad-norm", "num_zeros": "num-zeros", "params_norm": "params-norm"}
 _OVER_SAMPLES = frozenset(
@@ -110,7 +111,8 @@ def _extras(line: Mapping[str, Any], job: JobDescription) -> dict[str, float]:
 
 
 class Boards:
-    """The TensorBoard writer and the W&B run of a job; each exists only where the job's flags ask for it."""
+    """The TensorBoard writer, the W&B run and the telemetry of a job; each exists only where the job's flags ask for
+    it."""
 
     def __init__(self, job: JobDescription, run_dir: Path) -> None:
         self.job = job
@@ -125,6 +127,7 @@ class Boards:
         if job.wandb_project:
             self._run = _wandb_run(job, run_dir)
             self._begins_at = int(self._run.step)
+        self._telemetry = Telemetry(job, run_dir.resolve().name) if job.otel_enabled else None
 
     def write(self, point: BoardPoint) -> None:
         """Write the scalars of one point."""
@@ -144,12 +147,24 @@ class Boards:
         elif point.is_evaluation and point.step == self._begins_at - 1 == self._run.step - 1:
             self._run.log(dict(point.values), step=self._begins_at)
 
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """A step was committed; ``line`` is its line of metrics.jsonl."""
+        if self._telemetry is not None:
+            self._telemetry.step(line)
+
+    def tell_return(self, group: int, lost_s: float, back_s: float) -> None:
+        """A group is a member again; seconds since 1970."""
+        if self._telemetry is not None:
+            self._telemetry.came_back(group, lost_s, back_s)
+
     def close(self) -> None:
-        """Write out what is buffered and close both."""
+        """Write out what is buffered and close all."""
         if self._events is not None:
             self._events.close()
         if self._run is not None:
             self._run.finish()
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     def _event(self, values: Mapping[str, float], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -18,6 +18,7 @@ from typing import Any
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, Lost, Opened, SendCommit, Vote
+from spare_megatron.observe.moved_pieces import moved_pieces
 
 TIMES = ("rebuild_s", "patch_s", "reduce_s")
 """Recovery times that come with the votes; a line has the greatest value over all ranks and groups."""
@@ -107,6 +108,10 @@ class MetricsBook:
         self._times: list[float] = []
         self._disturbed: list[float] = []
         self._life = 0
+        self.relieved: dict[str, Any] = {}
+        """The last step in which pieces moved, and who gave how many to whom; empty before there was one."""
+        self.piece_s: dict[int, float] = {}
+        """Group -> seconds for a piece of its own in the last committed step."""
 
     # ---------------------------------------------------------------------------------------------- what is decided
 
@@ -188,6 +193,9 @@ class MetricsBook:
         reduced = _of_groups(times, "reduce_s")
         pieces = real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard))
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
+        moved = moved_pieces(before.plan)
+        own = {group: parts[0] for group, parts in loads.items()}
+        self.piece_s = {g: told.get("compute_s", 0.0) / own[g] for g, told in times.items() if own.get(g)}
         line: dict[str, Any] = {
             "step": commit.step,
             "epoch": commit.epoch,
@@ -204,9 +212,7 @@ class MetricsBook:
             "pieces_given": sum(map(len, before.plan.left.values())),
             "pieces_audited": sum(len(part) for audits in before.audits.values() for part in audits),
             "compute_s": round(max(_of_groups(times, "compute_s")), 6),
-            **_at_median_pace(
-                times, {group: parts[0] for group, parts in loads.items()}, pieces / before.job.num_groups
-            ),
+            **_at_median_pace(self.piece_s, max(own.values(), default=0), pieces / before.job.num_groups),
             "reduce_s": round(max(reduced), 6),
             "reduce_median_s": round(statistics.median(reduced), 6),
             "reduce_least_s": round(min(reduced), 6),
@@ -215,6 +221,8 @@ class MetricsBook:
             "recovery": None if recovery is None else _recovery_line(recovery, times, time_s),
             "slowest": _slowest(times),
         }
+        if moved:
+            line["moved"], self.relieved = moved, {"step": commit.step, "moved": moved}
         if self._start_s is not None:
             line["start_s"], self._start_s = round(self._start_s, 6), None
         (self._times if recovery is None else self._disturbed).append(step_time_s)
@@ -286,6 +294,7 @@ class MetricsBook:
             "start_s": self._start_s,
             "times": list(self._times),
             "disturbed": list(self._disturbed),
+            "relieved": self.relieved,
             "recovery": None
             if recovery is None
             else {**asdict(recovery), "lost": sorted(recovery.lost), "missing": sorted(recovery.missing)},
@@ -299,6 +308,7 @@ class MetricsBook:
         self._pending = {line["step"]: line for line in lines if (line["life"], line["step"]) > self._written}
         self._last_commit_s, self._start_s = memo["last_commit_s"], memo.get("start_s")
         self._times, self._disturbed = list(memo["times"]), list(memo["disturbed"])
+        self.relieved = memo.get("relieved", {})
         kept = memo["recovery"]
         self._recovery = (
             None if kept is None else _Recovery(**{**kept, "lost": set(kept["lost"]), "missing": set(kept["missing"])})
@@ -323,12 +333,11 @@ def _slowest(times: Mapping[int, Mapping[str, float]]) -> list[list[float]]:
     return [[group, *(round(seconds, 4) for seconds in parts)] for group, *parts in found]
 
 
-def _at_median_pace(times: Mapping[int, Mapping[str, float]], own: Mapping[int, int], even: float) -> dict[str, float]:
-    """How long the busiest group would compute at the median group's pace, with the pieces that it has and with
-    ``even`` ones. ``own``: group -> number of its pieces without patches."""
-    paces = [figures.get("compute_s", 0.0) / own[group] for group, figures in times.items() if own.get(group)]
-    pace_s = statistics.median(paces) if paces else 0.0
-    return {"compute_paced_s": round(pace_s * max(own.values()), 6), "compute_even_s": round(pace_s * even, 6)}
+def _at_median_pace(piece_s: Mapping[int, float], most: int, even: float) -> dict[str, float]:
+    """How long a group would compute at the median group's pace, with the ``most`` pieces that a group has without
+    patches, and with ``even`` ones. ``piece_s``: group -> seconds for a piece."""
+    pace_s = statistics.median(piece_s.values()) if piece_s else 0.0
+    return {"compute_paced_s": round(pace_s * most, 6), "compute_even_s": round(pace_s * even, 6)}
 
 
 def _recovery_line(recovery: _Recovery, times: Mapping[int, Mapping[str, float]], time_s: float) -> dict[str, Any]:

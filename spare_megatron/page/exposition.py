@@ -26,6 +26,7 @@ GAUGES = {
     "step_seconds": "length of the last committed step",
     "loss": "of the last committed step",
     "load_pieces": "pieces of the busiest group in the step in flight",
+    "slowest_speed": "speed of the slowest member; the median one has 1",
     "redundancy": "groups that host a shard",
     "hosts_least": "fewest live hosts of a shard; the loss of them all is a wipe-out",
     "lives": "starts of the job in this run directory",
@@ -111,6 +112,10 @@ def _figures(picture: JobPicture) -> _Found | None:
         values["hosts_least"] = picture.status["hosts_least"]
     if picture.status.get("load"):
         values["load_pieces"] = max(picture.status["load"].values())
+    told = picture.status.get("groups", {})
+    speeds = [told[name]["speed"] for name in map(str, history.live) if "speed" in told.get(name, {})]
+    if speeds:
+        values["slowest_speed"] = min(speeds)
     counts = {"steps": len(series.step), "returns": len(history.returns), "saves": len(history.saves)}
     states = Counter(cell[0] for cell in cells_of(picture))
     return values, counts, states, wall_time.parts, Counter(failure.masked for failure in history.failures)

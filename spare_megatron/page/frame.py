@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Cell = tuple[str, int, int, str]
+Cell = tuple[str, int, int, str, float]
 """Of a group: 'starting', 'live', 'patching', 'learning' or 'dead'; its pieces in the step in flight; its incarnation,
--1 where none is known; how far it has learned."""
+-1 where none is known; how far it has learned; its speed, about 1 for the median group, 0 where it is not known."""
 StepPoint = tuple[int, float, float, int, float | None]
 """Some steps in a row: (last step, when it was committed, longest step in seconds, fewest live groups, last loss)."""
 

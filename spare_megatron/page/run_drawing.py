@@ -21,12 +21,15 @@ from spare_megatron.watch.job_texts import (
     parts_shown,
     share,
 )
+from spare_megatron.watch.speed_texts import speed_lines
 from spare_megatron.watch.status_texts import outlook
 from spare_megatron.watch.wall_time import PARTS, WallTime
 
 TOLD_MAX = 200
 QUIET_S = 10.0
 """A status that has been the same for longer is remarkable; said in steps of so much."""
+USUAL = 0.15
+"""A speed that differs by less from the median group's is shown as the same: most cells then stay as they are."""
 
 
 class RunDrawing:
@@ -65,17 +68,19 @@ def cells_of(picture: JobPicture) -> tuple[Cell, ...]:
     if not history.lives:
         return ()
     life, load = history.life, status.get("load", {})
-    learners, stages = status.get("learners", {}), status.get("learning", {})
+    learners, stages, known = (status.get(name, {}) for name in ("learners", "learning", "groups"))
     cells = list[Cell]()
     for group in range(life.spec.num_groups):
         name = str(group)
         if group in history.live:
             state = "patching" if group in history.patching else "live"
-            cells.append((state, load.get(name, 0), history.live[group], ""))
+            speed = known.get(name, {}).get("speed", 0.0)
+            speed = 1.0 if abs(speed - 1) < USUAL else round(speed, 1)
+            cells.append((state, load.get(name, 0), history.live[group], "", speed))
         elif name in learners and life.ended_s is None:
-            cells.append(("learning", 0, learners[name], stages.get(name, "")))
+            cells.append(("learning", 0, learners[name], stages.get(name, ""), 0.0))
         else:
-            cells.append(("starting" if life.begun_s is None and life.ended_s is None else "dead", 0, -1, ""))
+            cells.append(("starting" if life.begun_s is None and life.ended_s is None else "dead", 0, -1, "", 0.0))
     return tuple(cells)
 
 
@@ -84,7 +89,7 @@ def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[s
     if not history.lives:
         return {"phase": "starting", "tone": "", "facts": (), "lines": ("no group has come yet",)}
     life, quiet_s = history.life, picture.quiet_s(now_unix_s)
-    lines = list(outlook(status)) if status else []
+    lines = [*outlook(status), *speed_lines(status)] if status else []
     if quiet_s > QUIET_S:
         whole_s = QUIET_S * (quiet_s // QUIET_S)
         quiet = f"{whole_s:g} s" if whole_s < 60 else duration(whole_s)

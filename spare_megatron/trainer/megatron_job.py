@@ -24,6 +24,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.config.span_groups import span_groups
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data
@@ -317,6 +318,9 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         wandb_exp_name=logs.wandb_exp_name or "",
         wandb_save_dir=logs.wandb_save_dir or "",
         wandb_entity=logs.wandb_entity or "",
+        otel_enabled=logs.otel_enabled,
+        otel_service_name=logs.otel_service_name or "",
+        otel_span_groups=tuple(sorted(span_groups(logs.otel_span_groups or "default"))),
     )
 
 

@@ -6,7 +6,7 @@ nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from spare_megatron.config.errors import ConfigError
@@ -24,6 +24,7 @@ from spare_megatron.controller.messages import (
     Tuned,
 )
 from spare_megatron.controller.transition import describe
+from spare_megatron.controller.view import View
 from spare_megatron.coordinator.journal import Record
 
 
@@ -121,6 +122,8 @@ class JobHistory:
         """Group -> incarnation of the members, by the last view that was sent."""
         self.patching: set[int] = set()
         """The members that compute pieces of lost groups in the step in flight."""
+        self._segments: dict[int, int] = {}
+        """Group -> how many segments of its plan are known."""
         self._epoch = self._fencing = 0
         self._numbered: dict[int, JobLife] = {}
         self._lost_s: dict[int, float] = {}
@@ -154,6 +157,7 @@ class JobHistory:
             if isinstance(action, SendCommit):
                 life.committed = action.step
                 self.patching.clear()
+                self._segments.clear()
                 life.served |= {action.step + 1} if action.serves else set()
             elif isinstance(action, AcceptSave):
                 self.saves.append(Save(record.time_unix_s, action.step, action.group))
@@ -162,7 +166,7 @@ class JobHistory:
         if isinstance(event, Tuned):
             life.save_interval = event.save_interval or life.save_interval
         views = [action.view for action in record.actions if isinstance(action, SendView)]
-        self.patching |= {view.group for view in views if any(view.segments[1:])}
+        self._follow_segments(views, relieves=isinstance(event, GaveBack))
         view = next((view for view in views if view.is_member), None)
         if view is not None:
             self.live = dict(view.live)
@@ -185,6 +189,15 @@ class JobHistory:
         self._numbered[event.life] = self.life
         self.live, self._lost_s = {}, {}
         self.patching.clear()
+        self._segments.clear()
+
+    def _follow_segments(self, views: Sequence[View], relieves: bool) -> None:
+        """Note who patches: whose plan has grown, but not by what slow groups gave back."""
+        for view in views:
+            known = self._segments.get(view.group, 1)
+            if any(view.segments[known:]) and not relieves:
+                self.patching.add(view.group)
+            self._segments[view.group] = max(known, len(view.segments))
 
     def _members(self, record: Record, before: Mapping[int, int]) -> None:
         """Note who is not a member any more, and who is one again."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
 from spare_megatron.config.plural import counted
 from spare_megatron.control.reports import PHASE_ORDER
 from spare_megatron.watch.durations import duration
+from spare_megatron.watch.group_numbers import numbered_groups
+from spare_megatron.watch.speed_texts import speed_lines
 
 SILENT_S = 2.0
 """Members that were not heard for longer are named."""
@@ -39,6 +41,7 @@ def status_text(status: Mapping[str, Any]) -> str:
     if status["learners"]:
         lines.append(f"being brought up to date: {', '.join(learners(status))}")
     lines.extend(places(status))
+    lines.extend(speed_lines(status))
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
@@ -81,19 +84,6 @@ def places(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _place(one: Mapping[str, Any]) -> tuple[int, int]:
     return one["step"], PHASE_ORDER.get(one["phase"], 0)
-
-
-def numbered_groups(groups: Iterable[int]) -> str:
-    """'group 3', 'groups 0-2, 5'."""
-    runs: list[list[int]] = []
-    for group in sorted(groups):
-        if runs and group == runs[-1][1] + 1:
-            runs[-1][1] = group
-        else:
-            runs.append([group, group])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    several = len(runs) > 1 or any(first != last for first, last in runs)
-    return f"{'groups' if several else 'group'} {', '.join(texts)}"
 
 
 def outlook(status: Mapping[str, Any]) -> Iterator[str]:

@@ -46,6 +46,7 @@ def test_a_browser_draws_a_change_within_a_tenth_of_a_second(written: Written, b
         until("all losses", lambda: shown("dead") == len(LOST))
         drawn_s = [took_ms / 1000 for took_ms in browser.execute_script("return sparePage.drawMs")]
         check_keys(browser)
+        check_log(browser, written)
         assert browser.get_log("browser") == [], "not a word in the console"
     print(f"{len(drawn_s)} events: median {statistics.median(drawn_s):.3f} s, longest {max(drawn_s):.3f} s")
     assert len(drawn_s) >= 2 * len(LOST)
@@ -63,6 +64,22 @@ def check_keys(browser: Any) -> None:
     detail.send_keys(Keys.ESCAPE)
     until("it is closed", lambda: not detail.is_displayed())
     assert browser.switch_to.active_element == grid
+
+
+def check_log(browser: Any, written: Written) -> None:
+    """The end of a log that is open follows the file."""
+    log = written.dir.log_of(0, 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("first\n")
+    browser.execute_script("document.querySelector('.cells i').click()")
+    button = "return [...document.querySelectorAll('.detail button')].find((one) => one.textContent.endsWith('.log'))"
+    until("the log's name", lambda: browser.execute_script(button) is not None)
+    browser.execute_script(button + ".click()")
+    text = "return document.querySelector('.detail pre').textContent"
+    until("the log", lambda: browser.execute_script(text) == "first\n")
+    with log.open("a") as file:
+        file.write("second\n")
+    until("the next line", lambda: browser.execute_script(text) == "first\nsecond\n")
 
 
 def test_the_process_of_the_page_needs_little(written: Written) -> None:

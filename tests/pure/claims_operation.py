@@ -72,6 +72,22 @@ def looking_on() -> Iterator[Claim]:
     yield Claim(page, "4 groups with {} losses in turn", (shown.config("kills"),))
 
 
+def watching() -> Iterator[Claim]:
+    cost, page = Results("watching_cost.json"), "docs/operating.md"
+    config, share = cost.config, "percent_of_job"
+    steps = float(config("steps").value) - 6  # from the commit of step 5 to the last but one
+    yield Claim(page, "with steps of {} s", (cost.of(float(config("seconds").value) / steps, "seconds of a step"),))
+    yield Claim(page, "{} % of all CPU time went", (cost(share, process="all"),))
+    yield Claim(
+        page,
+        "status.json {} %, lines of metrics {} %, reports of ranks {} %",
+        tuple(cost(share, watching=what) for what in ("status", "metrics: lines, iteration line", "reports")),
+    )
+    many = Results("watched_job.json")
+    written = float(many("value", what="status, ms").value)
+    yield Claim(page, "takes the coordinator {} ms", (many.of(written, "a write of the status, ms"),))
+
+
 def relief() -> Iterator[Claim]:
     shown, page = Results("relieved_group.json"), "docs/operating.md"
     first, later = "first step over ideal", "third step on over ideal"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tests.pure.claim import ROOT, Claim, pattern, shown
 from tests.pure.claims_design import design, journal
 from tests.pure.claims_exact import exact_cost, exact_errors
-from tests.pure.claims_operation import looking_on, operation, relief, returns
+from tests.pure.claims_operation import looking_on, operation, relief, returns, watching
 from tests.pure.claims_readme import demo, readme
 from tests.pure.claims_simulator import simulator_rest, simulator_table
 from tests.pure.claims_theory import theory
@@ -26,6 +26,7 @@ def claims() -> Iterator[Claim]:
     yield from design()
     yield from returns()
     yield from looking_on()
+    yield from watching()
     yield from relief()
     yield from journal()
     yield from exact_errors()

@@ -62,6 +62,10 @@ def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like
 
 MACHINES = {
     "page.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon without GPU,"),
+    **dict.fromkeys(
+        ("watching_cost.json", "watched_job.json"),
+        ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon, as below;"),
+    ),
     "relieved_group.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon"),
 }
 """Results of another machine than all others: its name there, and the page that says so and how."""

@@ -53,6 +53,9 @@ def run(tmp_path: Path, job: ToldJob) -> FollowedRun:
     written = Written(tmp_path, job)
     written.go_on()
     written.status()
+    status = json.loads(written.dir.status.read_text())
+    speeds = {"0": {"speed": 1.0}, "1": {"speed": 0.1}, "2": {"speed": 0.5}, "3": {}}  # group 1 is lost
+    written.dir.status.write_text(json.dumps({**status, "groups": speeds}))
     run = FollowedRun(0, "a", written.dir)
     run.look()
     return run
@@ -73,6 +76,7 @@ def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ToldJob) -> None
     assert value("save_interval_steps") == 2
     assert value("steps_since_save") == 3
     assert (value("redundancy"), value("hosts_least"), value("load_pieces")) == (2, 1, 4)
+    assert value("slowest_speed") == 0.5
     assert value("returns_total") == 0
     assert value("groups", state="live") == 3
     assert value("groups", state="dead") == 1

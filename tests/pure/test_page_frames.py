@@ -27,7 +27,7 @@ from tests.pure.written_job import Written
 def applied(shown: Frame, news: dict[str, Any]) -> Frame:
     """What a browser shows after ``news`` (static/run.js)."""
     shown = Frame({}) if news.get("whole") else shown
-    cells = [("", 0, 0, "")] * news["groups"] if "groups" in news else list(shown.cells)
+    cells = [("", 0, 0, "", 0.0)] * news["groups"] if "groups" in news else list(shown.cells)
     for group, cell in news.get("cells", {}).items():
         cells[int(group)] = cell
     lists = {
@@ -38,7 +38,9 @@ def applied(shown: Frame, news: dict[str, Any]) -> Frame:
     return replace(shown, cells=tuple(cells), **{n: news[n] for n in ("head", "parts") if n in news}, **lists)
 
 
-CELLS = st.tuples(st.sampled_from(["live", "dead"]), st.integers(0, 2), st.just(0), st.just(""))
+CELLS = st.tuples(
+    st.sampled_from(["live", "dead"]), st.integers(0, 2), st.just(0), st.just(""), st.sampled_from([0.0, 0.5])
+)
 FRAMES = st.builds(
     Frame,
     st.dictionaries(st.sampled_from("ab"), st.integers(0, 2)),

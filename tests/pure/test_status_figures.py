@@ -171,7 +171,8 @@ def test_what_changes_all_the_time_is_written_now_and_then(tmp_path: Path, monke
 
     def watched() -> dict[str, Any]:
         asked.append(clock[-1])
-        return watched_figures({0: GroupStanding(LastRank(1, 1, "reduce", 5, 3, 0.0), 2.0, 0.25)}, None)
+        standing = GroupStanding(LastRank(1, 1, "reduce", 5, 3, 0.0), 2.0, 0.25)
+        return watched_figures({0: standing}, {0: 0.5}, {0: (2, 0.1)}, None)
 
     for now_s in (1000.0, 1000.5, 1001.0, 1001.5, 1002.0, 1002.5):
         clock.append(now_s)
@@ -181,6 +182,7 @@ def test_what_changes_all_the_time_is_written_now_and_then(tmp_path: Path, monke
     assert status["time_unix_s"] == 1002.0
     assert status["groups"] == {
         "0": {"step": 1, "phase": "reduce", "rank": 1, "pieces": 3, "still_s": 2.0, "silent_s": 0.25}
+        | {"speed": 0.5, "left": 2}
     }
     job.step()
     clock.append(1003.0)

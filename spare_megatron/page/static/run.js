@@ -1,5 +1,7 @@
 // One run as the page shows it.
 const STATES = ["live", "patching", "learning", "dead", "starting"];
+const SLOW = 0.75;  // groups below it are marked
+const FOLLOW_MS = 2000;  // an open log is read again so often
 
 function element(kind, text = "", name = "") {
   const made = document.createElement(kind);
@@ -52,22 +54,22 @@ class Run {
       made.setAttribute("role", "option");
       this.grid.append(made);
     }
-    this.cells = new Array(groups).fill(["starting", 0, -1, ""]);
+    this.cells = new Array(groups).fill(["starting", 0, -1, "", 0]);
   }
 
   cell(group, cell) {
-    const made = this.grid.children[group], [state, load] = cell;
+    const made = this.grid.children[group], [state, load, , , speed] = cell, slow = speed > 0 && speed < SLOW;
     this.cells[group] = cell;
-    made.className = state + (group === this.at && this.moved ? " at" : "");
-    made.dataset.load = state === "live" || state === "patching" ? load : "";
+    made.className = state + (slow ? " slow" : "") + (group === this.at && this.moved ? " at" : "");
+    made.dataset.load = state === "live" || state === "patching" ? load + (slow ? `·${speed}×` : "") : "";
     made.setAttribute("aria-label", this.says(group));
     made.title = this.says(group);
   }
 
   says(group) {
-    const [state, load, incarnation, note] = this.cells[group];
+    const [state, load, incarnation, note, speed] = this.cells[group];
     const more = note || (load ? `${load} piece${load === 1 ? "" : "s"} in the step in flight` : "");
-    return `group ${group}: ${state}${more ? ", " + more : ""}${incarnation > 0 ? `, incarnation ${incarnation}` : ""}`;
+    return `group ${group}: ${state}${more ? ", " + more : ""}${incarnation > 0 ? `, incarnation ${incarnation}` : ""}${speed ? `, ${speed}× the median speed` : ""}`;
   }
 
   key(event) {
@@ -113,6 +115,12 @@ class Run {
       item.append(element("span", "", "key " + state), `${counts[state]} ${state}`);
       return item;
     }));
+    const slow = this.grid.querySelectorAll(".slow").length;
+    if (slow) {
+      const item = element("li");
+      item.append(element("span", "", "key live slow"), `${slow} slow (below ${SLOW}× the median speed)`);
+      this.find(".legend").append(item);
+    }
   }
 
   drawParts() {
@@ -198,11 +206,20 @@ class Run {
 
   async log(text, words, buttons, button) {
     for (const one of buttons) one.setAttribute("aria-pressed", String(one === button));
-    const answer = await fetch(address(`runs/${this.number}/logs`, words));
-    text.textContent = (await answer.text()) || "(empty)";
+    let found;
+    try {
+      found = (await (await fetch(address(`runs/${this.number}/logs`, words))).text()) || "(empty)";
+    } catch {
+      found = text.textContent;  // the server is not there now
+    }
+    if (button.getAttribute("aria-pressed") !== "true" || !text.isConnected || this.find(".detail").hidden) return;
+    const atEnd = text.hidden || text.dataset.log !== words.name || text.scrollTop + text.clientHeight > text.scrollHeight - 30;
+    if (text.textContent !== found) text.textContent = found;
     text.dataset.log = words.name;
     text.hidden = false;
-    text.scrollTop = text.scrollHeight;
+    if (atEnd) text.scrollTop = text.scrollHeight;
+    clearTimeout(this.following);
+    this.following = setTimeout(() => this.log(text, words, buttons, button), FOLLOW_MS);
   }
 
   close() {

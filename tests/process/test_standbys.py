@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, voted

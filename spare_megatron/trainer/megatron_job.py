@@ -5,6 +5,7 @@ What can be refused without other ranks (files, vocabulary) is checked first, so
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from argparse import Namespace
@@ -25,7 +26,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
-from spare_megatron.config.place import place_of
+from spare_megatron.config.place import Place, place_of
+from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data
@@ -59,7 +61,7 @@ from spare_megatron.trainer.start import Start, load_start
 from spare_megatron.trainer.start_times import StartTimes
 from spare_megatron.trainer.tokenizer import build_tokenizer
 from spare_megatron.trainer.waiting import log_as, wait_for_place
-from spare_megatron.trainer.warm_up import warm_up
+from spare_megatron.trainer.warm_up import warm_update
 from spare_megatron.trainer.worker import RankJob, train_rank
 
 log = logging.getLogger(__name__)
@@ -80,7 +82,8 @@ def run_megatron_job(
 ) -> ExitCode:
     """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend.
 
-    A rank of a standby waits for its place when it has done all that does not depend on it."""
+    A rank of a standby waits for its place when it has done all that does not depend on it, a warm rank before it uses
+    a device."""
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
@@ -96,6 +99,14 @@ def run_megatron_job(
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
+    if place.warm:
+        importlib.import_module("torch._dynamo")  # as the first update of an optimizer does
+        times.done("tokenizer")
+        job = _placed(job, args)
+        place = job.place
+        injector.move(place)
+        _lead_ahead(place)
+        times.done("wait for a place")
     store = group_store(place, START_TIMEOUT_S)
     world = init_group_world(
         job.shape,
@@ -154,8 +165,8 @@ def run_megatron_job(
     waited = bool(place.place_file)
     if waited:
         times.done("data and engine")
-        warm_up(engine, start.step + 1, 0)
-        times.done("piece for nothing")
+        warm_update(engine, start.step + 1, 0)
+        _lead_ahead(place)
         job = _placed(job, args)
         place = job.place
         injector.move(place)
@@ -205,8 +216,14 @@ def _check_devices(job: JobArguments) -> None:
         )
 
 
+def _lead_ahead(place: Place) -> None:
+    """Start the process of the group's leader, where this rank will need one."""
+    if place.is_leader and place.group_size > 1:
+        start_ahead()
+
+
 def _placed(job: JobArguments, args: Namespace) -> JobArguments:
-    """Wait until this rank of a standby gets a place; returns the job with it."""
+    """Wait until this process has its place; returns the job with it."""
     wait_for_place(os.environ)
     shape = job.shape
     place = place_of(os.environ, shape.num_groups, shape.group_size, job.place.run_dir)

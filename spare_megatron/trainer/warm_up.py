@@ -13,3 +13,10 @@ def warm_up(engine: StepEngine, step: int, piece: int) -> None:
     engine.begin_step(step)
     engine.run(step, KnownTickets([Ticket(piece)]))
     engine.local_sum()
+
+
+def warm_update(engine: StepEngine, step: int, piece: int) -> None:
+    """The same, and an update of the weights with the piece's gradient: the first update imports and allocates too.
+    Collective in the group."""
+    warm_up(engine, step, piece)
+    engine.apply(step, [one.clone() for one in engine.local_sum()], engine.scalars())

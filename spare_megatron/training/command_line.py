@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.place import PLACE_FILE, Place
+from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.core_differences import explain_import
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.job_arguments import JobArguments, parse_job
-from spare_megatron.trainer.waiting import PlaceFormatter, wait_for_place
+from spare_megatron.trainer.waiting import PlaceFormatter
 
 _parsed: tuple[JobArguments, Namespace, dict[str, Any]] | None = None
 """What :func:`parse_and_validate_args` has read: the job, its flags, and a copy of them."""
@@ -31,12 +31,7 @@ def read(
     extra_args_provider: Callable[..., Any] | None = None, args_defaults: Mapping[str, Any] | None = None
 ) -> tuple[JobArguments, Namespace]:
     """The job that ``sys.argv`` and the environment describe, and its flags; from now on this process logs. Raises
-    ConfigError.
-
-    A warm rank, which has no position yet, imports what a rank needs and waits for its place first."""
-    if os.environ.get(PLACE_FILE) and "SPARE_POSITION" not in os.environ:
-        job_runner()
-        wait_for_place(os.environ)
+    ConfigError."""
     job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlaceFormatter(job.place))

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import Retention, last_good, step_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.config.place import PLACE_FILE, Place, place_of, world_hint
+from spare_megatron.config.place import WARM, Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
@@ -46,7 +47,7 @@ def main() -> int:
     size = int(os.environ["SPARE_GROUP_SIZE"])
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     logging.basicConfig(level=logging.INFO)
-    if os.environ.get(PLACE_FILE) and "SPARE_POSITION" not in os.environ:
+    if WARM in os.environ:
         wait_for_place(os.environ)
     place = place_of(os.environ, groups, size, None)
     store = group_store(place, 60)
@@ -69,6 +70,8 @@ def main() -> int:
     waited = bool(place.place_file)
     if waited:
         warm_up(engine, 1, 0)
+        if place.is_leader:
+            start_ahead()
         wait_for_place(os.environ)
         place = place_of(os.environ, groups, size, None)
         injector.move(place)

@@ -1,4 +1,4 @@
-"""How many standbys and warm ranks of a job wait for a place, from its run directory: only their launcher knows of them."""
+"""How many standbys and warm ranks of a job wait for a place, from its run directory: no coordinator knows of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def waiting_text(counts: Mapping[str, int]) -> str:
     for kind, name in KINDS.items():
         waits, starts = counts.get(kind, 0), counts.get(f"{kind} starts", 0)
         if waits or starts:
-            some = f"{counted(waits, name)} wait{'s' if waits == 1 else ''}"
-            parts.append(
-                f"{some} for a place" + (f", {starts} more start{'s' if starts == 1 else ''}" if starts else "")
-            )
+            some = f"{counted(waits, name)} wait{'s' if waits == 1 else ''} for a place"
+            parts.append(some + (f", {starts} more start{'s' if starts == 1 else ''}" if starts else ""))
     return "; ".join(parts)

@@ -96,7 +96,7 @@ def test_one_standby_after_another(tmp_path: Path, calm: dict[int, set[str]]) ->
 
 
 def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm: dict[int, set[str]]) -> None:
-    """The kill of a standby that waits has another one started. A fault that is aimed at the restarted group strikes."""
+    """The kill of a standby that waits has another one started; a fault aimed at the restarted group strikes."""
     again = "sigkill:group=1,step=0,at=join,n=0,restart=1"
     job = start(tmp_path, "--spare-standby-groups", "2", *PAUSE, inject=(again,))
     wait_for(job, "standby-0", "standby-1")

@@ -85,7 +85,8 @@ class RunDirectory:
 
     def place_file(self, name: str) -> Path:
         """Where the place of a process that waits for one is written; ``name``: 'standby-0', 'warm-1'."""
-        return self.standbys / f"{name}.json"
+        kind, _, number = name.partition("-")
+        return self.standbys / {"standby": f"standby-{number}.json", "warm": f"warm-{number}.json"}[kind]
 
     def waits(self, name: str, pid: int) -> bool:
         """Whether this process has come as far as to wait for its place."""

@@ -32,8 +32,8 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
     """
     directory = Path(place.run_dir) / "leaders"
     patiently(lambda: directory.mkdir(parents=True, exist_ok=True))
-    name = place.home.replace(" ", "-")
-    path = directory / f"{name}-store.json"
+    number = place.home.rpartition(" ")[2]
+    path = directory / (f"standby-{number}-store.json" if place.place_file else f"group-{number}-store.json")
     if place.is_leader:
         server = StoreServer(_own_address())
         _servers.append(server)
@@ -42,7 +42,7 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
         patiently(lambda: write_json(path, address), timeout_s)
     else:
         host, port = _wait_for_leader(path, place, timeout_s)
-    return dist.PrefixStore(f"{name}/{place.incarnation}", connect(host, port, timeout_s))
+    return dist.PrefixStore(f"{place.home}/{place.incarnation}", connect(host, port, timeout_s))
 
 
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, int]:

@@ -60,8 +60,8 @@ class Refills:
             return False
         then = self._counts.after_loss(key, time.monotonic())
         if then.pause_s is None:
-            again = f"{counted(then.before, 'time')} within an hour"
-            self._say(f"{why or 'its place is free'}: {who} was started again {again}, and is not any more")
+            times = f"that was done {counted(then.before, 'time')} within an hour"
+            self._say(f"{f'{why}; ' if why else ''}{who} is not started again: {times}")
             return False
         if why:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"

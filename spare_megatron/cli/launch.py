@@ -108,6 +108,8 @@ def launch_of(args: argparse.Namespace) -> Launch:
         checkpoint_dirs=told.checkpoint_dirs,
         max_group_restarts=told.max_group_restarts,
         group_restart_pause_s=told.group_restart_pause_s,
+        standby_groups=told.standby_groups,
+        warm_ranks=told.warm_ranks,
         listen=args.listen,
         tls_dir=args.tls_dir,
         save_dir=told.save_dir,

@@ -16,6 +16,7 @@ from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.watch.job_texts import left_out_text, wall_time_line
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.status_texts import status_text
+from spare_megatron.watch.waiting_counts import waiting_counts
 from spare_megatron.watch.wall_time import WallTime
 
 EXAMPLE = "example: spare-status runs/first --json"
@@ -35,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def status_of(run_dir: RunDirectory) -> dict[str, Any]:
-    """The content of status.json, its age in seconds, and the summary of a job that has ended (else None).
+    """The content of status.json, its age in seconds, the summary of a job that has ended (else None), and how many
+    standbys and warm ranks wait.
 
     Raises:
         ConfigError: the directory has no status.json.
@@ -43,7 +45,12 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     status = read_json(run_dir.status)
     if status is None:
         raise ConfigError(f"{run_dir.path} has no status.json; give the --run-dir of a job that has been started")
-    return {**status, "age_s": round(time.time() - status["time_unix_s"], 1), "summary": read_json(run_dir.summary)}
+    return {
+        **status,
+        "age_s": round(time.time() - status["time_unix_s"], 1),
+        "summary": read_json(run_dir.summary),
+        "waiting": waiting_counts(run_dir),
+    }
 
 
 def rounded(wall_time: WallTime) -> dict[str, float]:

@@ -20,7 +20,7 @@ from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import clock, effective_text, happenings, left_out_text, parts_shown, share
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.speed_texts import speed_lines
-from spare_megatron.watch.status_texts import head_lines, learners, loads, outlook, places
+from spare_megatron.watch.status_texts import head_lines, learners, loads, outlook, places, standbys
 from spare_megatron.watch.wall_time import PARTS
 
 HAPPENINGS_SHOWN = 8
@@ -72,4 +72,5 @@ def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:
     yield from (f"  {learner} is brought up to date" for learner in learners(status))
     yield from places(status)
     yield from speed_lines(status)
+    yield from standbys(status)
     yield from outlook(status)

@@ -13,6 +13,14 @@ from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
 
+PLACE_FILE = "SPARE_PLACE_FILE"
+"""Environment variable of a process that waits for a place: the file in which spare-launch will write it, as the other
+variables that the place adds to the environment."""
+
+
+WARM = "SPARE_WARM"
+"""Environment variable of a process that waits for a place as a warm rank."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -40,6 +48,11 @@ class Place:
     """Number of this rank on its host, which is the number of its device."""
     launcher_pid: int = 0
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
+    place_file: str = ""
+    """The file in which this process's place will be; until then it is as a rank of group 0. Empty: it has one."""
+    warm: bool = False
+    """Whether it is no rank of a standby but a warm one, which has neither position nor device before it has its
+    place."""
     starts_again: bool = False
     """Whoever started this rank starts the whole job again when the coordinator asks for it (a planned restart)."""
 
@@ -47,6 +60,16 @@ class Place:
     def is_leader(self) -> bool:
         """True for position 0, which starts its group's leader and does what one rank of a group must do."""
         return self.position == 0
+
+    @property
+    def home(self) -> str:
+        """What this rank is of: 'group 2', 'standby 0', 'warm 1'."""
+        return standby_name(self.place_file) if self.place_file else f"group {self.group}"
+
+
+def standby_name(place_file: str) -> str:
+    """The name of whoever waits for its place in this file: 'standby 0' of '.../standby-0.json'."""
+    return place_file.rpartition("/")[2].removesuffix(".json").replace("-", " ")
 
 
 @dataclass(frozen=True)
@@ -114,7 +137,7 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
     run_dir = run_dir or environ.get("SPARE_RUN_DIR") or None
     incarnation, restarts = number(environ, "SPARE_INCARNATION") or 0, number(environ, "SPARE_RESTARTS") or 0
     if hint.launcher == "spare-launch":
-        group = required(environ, "SPARE_GROUP", "SPARE_POSITION")
+        group = 0 if environ.get(PLACE_FILE) else required(environ, "SPARE_GROUP", "SPARE_POSITION")
         position = required(environ, "SPARE_POSITION", "SPARE_GROUP")
     elif hint.launcher == "torchrun":
         group, position = required(environ, "SPARE_GROUP", "RANK"), required(environ, "RANK", "SPARE_GROUP")
@@ -150,6 +173,8 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=_local_rank(environ, hint.launcher),
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
+        place_file=environ.get(PLACE_FILE, ""),
+        warm=bool(number(environ, WARM)),
         starts_again=bool(number(environ, "SPARE_STARTS_AGAIN")),
     )
 

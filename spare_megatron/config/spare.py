@@ -80,9 +80,11 @@ class SpareConfig:
     """Time in seconds that the second restart of a group within an hour waits; each further one waits twice as long,
     up to 60 times as long as the second. The first begins at once; 0: all do."""
     standby_groups: int = 0
-    """Number of started groups that wait to take the place of lost ones."""
-    standby_ranks: int = 0
-    """Number of started processes that wait to take the place of single dead ranks."""
+    """Number of further groups that spare-launch starts, on devices of their own: their models are built, and they wait
+    to take the places of lost groups."""
+    warm_ranks: int = 0
+    """Number of further processes that spare-launch starts: they have imported everything, have no device yet, and
+    become ranks of groups that are started again."""
     mtbf_gpu_hours: float | None = None
     """Mean time between failures of one GPU, in hours, from which 'auto' settings are computed (default 49152, from
     Llama 3: 16,384 GPUs and an unexpected interruption about every 3 h)."""

@@ -4,7 +4,8 @@ A leader of hundreds of ranks hears thousands of messages a second. In position 
 interpreter from the training thread, so it has one of its own: position 0 starts it, and then is one of its ranks, over
 the loopback device. (A group of one rank has nobody to hear and is led in its control thread.) The two live and die
 together. The kernel kills the leader when the thread that started it ends, position 0's control thread; and position 0
-leaves at once when the leader ends. Either is the loss of the group.
+leaves at once when the leader ends. Either is the loss of the group. A standby, which has no session yet, starts the
+process ahead in its main thread.
 
 They share two pipes. On standard input the leader gets one line, what it must know of the job, and at the end another:
 the session of position 0 is closed. On standard output it says where it listens, or why it cannot. No torch is loaded
@@ -56,12 +57,7 @@ class FirstFollower:
         Raises:
             ConfigError: the leader cannot listen, or this rank's session cannot be opened.
         """
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            env={**os.environ, "PYTHONPATH": _search_path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        process = _begun()
         lines, pipe = await _reader(process)
         try:
             _write(process, setup_to_json(self._setup).encode() + b"\n")
@@ -86,6 +82,31 @@ class FirstFollower:
     def close(self) -> None:
         """End the stream; :meth:`run` then ends the leader and returns."""
         self._follower.close()
+
+
+_ahead: list[subprocess.Popen[bytes]] = []
+"""The leader's process that waits to hear what it leads, if there is one."""
+
+
+def start_ahead() -> None:
+    """Start the process of the leader for the session that this process, which will be position 0, opens later. To be
+    called in the main thread."""
+    _ahead.append(_start())
+
+
+def _begun() -> subprocess.Popen[bytes]:
+    """The process that was started ahead, if it lives, or a new one."""
+    ahead = _ahead.pop() if _ahead else None
+    return ahead if ahead is not None and ahead.poll() is None else _start()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        env={**os.environ, "PYTHONPATH": _search_path()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def setup_to_json(setup: RankSetup) -> str:

@@ -58,6 +58,7 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"
+        self.standbys = self.path / "standbys"
         self.notices = self.logs / "notices.log"
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
@@ -81,6 +82,19 @@ class RunDirectory:
         """The file of a rank's output; ``incarnation``: of a group that was started again within a life."""
         later = "" if incarnation is None else f".incarnation-{incarnation}"
         return self.logs / f"group-{group}" / f"rank-{position}{later}.log"
+
+    def place_file(self, name: str) -> Path:
+        """Where the place of a process that waits for one is written; ``name``: 'standby-0', 'warm-1'."""
+        kind, _, number = name.partition("-")
+        return self.standbys / {"standby": f"standby-{number}.json", "warm": f"warm-{number}.json"}[kind]
+
+    def waits(self, name: str, pid: int) -> bool:
+        """Whether this process has come as far as to wait for its place."""
+        return waits_file(self.place_file(name), pid).exists()
+
+    def standby_log(self, name: str, position: int) -> Path:
+        """The output of a rank of a standby, also after it has got a place."""
+        return self.logs / name / f"rank-{position}.log"
 
     def lock(self, name: str, owner: str) -> Lock:
         """Hold ``name`` until the process ends; raises ConfigError where another process holds it."""
@@ -202,7 +216,14 @@ class RunDirectory:
         if group is None:
             return files
         mine = f"group-{group}-"
-        return [file for file in files if file.name.startswith(mine) or not file.name.startswith("group-")]
+        return [
+            file for file in files if file.name.startswith(mine) or not file.name.startswith(("group-", "standby-"))
+        ]
+
+
+def waits_file(place_file: Path, pid: int) -> Path:
+    """The file that a process makes when it is about to wait for the place in ``place_file``."""
+    return place_file.with_suffix(f".waits-{pid}")
 
 
 def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:

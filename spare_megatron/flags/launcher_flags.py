@@ -35,6 +35,8 @@ OTHERS = (
     "spare_on_event",
     "spare_health_check",
     "spare_group_restart_pause_s",
+    "spare_standby_groups",
+    "spare_warm_ranks",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -59,14 +61,18 @@ class LauncherFlags:
     """Where checkpoints are written; empty: nowhere."""
     group_restart_pause_s: float
     """How long the second restart of a group within an hour waits."""
+    standby_groups: int = 0
+    """Groups that wait for the places of lost ones."""
+    warm_ranks: int = 0
+    """Processes that wait to become ranks of groups that are started again."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts, a pause below 0, or
-            an empty command.
+        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts, standbys or warm
+            ranks, either of these where nothing is started again, a pause below 0, or an empty command.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -86,6 +92,8 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.spare_health_check or "",
         namespace.save or "",
         namespace.spare_group_restart_pause_s,
+        namespace.spare_standby_groups,
+        namespace.spare_warm_ranks,
     )
 
 

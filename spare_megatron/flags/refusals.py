@@ -57,8 +57,6 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
 
 # destination -> (reason, nearest choice): flags whose default holds and whose other values this version cannot honour.
 DEFAULT_ONLY: dict[str, tuple[str, str]] = {
-    "spare_standby_groups": ("a lost group is not replaced in this version", "start more groups with --num-groups"),
-    "spare_standby_ranks": ("a lost rank ends its group in this version", "start more groups with --num-groups"),
     "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
 }
 

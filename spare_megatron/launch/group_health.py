@@ -47,19 +47,21 @@ class GroupHealth:
         """``pids`` returns the processes of each group that has any."""
         self._launch, self._guard, self._pids = launch, guard, pids
 
-    async def fault(self, group: int) -> HealthFault | None:
-        """What is wrong for ``group`` on this host, None where nothing is. Raises OSError where no check can be
-        started."""
-        over, needs = threading.Event(), self._needs(group)
+    async def fault(self, slot: int, group: int | None) -> HealthFault | None:
+        """What is wrong on this host for ``group`` (None: a standby) on the devices of ``slot``, None where nothing is.
+        Raises OSError where no check can be started."""
+        over, needs, size = threading.Event(), self._needs(slot), self._launch.group_size
+        environ = {"SPARE_GROUP": str(group)} if group is not None else {}
+        environ |= {"SPARE_GROUP_SIZE": str(size), "LOCAL_RANK": str(slot * size)}
         try:
-            return await asyncio.to_thread(self._fault, group, needs, over.is_set)
+            return await asyncio.to_thread(self._fault, environ, needs, over.is_set)
         finally:
             over.set()
 
-    def _fault(self, group: int, needs: HealthNeeds, over: Callable[[], bool]) -> HealthFault | None:
+    def _fault(self, place: Mapping[str, str], needs: HealthNeeds, over: Callable[[], bool]) -> HealthFault | None:
         host = socket.gethostname()
         probe = (sys.executable, "-m", "spare_megatron.launch.health_probe", needs.as_json())
-        found = self._run(probe, PROBE_LIMIT_S, group, over)
+        found = self._run(probe, PROBE_LIMIT_S, place, over)
         if found.status != 0:
             kind, _, rest = found.line.partition(": ")
             known = found.status == 1 and kind in ("memory", "disk", "shm", "device")
@@ -67,25 +69,20 @@ class GroupHealth:
             return HealthFault(kind if known else "probe", f"{host}: {how}")
         if not self._launch.health_check:
             return None
-        found = self._run(("/bin/sh", "-c", self._launch.health_check), COMMAND_LIMIT_S, group, over)
+        found = self._run(("/bin/sh", "-c", self._launch.health_check), COMMAND_LIMIT_S, place, over)
         return None if found.status == 0 else HealthFault("command", f"{host}: {FLAG}: {found.words(COMMAND_LIMIT_S)}")
 
-    def _run(self, command: Sequence[str], limit_s: float, group: int, over: Callable[[], bool]) -> CommandEnd:
-        launch = self._launch
-        environ = {
-            **launch.environ,
-            "SPARE_GROUP": str(group),
-            "SPARE_GROUP_SIZE": str(launch.group_size),
-            "SPARE_RUN_DIR": str(launch.run_dir.path),
-            "LOCAL_RANK": str(group * launch.group_size),
-        }
+    def _run(
+        self, command: Sequence[str], limit_s: float, place: Mapping[str, str], over: Callable[[], bool]
+    ) -> CommandEnd:
+        environ = {**self._launch.environ, "SPARE_RUN_DIR": str(self._launch.run_dir.path), **place}
         return run_command(command, limit_s, self._guard, over, environ=environ, hear_all=True)
 
-    def _needs(self, group: int) -> HealthNeeds:
+    def _needs(self, slot: int) -> HealthNeeds:
         """Memory as the largest of the groups that live has, because all do the same."""
         launch = self._launch
         others = [sum(map(own_memory_bytes, pids)) for pids in self._pids().values()]
-        first = group * launch.group_size
+        first = slot * launch.group_size
         return HealthNeeds(
             memory_bytes=max([launch.group_size * MEMORY_FLOOR_BYTES, *others]),
             directories=(str(launch.run_dir.path), *((launch.save_dir,) if launch.save_dir else ())),

@@ -14,8 +14,9 @@ Promises:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 WITHIN_S = 3600.0
@@ -129,3 +130,7 @@ class LaunchMemory:
 
     restarts: GroupRestarts
     incarnations: Incarnations
+    refills: GroupRestarts = field(default_factory=lambda: GroupRestarts(0))
+    """Of standbys, by slot, and of warm ranks."""
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of standbys and warm ranks, of which no two have the same."""

@@ -18,6 +18,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security
 from spare_megatron.control.disk import SideFiles, patiently
+from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
@@ -32,8 +33,13 @@ from spare_megatron.launch.life_report import (
 )
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Processes, publish_processes
-from spare_megatron.launch.rank_processes import RankProcesses
+from spare_megatron.launch.rank_process import RankStarter
+from spare_megatron.launch.rank_processes import LOOK_S, RankProcesses
+from spare_megatron.launch.refills import Refills
 from spare_megatron.launch.restarter import Restarter
+from spare_megatron.launch.standby_book import StandbyBook
+from spare_megatron.launch.standbys import Standbys
+from spare_megatron.launch.warm_ranks import WarmRanks, in_words
 
 GROUP_GRACE_S = 0.3
 """Time between the first exit of a rank and the kill of its group's other ranks, in which they can still log why."""
@@ -66,16 +72,35 @@ class Life:
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
         self._ending = False
-        self._ranks = RankProcesses(launch, processes, number, self._rank_ended)
-        health = GroupHealth(launch, processes.guard, self._ranks.pids)
+        starter = RankStarter(launch, processes, number, self._rank_ended)
+        ranks = self._ranks = RankProcesses(starter, launch.group_size)
+        health = GroupHealth(launch, processes.guard, ranks.pids)
+        book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
+        refills = Refills(memory.refills, self._dir.status, ranks.is_left, say, self._is_over)
+        beside, changed = self._client.beside, self._publish
+        self._warm = WarmRanks(self._dir, starter, launch.warm_ranks, memory, refills, beside, changed)
+        self._standbys = Standbys(
+            self._dir,
+            starter,
+            book,
+            memory,
+            refills,
+            ranks.adopt,
+            lambda slot: health.fault(slot, None),
+            beside,
+            say,
+            changed,
+        )
         self._restarter = Restarter(
-            lambda: bool(self._ranks.living),
+            lambda: bool(ranks.living),
             self._client,
             memory,
-            lambda start: health.fault(start.group),
+            lambda start: health.fault(book.slot_of(start.group), start.group),
             self._start_again,
             say,
             self._is_over,
+            ranks.has_any,
+            self._standbys,
         )
         self._first_incarnation = 0
         before = patiently(self._dir.coordinator_for_sure)
@@ -183,14 +208,28 @@ class Life:
 
     def _start_ranks(self) -> None:
         for group in range(self._launch.num_groups):
-            self._ranks.start(GroupStart(group, self._first_incarnation))
+            self._ranks.start(GroupStart(group, self._first_incarnation), self._book.slot_of(group))
+        self._client.beside(self._start_waiting())
         if self._restarter.works:
             self._client.beside(self._ranks.end_hung(self._dir.status, self._is_over))
         self._publish()
 
-    def _start_again(self, start: GroupStart) -> None:
-        self._ranks.start(start)
+    async def _start_waiting(self) -> None:
+        """Start what waits for a place once the job runs: nobody can have a place before, and groups start sooner."""
+        while not self._is_over():
+            told = glance(self._dir.status)
+            if told is not None and told["phase"] == "running":
+                self._standbys.begin()
+                self._warm.begin()
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _start_again(self, start: GroupStart) -> str:
+        slot = self._book.slot_of(start.group)
+        warm = self._warm.take(start, slot, self._launch.group_size)
+        self._ranks.start(start, slot, warm)
         self._publish()
+        return in_words(warm)
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:
         """Report a rank's exit to the coordinator, and end the rest of its group."""
@@ -214,19 +253,17 @@ class Life:
             status=status,
             time_unix_s=time.time(),
         )
-        last = not self._ranks.is_left(start.group)
-        self._client.beside(self._report(exited, start if last else None))
+        self._client.beside(self._report(exited, start))
         self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
-    async def _report(self, exited: pb.Exited, gone: GroupStart | None) -> None:
-        """Report an exit. ``gone`` is the start of a group that has no process left by it: that group may be started
-        again. After the last exit of all, the coordinator ends the job; a job that never began is ended here."""
+    async def _report(self, exited: pb.Exited, lost: GroupStart) -> None:
+        """Report an exit, by which a start of a group is lost, and bring the group back. After the last exit of all,
+        the coordinator ends the job; a job that never began is ended here."""
         answer = await self._client.tell("ReportExit", exited)
         if answer is None:
             return
         if self._ranks.living:
-            if gone is not None:
-                await self._restarter.bring_back(gone)
+            await self._restarter.bring_back(lost)
             return
         if answer.opened:
             await asyncio.wait({self._exit}, timeout=NO_RANKS_S)
@@ -243,7 +280,7 @@ class Life:
     async def _end_group(self, start: GroupStart, grace_s: float) -> None:
         """Kill what is left of a group; stopped processes only at the end of the job."""
         stopped = await self._ranks.end_group(start, grace_s, self._exit.done)
-        if stopped and self._restarter.works:
+        if stopped and self._restarter.works and not self._launch.standby_groups:
             pids = ", ".join(str(rank.child.pid) for rank in stopped)
             self._say(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
 
@@ -251,7 +288,7 @@ class Life:
         """Wait until the ranks of the live groups have left, for :data:`END_GRACE_S` at most: they know that the job is
         over."""
         live = live_groups(self._dir)
-        leaving = [rank.child for rank in self._ranks.all if rank.start.group in live]
+        leaving = [rank.child for rank in self._ranks.living if rank.start.group in live]
         deadline_s = time.monotonic() + END_GRACE_S
         while time.monotonic() < deadline_s and not self._stopped_hard.is_set():
             if not any(rank.alive and not rank.stopped for rank in leaving):
@@ -261,6 +298,7 @@ class Life:
     async def _end_everything(self) -> None:
         """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end."""
         ranks = [rank.child for rank in self._ranks.all]
+        ranks += [one.child for one in (*self._standbys.waiting, *self._warm.waiting)]
         children = [*ranks, *([self._coordinator] if self._coordinator else [])]
         for child in children:
             if child.alive:
@@ -276,4 +314,5 @@ class Life:
 
     def _publish(self) -> None:
         path = self._dir.processes
-        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed()))
+        waiting = [(one.name, one.position, one.child.pid) for one in (*self._standbys.waiting, *self._warm.waiting)]
+        self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed(), waiting))

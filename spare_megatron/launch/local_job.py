@@ -26,6 +26,10 @@ class Launch:
     """How often one lost group is started again within an hour; 0: it stays lost."""
     group_restart_pause_s: float = FIRST_PAUSE_S
     """How long the second restart of a group within an hour waits."""
+    standby_groups: int = 0
+    """Groups that wait for the places of lost ones."""
+    warm_ranks: int = 0
+    """Processes that wait to become ranks of groups that are started again."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
     save_dir: str = ""

@@ -132,7 +132,13 @@ ListedRank = tuple[int, int, int, int]
 """(group, position, incarnation, process id) of a rank that is alive."""
 
 
-def publish_processes(path: Path, coordinator: Child | None, ranks: Sequence[ListedRank]) -> None:
+ListedWaiting = tuple[str, int, int]
+"""(name, position, process id) of a process that waits for a place and is alive; such as 'standby-0', or 'warm-1'."""
+
+
+def publish_processes(
+    path: Path, coordinator: Child | None, ranks: Sequence[ListedRank], waiting: Sequence[ListedWaiting] = ()
+) -> None:
     """Replace processes.json by the list of the processes that are alive."""
     host = socket.gethostname()
     listed: list[dict[str, Any]] = [
@@ -140,4 +146,6 @@ def publish_processes(path: Path, coordinator: Child | None, ranks: Sequence[Lis
         for group, position, incarnation, pid in sorted(ranks)
     ]
     living = coordinator is not None and coordinator.alive
-    write_json(path, {"coordinator": {"pid": coordinator.pid if living and coordinator else None}, "ranks": listed})
+    pid = coordinator.pid if living and coordinator else None
+    parked = [{"name": name, "position": position, "pid": pid, "host": host} for name, position, pid in waiting]
+    write_json(path, {"coordinator": {"pid": pid}, "ranks": listed, "waiting": parked})

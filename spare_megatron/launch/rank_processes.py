@@ -1,88 +1,68 @@
-"""Starts the ranks of one life, group by group, and kills what is left of a group that lost one.
+"""Has the ranks of one life, group by group, and kills what is left of a group that lost one.
 
-Promises: a group is started again only when no process of its last start is left, so at most one incarnation of a group
-has processes; each start of a group has an incarnation and logs of its own.
+Promises: no two starts of a group have processes in one slot (:mod:`spare_megatron.launch.standby_book`), so no device
+has ranks of two; each start of a group has an incarnation and logs of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.group_restarts import Absences, GroupStart, named
-from spare_megatron.launch.local_job import Launch
-from spare_megatron.launch.processes import Child, ListedRank, Processes
+from spare_megatron.launch.processes import ListedRank
+from spare_megatron.launch.rank_process import RankProcess, RankStarter
 
 LOOK_S = 0.5
 """Time between two looks at who is there."""
 
 
-@dataclass(frozen=True)
-class RankProcess:
-    """One rank of one start of a group."""
-
-    start: GroupStart
-    position: int
-    log: Path
-    child: Child
-
-
 class RankProcesses:
     """The ranks of one life."""
 
-    def __init__(
-        self, launch: Launch, processes: Processes, life: int, ended: Callable[[GroupStart, int, Child], None]
-    ) -> None:
-        """``ended`` is called with the position of each rank that has ended."""
-        self._launch, self._processes, self._life, self._ended = launch, processes, life, ended
-        self._groups: dict[int, list[RankProcess]] = {}
-        """The newest start of each group."""
+    def __init__(self, starter: RankStarter, group_size: int) -> None:
+        self._starter, self._size = starter, group_size
+        self._starts: dict[GroupStart, list[RankProcess]] = {}
 
-    def start(self, start: GroupStart) -> None:
-        """Start all ranks of a group. Where one cannot be started, those before it are killed, and end as any other;
-        OSError where that is the first."""
-        assert not self.is_left(start.group), "the last processes of a group are gone before it is started again"
-        run_dir, ranks = self._launch.run_dir, list[RankProcess]()
-        self._groups[start.group] = ranks
-        for position in range(self._launch.group_size):
-            later = start.incarnation if start.restarts else None
-            log = run_dir.log_of(start.group, position, later)
+    def start(self, start: GroupStart, slot: int, warm: Sequence[RankProcess] = ()) -> None:
+        """Start all ranks of a group; those of the first positions may be there already, ``warm``. Where one cannot be
+        started, those before it are killed, and end as any other; OSError where that is the first."""
+        ranks = self._starts[start] = list(warm)
+        for position in range(len(warm), self._size):
             try:
-                child = self._processes.start(
-                    f"group {start.group} rank {position}",
-                    self._launch.command,
-                    self._environment(start, position),
-                    log,
-                    lambda child, position=position: self._ended(start, position, child),  # type: ignore[misc]
-                )
+                ranks.append(self._starter.rank(start, position, slot))
             except OSError:
                 if not ranks:
                     raise
                 for rank in ranks:
                     rank.child.signal(signal.SIGKILL)
                 return
-            ranks.append(RankProcess(start, position, log, child))
+
+    def adopt(self, start: GroupStart, ranks: Sequence[RankProcess]) -> None:
+        """These processes, which a standby was, are a start of a group from now on."""
+        self._starts[start] = list(ranks)
 
     @property
     def all(self) -> list[RankProcess]:
-        """The ranks of the newest start of every group, also those that have ended."""
-        return [rank for _, ranks in sorted(self._groups.items()) for rank in ranks]
+        """The ranks of every start, also those that have ended."""
+        return [rank for _, ranks in sorted(self._starts.items()) for rank in ranks]
 
     @property
     def living(self) -> list[RankProcess]:
         """Those that have not ended."""
         return [rank for rank in self.all if rank.child.alive]
 
-    def is_left(self, group: int) -> bool:
-        """Whether a process of the group has not ended."""
-        return any(rank.child.alive for rank in self._groups.get(group, ()))
+    def is_left(self, start: GroupStart) -> bool:
+        """Whether a process of this start of a group has not ended."""
+        return any(rank.child.alive for rank in self._starts.get(start, ()))
+
+    def has_any(self, group: int) -> bool:
+        """Whether a process of any start of the group has not ended."""
+        return any(rank.start.group == group for rank in self.living)
 
     def pids(self) -> dict[int, list[int]]:
         """Group -> its living processes, of groups that have any."""
@@ -92,8 +72,8 @@ class RankProcesses:
         return found
 
     def log_of(self, start: GroupStart, position: int) -> Path:
-        """The output of a rank of the newest start of a group."""
-        return self._groups[start.group][position].log
+        """The output of a rank."""
+        return self._starts[start][position].log
 
     def listed(self) -> list[ListedRank]:
         """The living ranks as processes.json lists them."""
@@ -104,7 +84,7 @@ class RankProcesses:
         has stopped are left, and returned: whoever stopped one may want to look at it, or let it go on, and it is then
         fenced."""
         await asyncio.sleep(grace_s)
-        left = [rank for rank in self._groups[start.group] if rank.start == start and rank.child.alive and not over()]
+        left = [rank for rank in self._starts[start] if rank.child.alive and not over()]
         stopped = [rank for rank in left if rank.child.stopped]
         for rank in left:
             if rank not in stopped:
@@ -123,25 +103,3 @@ class RankProcesses:
                 starts = sorted({rank.start for rank in self.living})
                 for start in absences.gone(starts, named(told), time.monotonic()):
                     await self.end_group(start, 0.0, over)
-
-    def _environment(self, start: GroupStart, position: int) -> dict[str, str]:
-        launch = self._launch
-        return {
-            "OMP_NUM_THREADS": "1",
-            **launch.environ,
-            "PYTHONUNBUFFERED": "1",
-            "LOCAL_RANK": str(start.group * launch.group_size + position),
-            "LOCAL_WORLD_SIZE": str(launch.num_groups * launch.group_size),
-            "SPARE_GROUP": str(start.group),
-            "SPARE_POSITION": str(position),
-            "SPARE_NUM_GROUPS": str(launch.num_groups),
-            "SPARE_GROUP_SIZE": str(launch.group_size),
-            "SPARE_INCARNATION": str(start.incarnation),
-            "SPARE_RESTARTS": str(start.restarts),
-            "SPARE_LIFE": str(self._life),
-            "SPARE_RUN_DIR": str(launch.run_dir.path),
-            "SPARE_LAUNCHER_PID": str(os.getpid()),
-            "SPARE_STARTS_AGAIN": "1",
-            "SPARE_TLS_DIR": launch.tls_dir,
-            VARIABLE: "\n".join(launch.injections),
-        }

@@ -1,9 +1,9 @@
 """Starts lost groups again while the others train, and tells the user of each restart in one line.
 
-It starts a group again when no process of it is left, the coordinator says that the job goes on and that the group was
-not lost for a fault that stays, :mod:`spare_megatron.launch.group_restarts` grants it, and the host is fit for it
-(:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again, with pauses as between restarts but
-without an end: that costs the others nothing, and somebody may mend it. Such a look is no restart.
+It starts a group again when the coordinator says that the job goes on and that the group was not lost for a fault that
+stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at once;
+the lost group may have processes yet, on other devices. Else no process of the group may be left, and the host must be
+fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look is no restart.
 """
 
 from __future__ import annotations
@@ -11,18 +11,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.plural import counted
 from spare_megatron.control.disk import words
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.fit_host import until_fit
 from spare_megatron.launch.group_health import HealthFault
-from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory, pause_s
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
 
 ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""
 DRAINED_S = 1.0
 """That time where the group is drained, which may be for hours."""
+
+
+GONE_LOOK_S = 0.05
+"""Time between two looks at whether a group has processes."""
+
+
+class StandbyStock(Protocol):
+    """The standbys as a restarter sees them."""
+
+    @property
+    def there(self) -> bool:
+        """Whether one could take a place now."""
+
+    def take(self, start: GroupStart, lost: GroupStart) -> str:
+        """Give one the place of the group that lost ``lost``; returns who has it, in words. Raises OSError where it
+        cannot be told."""
+
+    async def come(self, timeout_s: float) -> None:
+        """Wait until another one is there, ``timeout_s`` at most."""
+
+
+class NoStandbys:
+    """The stock of a launcher that starts none."""
+
+    there = False
+
+    def take(self, start: GroupStart, lost: GroupStart) -> str:
+        """Nobody asks for what is not there."""
+        raise AssertionError(f"no standby can be {start} after {lost}")
+
+    async def come(self, timeout_s: float) -> None:
+        """None will."""
+        await asyncio.sleep(timeout_s)
 
 
 class Restarter:
@@ -34,15 +69,20 @@ class Restarter:
         client: CoordinatorClient,
         memory: LaunchMemory,
         fault: Callable[[GroupStart], Awaitable[HealthFault | None]],
-        begin: Callable[[GroupStart], None],
+        begin: Callable[[GroupStart], str],
         say: Callable[[str], None],
         over: Callable[[], bool],
+        is_left: Callable[[int], bool] = lambda group: False,
+        standbys: StandbyStock | None = None,
     ) -> None:
         """``lives`` says whether any rank of the job lives; ``fault`` why a group must not be started again now, and
-        raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
-        started; ``say`` shows one line to the user; ``over`` returns True when nothing may be started any more."""
+        raises OSError where it cannot find out; ``begin`` starts its ranks, returns what is to be said of them, and
+        raises OSError where none could be started; ``say`` shows one line to the user; ``over`` returns True when
+        nothing may be started any more; ``is_left`` whether a group has processes."""
         self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
-        self._fault, self._say, self._over = fault, say, over
+        self._fault, self._say, self._over, self._is_left = fault, say, over, is_left
+        self._standbys: StandbyStock = standbys or NoStandbys()
+        self._handled: set[GroupStart] = set()
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
         self._kept_out: set[int] = set()
@@ -63,10 +103,17 @@ class Restarter:
         self._first_exits.setdefault(start, sentence)
 
     async def bring_back(self, start: GroupStart) -> None:
-        """Start a group again of whose ``start`` no process is left, now or after a pause, or say why not."""
+        """Start a group again that has lost ``start``, now or after a pause, or say why not; a second call for one
+        start does nothing."""
+        if not self.works or start in self._handled:
+            return
+        self._handled.add(start)
         group, restarts = start.group, self._memory.restarts
-        known = await self._known(start) if self.works else None
-        if known is None:
+        if await self._known(start) is None:
+            return
+        while self._is_left(group) and not self._standbys.there:
+            await asyncio.sleep(GONE_LOOK_S)
+        if self._over():
             return
         then = restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
@@ -84,42 +131,41 @@ class Restarter:
             )
         if then.pause_s:
             await asyncio.sleep(then.pause_s)
-        known = await self._fit(start)
+        known = await self._room(start)
         if known is None:
             return
         restarts.begins(group, time.monotonic())
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
-            self._begin(again)
+            if self._standbys.there:
+                said = f"the place of group {group} is taken by {self._standbys.take(again, start)}"
+            else:
+                more = self._begin(again)
+                said = f"group {group} is started again, as incarnation {again.incarnation}{more}"
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)
             return
-        self._say(
-            f"group {group} is started again, as incarnation {again.incarnation}: restart {then.before + 1} of at most "
-            f"{restarts.most} within an hour"
-        )
+        self._say(f"{said}: restart {then.before + 1} of at most {restarts.most} within an hour")
 
-    async def _fit(self, start: GroupStart) -> int | None:
-        """Wait until the host is fit for a group; returns the highest incarnation of it that the coordinator knows,
-        None where it must not be started again. A fault is told when it is new, not each time that it is found."""
-        told, looks = "", 0
-        while True:
-            try:
-                fault = await self._fault(start)
-            except OSError as error:
-                fault = HealthFault("probe", f"the check cannot be started: {words(error)}")
+    async def _room(self, start: GroupStart) -> int | None:
+        """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest
+        incarnation of it that the coordinator knows, None where it must not be started again."""
+        known: int | None = None
+
+        async def goes_on() -> bool:
+            nonlocal known
             known = await self._known(start)
-            if fault is None or known is None:
-                return known
-            looks += 1
-            if fault.kind != told:
-                told = fault.kind
-                self._say(
-                    f"group {start.group} is not started again yet, {fault.sentence}; looked at again in "
-                    f"{pause_s(looks):g} s, and then less and less often"
-                )
-            await asyncio.sleep(pause_s(looks))
+            return known is not None and not self._standbys.there
+
+        while await goes_on():
+            if self._is_left(start.group):
+                await self._standbys.come(ASK_AGAIN_S)
+            elif await until_fit(
+                lambda: self._fault(start), f"group {start.group}", self._say, goes_on, self._standbys.come
+            ):
+                break
+        return known
 
     async def _known(self, start: GroupStart) -> int | None:
         """The highest incarnation of the group that the coordinator knows; None where the group must not be started

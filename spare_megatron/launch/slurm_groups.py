@@ -212,7 +212,7 @@ class SlurmGroups:
             return None
         return HealthFault(kind, f"{', '.join(nodes)}: {what}: {found.words(limit_s)}")
 
-    def _begin(self, start: GroupStart) -> None:
+    def _begin(self, start: GroupStart) -> str:
         ranks, group = self._ranks, start.group
         places = self._places.of(group)
         names = self._names
@@ -244,6 +244,7 @@ class SlurmGroups:
             self._log(start),
             lambda child: self._ended(start, child),
         )
+        return ""
 
     def _log(self, start: GroupStart) -> Path:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"

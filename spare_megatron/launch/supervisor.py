@@ -35,9 +35,8 @@ class Supervisor:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._stop_reason = ""
         self._stopped_hard = asyncio.Event()
-        self._memory = LaunchMemory(
-            GroupRestarts(launch.max_group_restarts, launch.group_restart_pause_s), Incarnations()
-        )
+        most, pause_s = launch.max_group_restarts, launch.group_restart_pause_s
+        self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
         self._life: Life | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
@@ -49,6 +48,7 @@ class Supervisor:
         self._dir.create()
         lock = self._dir.lock("launch", "spare-launch")
         shutil.rmtree(self._dir.injected, ignore_errors=True)
+        shutil.rmtree(self._dir.standbys, ignore_errors=True)
         on_stop_signals(self._signal)
         tasks = [asyncio.ensure_future(make()) for make in beside]
         try:

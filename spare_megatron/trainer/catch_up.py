@@ -19,12 +19,12 @@ import torch
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
-from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.controller.view import Offer
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather
 from spare_megatron.trainer.step import Joined
 from spare_megatron.trainer.ticket_reader import LeaveError
+from spare_megatron.trainer.warm_up import warm_up
 from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel, Source, StateTransport
 
 
@@ -52,6 +52,8 @@ class CatchUp:
     """How long this rank may hear later than a donor that its offer has ended."""
     inject: Callable[[str, int, int], None]
     """``inject(point, step, n)`` is called with the number of each thing that has come."""
+    cold: bool = True
+    """Whether this process has computed nothing yet."""
     _came: int = field(default=0, init=False)
     """How often something has come."""
     _ended: int = field(default=0, init=False)
@@ -65,7 +67,9 @@ class CatchUp:
             LeaveError: the job is over for this group.
         """
         if not self._ended:
-            self._warm_up()
+            if self.cold:
+                spec = self.session.spec
+                warm_up(self.engine, spec.first_step + 1, self.session.orders.view.group * spec.pieces_per_shard)
             self.session.ready()
         while True:
             orders = self._next_offer()
@@ -73,16 +77,6 @@ class CatchUp:
             joined = self._follow(orders.view.offer, orders.donors_at)
             if joined is not None:
                 return joined
-
-    def _warm_up(self) -> None:
-        """Compute a piece of this group's own shard for nothing: what a process does only once (imports, compiling,
-        allocating) would else be done when others wait for it. The state that comes replaces what this leaves."""
-        spec = self.session.spec
-        step = spec.first_step + 1
-        self.engine.begin_step(step)
-        piece = Ticket(self.session.orders.view.group * spec.pieces_per_shard)
-        self.engine.run(step, KnownTickets([piece]))
-        self.engine.local_sum()
 
     def _next_offer(self) -> Orders:
         orders = self.session.orders

@@ -33,14 +33,9 @@ class Injector:
         self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory, restarts: int = 0
     ) -> None:
         """``restarts``: how often the group was started again before this rank, in this life of the job."""
-        self._group, self._position, self._run_dir = group, position, run_dir
-        self.injections = tuple(injections)
-        """Those of all ranks of the job."""
-        self._mine = [
-            (index, one)
-            for index, one in enumerate(injections)
-            if one.group == group and one.position in (None, position) and one.restart == restarts
-        ]
+        self._run_dir, self.injections = run_dir, tuple(injections)
+        self._aim(group, position, restarts)
+        self._placed = True
         self._dragged = (0, 0.0)
         """The step in which the slowness was last looked at, and the CPU time of the training thread then."""
         self._lasting: set[int] = set()
@@ -54,7 +49,23 @@ class Injector:
         injections = [parse_injection(text) for text in texts if text]
         if injections and place.run_dir is None:
             raise ConfigError("--inject needs a run directory; give --spare-run-dir DIR or set SPARE_RUN_DIR")
-        return cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."), place.restarts)
+        made = cls(injections, place.group, place.position, RunDirectory(place.run_dir or "."), place.restarts)
+        if place.place_file:
+            made._mine, made._placed = [], False
+        return made
+
+    def move(self, place: Place) -> None:
+        """A standby, which no fault strikes while it waits, has got its place."""
+        self._aim(place.group, place.position, place.restarts)
+        self._placed = True
+
+    def _aim(self, group: int, position: int, restarts: int) -> None:
+        self._group, self._position = group, position
+        self._mine = [
+            (index, one)
+            for index, one in enumerate(self.injections)
+            if one.group == group and one.position in (None, position) and one.restart == restarts
+        ]
 
     def fire(self, point: str, step: int, n: int) -> None:
         """Inject what is due at ``point``. Called wherever faults can be injected; nearly always returns at once."""
@@ -92,8 +103,9 @@ class Injector:
 
     @property
     def has_flips(self) -> bool:
-        """Whether some injection of this rank flips a bit."""
-        return any(one.kind == "bitflip" for _, one in self._mine)
+        """Whether some injection of this rank flips a bit, or of any while it waits for its place."""
+        found = [one for _, one in self._mine] if self._placed else self.injections
+        return any(one.kind == "bitflip" for one in found)
 
     def flips(self, point: str, step: int, n: int = 0) -> bool:
         """Whether a bit is to be flipped here. The caller, which owns the data, flips it."""

@@ -19,6 +19,7 @@ from spare_megatron.checkpoint.saved_args import check_format, saved_args
 from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.byte_units import rate_of
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
@@ -188,6 +189,7 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         check_format(Path(namespace.load), namespace.ckpt_step)
     shape, why = with_pieces(namespace, shape, batch_plan(namespace, shape).schedule())
     place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
+    _check_parked(namespace, place)
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position
     namespace.data_parallel_size = shape.num_groups * shape.inner_data
@@ -250,6 +252,17 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
     if not after or place.starts_again or place.launcher == "none":
         return ()
     return (f"--spare-restart-after {after}: no restart is planned; only spare-launch and spare-slurm carry them out",)
+
+
+def _check_parked(namespace: Namespace, place: Place) -> None:
+    """Refuse processes that wait for a place where nobody would start them."""
+    for flag in ("--spare-standby-groups", "--spare-warm-ranks"):
+        count = getattr(namespace, flag.removeprefix("--").replace("-", "_"))
+        if count and place.launcher != "spare-launch" and not namespace.spare_check:
+            raise ConfigError(
+                f"{flag} {count} is for spare-launch, which has not started this rank: nobody would start what is to "
+                "wait; leave it out"
+            )
 
 
 def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:

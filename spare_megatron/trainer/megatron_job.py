@@ -5,10 +5,12 @@ What can be refused without other ranks (files, vocabulary) is checked first, so
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,19 +26,14 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.span_groups import span_groups
+from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
-from spare_megatron.data.microbatch_loader import (
-    MicrobatchLoader,
-    check_enough,
-    evaluation_consumed,
-    evaluation_source,
-    validation_batch,
-)
-from spare_megatron.data.sampling import SampleOrder
+from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
 from spare_megatron.megatron_adapter import versions
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
@@ -44,7 +41,7 @@ from spare_megatron.megatron_adapter.determinism import arithmetic, make_determi
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import build_replica
-from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
+from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, init_group_world
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
@@ -54,6 +51,7 @@ from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
 from spare_megatron.trainer.hooks import hooks_of
 from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.job_loaders import JobLoaders
 from spare_megatron.trainer.progress import append_progress, saved_text
 from spare_megatron.trainer.rendezvous import group_store
 from spare_megatron.trainer.reporting import ReportingEngine
@@ -63,6 +61,8 @@ from spare_megatron.trainer.saving import GroupSaver
 from spare_megatron.trainer.start import Start, load_start
 from spare_megatron.trainer.start_times import StartTimes
 from spare_megatron.trainer.tokenizer import build_tokenizer
+from spare_megatron.trainer.waiting import log_as, wait_for_place
+from spare_megatron.trainer.warm_up import warm_update
 from spare_megatron.trainer.worker import RankJob, train_rank
 
 log = logging.getLogger(__name__)
@@ -78,14 +78,19 @@ def run_megatron_job(
     datasets_provider: Callable[..., Any],
     model_provider: Callable[..., Any] | None,
     forward_step: Callable[..., Any],
-    embeddings: EmbeddingRanks | None = None,
+    word_embeddings: Callable[..., list[int]] | None = None,
+    position_embeddings: Callable[..., list[int]] | None = None,
 ) -> ExitCode:
-    """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend."""
+    """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend.
+
+    A rank of a standby waits for its place when it has done all that does not depend on it, a warm rank before it uses
+    a device."""
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
     times = StartTimes()
     times.done("imports and flags")
+    _check_devices(job)
     exact = job.spare.reduce.startswith("exact")
     if exact:
         make_deterministic()
@@ -95,6 +100,14 @@ def run_megatron_job(
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
+    if place.warm:
+        importlib.import_module("torch._dynamo")  # as the first update of an optimizer does
+        times.done("tokenizer")
+        job = _placed(job, args)
+        place = job.place
+        injector.move(place)
+        _lead_ahead(place)
+        times.done("wait for a place")
     store = group_store(place, START_TIMEOUT_S)
     world = init_group_world(
         job.shape,
@@ -108,7 +121,7 @@ def run_megatron_job(
         timeout_s=job.training.distributed_timeout_minutes * 60.0,
         pipeline_before_data=job.training.use_tp_pp_dp_mapping,
         hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
-        embeddings=embeddings,
+        embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
     )
     times.done("world")
     replica = build_replica(settings, world, model_provider)
@@ -117,7 +130,7 @@ def run_megatron_job(
     times.done("checkpoint")
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
     placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
-    if place.group == 0 and place.is_leader:
+    if place.group == 0 and place.is_leader and not place.place_file:
         for sentence in (placement.reason, *job.notes):
             log.info("%s", sentence)
         slow = kernels.why_slow(compute_device().type) if exact else ""
@@ -135,7 +148,7 @@ def run_megatron_job(
         chunks=settings.virtual_pipeline,
         tensor_rank=world.tensor_rank,
     )
-    loaders = _Loaders(job, args, world, placement, start)
+    loaders = JobLoaders(job, args, world, placement, start)
     train = loaders.make("training", datasets.train, needed)
     engine = MegatronEngine(
         replica,
@@ -150,6 +163,16 @@ def run_megatron_job(
     if engine.exact is not None:
         engine.exact.restore(start.rank_state)
     carrying = CarryingEngine(engine, carried())
+    waited = bool(place.place_file)
+    if waited:
+        times.done("data and engine")
+        warm_update(engine, start.step + 1, 0)
+        _lead_ahead(place)
+        job = _placed(job, args)
+        place = job.place
+        injector.move(place)
+        loaders.move(place.group)
+        times.done("wait for a place")
     if start.step and not place.restarts:
         carrying.restore(start.rank_state)
     hooks, end_hooks = hooks_of(job, replica)
@@ -171,8 +194,9 @@ def run_megatron_job(
         coordinator,
         interface,
         job.transfer_rate_bytes_s,
+        warm=waited,
     )
-    times.done("data and engine")
+    times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
     try:
         return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector)
@@ -181,44 +205,36 @@ def run_megatron_job(
         loaders.close()
 
 
-class _Loaders:
-    """Makes and closes the piece loaders of this rank, one for each data set."""
-
-    def __init__(
-        self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
-    ) -> None:
-        self._job, self._args, self._world, self._start = job, args, world, start
-        stack = placement.stacks()[job.place.group].tolist()
-        self._hosted = None if job.spare.data == "shared" else frozenset(stack)
-        self._made: list[MicrobatchLoader] = []
-
-    def make(self, name: str, dataset: Any, needed: int) -> MicrobatchLoader:
-        """A loader of ``dataset``, which must have ``needed`` samples; it is None on a rank that reads no data."""
-        job, batch = self._job, self._job.shape.global_batch_size
-        kind = self._args.dataloader_type or "single"
-        check_enough(name, dataset, needed, kind)
-        batches = self._start.batches(job)
-        size = needed if dataset is None else len(dataset)
-        loader = MicrobatchLoader(
-            dataset,
-            SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
-            inner=self._world.data_rank,
-            hosted=self._hosted,
-            consumed=batches.consumed_before if name == "training" else evaluation_consumed(batch),
-            vocab_size=self._args.padded_vocab_size,
-            threads=job.data.num_workers,
+def _check_devices(job: JobArguments) -> None:
+    """Refuse standbys for which the host has no devices, although it has one for each rank of the groups."""
+    shape, standbys = job.shape, job.spare.standby_groups
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if shape.world_size <= there < shape.world_size + standbys * shape.group_size:
+        raise ConfigError(
+            f"--spare-standby-groups {standbys} needs {standbys * shape.group_size} devices beside the "
+            f"{shape.world_size} of the groups, but this host has {there} in all; use --spare-standby-groups "
+            f"{(there - shape.world_size) // shape.group_size}"
         )
-        self._made.append(loader)
-        return loader
 
-    def close(self) -> None:
-        """Stop the loaders' threads."""
-        for loader in self._made:
-            loader.close()
+
+def _lead_ahead(place: Place) -> None:
+    """Start the process of the group's leader, where this rank will need one."""
+    if place.is_leader and place.group_size > 1:
+        start_ahead()
+
+
+def _placed(job: JobArguments, args: Namespace) -> JobArguments:
+    """Wait until this process has its place; returns the job with it."""
+    wait_for_place(os.environ)
+    shape = job.shape
+    place = place_of(os.environ, shape.num_groups, shape.group_size, job.place.run_dir)
+    args.rank = place.group * shape.group_size + place.position
+    log_as(place)
+    return replace(job, place=place)
 
 
 def _evaluating(
-    job: JobArguments, engine: ReportingEngine, loaders: _Loaders, datasets: Datasets, start: Start
+    job: JobArguments, engine: ReportingEngine, loaders: JobLoaders, datasets: Datasets, start: Start
 ) -> EvaluatingEngine:
     """``engine`` with the evaluations for which there are flags and data. Collective in the group."""
     iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval

@@ -25,14 +25,15 @@ _servers: list[StoreServer] = []
 
 
 def group_store(place: Place, timeout_s: float) -> dist.Store:
-    """The store in which the ranks of ``place.group`` meet; position 0 serves it.
+    """The store in which the ranks of a group, or of a standby, meet; position 0 serves it.
 
     Raises:
         ConfigError: position 0 did not appear in time.
     """
     directory = Path(place.run_dir) / "leaders"
     patiently(lambda: directory.mkdir(parents=True, exist_ok=True))
-    path = directory / f"group-{place.group}-store.json"
+    number = place.home.rpartition(" ")[2]
+    path = directory / (f"standby-{number}-store.json" if place.place_file else f"group-{number}-store.json")
     if place.is_leader:
         server = StoreServer(_own_address())
         _servers.append(server)
@@ -41,7 +42,7 @@ def group_store(place: Place, timeout_s: float) -> dist.Store:
         patiently(lambda: write_json(path, address), timeout_s)
     else:
         host, port = _wait_for_leader(path, place, timeout_s)
-    return dist.PrefixStore(f"group{place.group}/{place.incarnation}", connect(host, port, timeout_s))
+    return dist.PrefixStore(f"{place.home}/{place.incarnation}", connect(host, port, timeout_s))
 
 
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, int]:
@@ -52,7 +53,7 @@ def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, i
             return told["host"], told["port"]
         time.sleep(POLL_S)
     raise ConfigError(
-        f"position 0 of group {place.group} did not appear in {path.parent} within {timeout_s:g} s; "
+        f"position 0 of {place.home} did not appear in {path.parent} within {timeout_s:g} s; "
         "see its log, and whether all ranks share the run directory"
     )
 

@@ -60,6 +60,8 @@ class RankJob:
     """The name or the network of the interface over which groups sum; empty: see :func:`own_address`."""
     transfer_rate_bytes_s: float = 0.0
     """The most that this rank gives a second to groups that come back; 0 for no limit."""
+    warm: bool = False
+    """Whether this process has computed a piece for nothing already."""
 
 
 def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
@@ -95,7 +97,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     gather = gather_in_group(place.group_size, job.device)
     donor = Donor(engine, session, transport)
     gone_s = job.job.timeouts.heartbeat_timeout_s
-    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire)
+    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, not job.warm)
     try:
         runner = StepRunner(
             engine,

@@ -18,8 +18,10 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.flags.supported import all_specs
+from spare_megatron.megatron_adapter.core_differences import explain_import
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.trainer.waiting import PlaceFormatter
 
 _parsed: tuple[JobArguments, Namespace, dict[str, Any]] | None = None
 """What :func:`parse_and_validate_args` has read: the job, its flags, and a copy of them."""
@@ -31,12 +33,20 @@ def read(
     """The job that ``sys.argv`` and the environment describe, and its flags; from now on this process logs. Raises
     ConfigError."""
     job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
-    logging.basicConfig(
-        level=job.logging.logging_level or logging.INFO,
-        format=f"%(asctime)s group {job.place.group} rank {job.place.position} %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlaceFormatter(job.place))
+    logging.basicConfig(level=job.logging.logging_level or logging.INFO, handlers=[handler])
     return job, args
+
+
+def job_runner() -> Callable[..., ExitCode]:
+    """The function that builds and runs a rank, with all that it imports. Raises ConfigError where a package is not
+    there."""
+    try:
+        from spare_megatron.trainer.megatron_job import run_megatron_job
+    except ImportError as error:
+        raise explain_import(error) or error from error
+    return run_megatron_job
 
 
 def parse_and_validate_args(
@@ -89,7 +99,7 @@ def refuse(sentence: str, place: Place | None) -> ExitCode:
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {sentence}\n")
     run_dir = place.run_dir if place is not None else os.environ.get("SPARE_RUN_DIR")
     if run_dir:
-        who = "rank" if place is None else f"group-{place.group}-rank-{place.position}"
+        who = "rank" if place is None else f"{place.home.replace(' ', '-')}-rank-{place.position}"
         RunDirectory(run_dir).report_error(f"{who}-{os.getpid()}", sentence)
     return ExitCode.BAD_INPUT
 

@@ -12,7 +12,6 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
-from spare_megatron.megatron_adapter.core_differences import explain_import
 from spare_megatron.megatron_adapter.imports import uncollected
 from spare_megatron.trainer.user_state import get_args
 from spare_megatron.training import command_line, megatron_exports
@@ -48,13 +47,9 @@ def pretrain(*positional: Any, **named: Any) -> None:
             else:
                 job, args = command_line.read(call.extra_args_provider, call.args_defaults)
             place = job.place
-            try:
-                from spare_megatron.megatron_adapter.model.world import EmbeddingRanks
-                from spare_megatron.trainer.megatron_job import run_megatron_job
-            except ImportError as error:
-                raise explain_import(error) or error from error
-        embeddings = EmbeddingRanks(call.get_embedding_ranks, call.get_position_embedding_ranks)
-        code = run_megatron_job(job, args, call.datasets_provider, call.model_provider, call.forward_step, embeddings)
+            run = command_line.job_runner()
+        embeddings = (call.get_embedding_ranks, call.get_position_embedding_ranks)
+        code = run(job, args, call.datasets_provider, call.model_provider, call.forward_step, *embeddings)
     except ConfigError as error:
         code = command_line.refuse(str(error), place)
     if code != ExitCode.FINISHED:

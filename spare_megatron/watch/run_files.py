@@ -22,6 +22,7 @@ from spare_megatron.controller.codec import decode
 from spare_megatron.coordinator.journal import JournalError, Record, acted_on
 from spare_megatron.coordinator.journal_parts import BEGIN
 from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.watch.waiting_counts import waiting_counts
 
 NEEDED = frozenset(
     {"life", "step", "time_unix_s", "step_time_s", "compute_paced_s", "reduce_least_s", "votes_s", "recovery", "loss"}
@@ -69,7 +70,9 @@ class RunFiles:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         except OSError as error:
             raise ConfigError(f"{error.filename or self._dir.path} cannot be read: {words(error)}") from None
-        self._picture.status = glance(self._dir.status) or self._picture.status
+        status = glance(self._dir.status)
+        if status is not None:
+            self._picture.status = {**status, "waiting": waiting_counts(self._dir)}
         self._picture.job = self._job() or self._picture.job
         return self._picture
 

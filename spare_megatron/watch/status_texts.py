@@ -11,6 +11,7 @@ from spare_megatron.control.reports import PHASE_ORDER
 from spare_megatron.watch.durations import duration
 from spare_megatron.watch.group_numbers import numbered_groups
 from spare_megatron.watch.speed_texts import speed_lines
+from spare_megatron.watch.waiting_counts import waiting_text
 
 SILENT_S = 2.0
 """Members that were not heard for longer are named."""
@@ -42,6 +43,7 @@ def status_text(status: Mapping[str, Any]) -> str:
         lines.append(f"being brought up to date: {', '.join(learners(status))}")
     lines.extend(places(status))
     lines.extend(speed_lines(status))
+    lines.extend(standbys(status))
     if status["last_losses"]:
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
@@ -80,6 +82,13 @@ def places(status: Mapping[str, Any]) -> Iterator[str]:
     if silent:
         most_s = max(members[str(group)]["silent_s"] for group in silent)
         yield f"not heard for up to {most_s:.1f} s: {numbered_groups(silent)}"
+
+
+def standbys(status: Mapping[str, Any]) -> Iterator[str]:
+    """A line on standbys and warm ranks, where there are any."""
+    text = waiting_text(status.get("waiting", {}))
+    if text:
+        yield text
 
 
 def _place(one: Mapping[str, Any]) -> tuple[int, int]:

@@ -309,4 +309,4 @@ def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.FINISHED, done.stdout + done.stderr
     assert done.stdout.count("spare-launch: processes.json cannot be written: ESTALE") == 1, done.stdout
     assert done.stdout.count("spare-launch: processes.json is written again") == 1
-    assert read_json(run_dir / "processes.json") == {"coordinator": {"pid": None}, "ranks": []}
+    assert read_json(run_dir / "processes.json") == {"coordinator": {"pid": None}, "ranks": [], "waiting": []}

@@ -41,7 +41,7 @@ def health(run_dir: Path, guard: ChildGuard, check: str = "", pids: tuple[int, .
 
 def fault(of: GroupHealth) -> tuple[str, str] | None:
     """(kind, sentence without the host) for group 1."""
-    found = asyncio.run(of.fault(1))
+    found = asyncio.run(of.fault(1, 1))
     return None if found is None else (found.kind, found.sentence.partition(": ")[2])
 
 

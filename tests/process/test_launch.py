@@ -155,7 +155,7 @@ def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> No
     assert summary is not None
     assert (summary["steps"], summary["failures_masked"], summary["steps_lost"]) == (60, 1, 0)
     assert " iteration       60/      60 |" in job.text()
-    assert read_json(job.run_dir.processes) == {"coordinator": {"pid": None}, "ranks": []}
+    assert read_json(job.run_dir.processes) == {"coordinator": {"pid": None}, "ranks": [], "waiting": []}
     assert "started again" not in job.text(), "without --spare-max-group-restarts a lost group stays lost"
 
 

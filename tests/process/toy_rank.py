@@ -18,9 +18,10 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import Retention, last_good, step_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.config.place import Place, place_of, world_hint
+from spare_megatron.config.place import WARM, Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
+from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
@@ -30,6 +31,8 @@ from spare_megatron.trainer.rendezvous import group_store
 from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
 from spare_megatron.trainer.saving import GroupSaver
+from spare_megatron.trainer.waiting import wait_for_place
+from spare_megatron.trainer.warm_up import warm_up
 from spare_megatron.trainer.worker import RankJob, train_rank
 from tests.process.sleeping_pipeline import SleepingPipeline, drawn
 from tests.process.toy_engine import WIDTH, ToyEngine
@@ -41,8 +44,10 @@ def main() -> int:
     torch.set_num_threads(1)
     size = int(os.environ["SPARE_GROUP_SIZE"])
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
-    place = place_of(os.environ, groups, size, None)
     logging.basicConfig(level=logging.INFO)
+    if WARM in os.environ:
+        wait_for_place(os.environ)
+    place = place_of(os.environ, groups, size, None)
     store = group_store(place, 60)
     dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
     _limit_files(options, place)
@@ -60,6 +65,14 @@ def main() -> int:
         flips=injector.flips,
         slowness=lambda step: injector.slowness(step) * drawn(options.jitter, place.group, step),
     )
+    waited = bool(place.place_file)
+    if waited:
+        warm_up(engine, 1, 0)
+        if place.is_leader:
+            start_ahead()
+        wait_for_place(os.environ)
+        place = place_of(os.environ, groups, size, None)
+        injector.move(place)
     first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
@@ -71,6 +84,7 @@ def main() -> int:
         torch.device("cpu"),
         overlap=options.overlap,
         transfer_rate_bytes_s=options.transfer_rate_bytes_s,
+        warm=waited,
     )
     code = train_rank(rank, engine, saver, injector)
     if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
@@ -111,7 +125,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
-    for flag in ("max-group-restarts", "group-restart-pause-s", "on-event", "health-check"):
+    times = ("max-group-restarts", "group-restart-pause-s")
+    for flag in (*times, "on-event", "health-check", "standby-groups", "warm-ranks"):
         parser.add_argument(f"--spare-{flag}", help="is for the launcher")
     return parser.parse_args()
 

@@ -1,0 +1,41 @@
+"""Waits until a host is fit for processes that are to be started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from spare_megatron.control.disk import words
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import pause_s
+
+
+async def until_fit(
+    fault: Callable[[], Awaitable[HealthFault | None]],
+    who: str,
+    say: Callable[[str], None],
+    goes_on: Callable[[], Awaitable[bool]],
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> bool:
+    """Look at the host until nothing is wrong with it (True), or ``goes_on``, asked after each look, is False (False).
+
+    There are pauses as between restarts, but without an end: that costs the others nothing, and somebody may mend the
+    host. A fault is told when it is new, not each time that it is found; ``who`` begins the sentence."""
+    told, looks = "", 0
+    while True:
+        try:
+            found = await fault()
+        except OSError as error:
+            found = HealthFault("probe", f"the check cannot be started: {words(error)}")
+        if not await goes_on():
+            return False
+        if found is None:
+            return True
+        looks += 1
+        if found.kind != told:
+            told = found.kind
+            say(
+                f"{who} is not started again yet, {found.sentence}; looked at again in {pause_s(looks):g} s, and then "
+                "less and less often"
+            )
+        await pause(pause_s(looks))

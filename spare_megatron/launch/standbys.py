@@ -1,0 +1,152 @@
+"""Has the standbys of one life: groups of ranks that have built their model and wait for the place of a lost group.
+
+Promises: a place is given to one standby, all processes of which live, or to none; a standby that has lost a process
+gets none and is ended; in the slot that a group leaves, the next standby begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from spare_megatron.config.exits import status_words
+from spare_megatron.control.disk import words
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
+from spare_megatron.launch.rank_process import (
+    RankProcess,
+    RankStarter,
+    WaitingProcess,
+    end,
+    give_place,
+    place_of_start,
+    waits_since_s,
+)
+from spare_megatron.launch.refills import Refills
+from spare_megatron.launch.standby_book import StandbyBook, first_choice
+
+
+@dataclass
+class _Standby:
+    slot: int
+    ranks: list[WaitingProcess]
+    spent: str = ""
+    """Why it gets no place any more."""
+
+
+class Standbys:
+    """The standbys of one life. Used in one event loop."""
+
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        starter: RankStarter,
+        book: StandbyBook,
+        memory: LaunchMemory,
+        refills: Refills,
+        adopt: Callable[[GroupStart, list[RankProcess]], None],
+        fault: Callable[[int], Awaitable[HealthFault | None]],
+        beside: Callable[[Coroutine[Any, Any, None]], None],
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``adopt`` takes over the ranks of a standby that got a place; ``fault`` says what is wrong with the host for
+        a slot; ``changed`` is called when the processes that wait are others."""
+        self._dir, self._starter, self._book, self._memory, self._refills = run_dir, starter, book, memory, refills
+        self._adopt, self._fault, self._beside, self._say, self._changed = adopt, fault, beside, say, changed
+        self._standbys: dict[int, _Standby] = {}
+        self._came = asyncio.Event()
+
+    def begin(self) -> None:
+        """Start a standby in each free slot."""
+        for slot in self._book.free:
+            self._start(slot)
+
+    @property
+    def waiting(self) -> list[WaitingProcess]:
+        """Their living processes."""
+        return [one for standby in self._standbys.values() for one in standby.ranks if one.child.alive]
+
+    @property
+    def there(self) -> bool:
+        """Whether one could take a place now."""
+        return bool(self._since_s())
+
+    async def come(self, timeout_s: float) -> None:
+        """Wait until another standby is started, ``timeout_s`` at most."""
+        self._came.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._came.wait(), timeout_s)
+
+    def take(self, start: GroupStart, lost: GroupStart) -> str:
+        """Give a standby the place of the group that lost ``lost``, as ``start``; returns who has it, in words. Raises
+        OSError where that cannot be written: that standby is ended, since it may have read it all the same."""
+        since_s = self._since_s()
+        number = first_choice(since_s)
+        assert number is not None, "asked before"
+        standby, at_s = self._standbys[number], since_s[number]
+        name = _name(number)
+        try:
+            give_place(self._dir, name, place_of_start(start))
+        except OSError:
+            standby.spent = f"the place of standby {number} could not be written"
+            end(standby.ranks)
+            raise
+        del self._standbys[number]
+        left = self._book.takes(number, start.group)
+        self._adopt(start, [one.became(start, one.position, self._dir) for one in standby.ranks])
+        self._changed()
+        self._beside(self._follow(start, lost, left))
+        since = "still about to start" if at_s is None else f"waiting since {time.strftime('%X', time.localtime(at_s))}"
+        return f"standby {number}, as incarnation {start.incarnation} ({since})"
+
+    def _since_s(self) -> dict[int, float | None]:
+        """Standby that could take a place -> since when it waits, None where it does not yet."""
+        able = {n: one.ranks for n, one in self._standbys.items() if not one.spent}
+        return {n: waits_since_s(self._dir, ranks) for n, ranks in able.items() if all(r.child.alive for r in ranks)}
+
+    async def _follow(self, start: GroupStart, lost: GroupStart, slot: int) -> None:
+        """Start the next standby in the slot that ``lost`` leaves."""
+        await self._refills.after_return(start)
+        await self._refills.until_gone(lost)
+        await self._refill(slot, "")
+
+    async def _refill(self, slot: int, why: str) -> None:
+        if await self._refills.granted(slot, "a standby", why, lambda: self._fault(slot)):
+            self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        number = next(self._memory.numbers)
+        try:
+            ranks = self._starter.standby(_name(number), slot, lambda one: self._ended(number, one))
+        except OSError as error:
+            self._beside(self._refill(slot, f"standby {number} could not be started: {words(error)}"))
+            return
+        self._book.begins(number, slot)
+        self._standbys[number] = _Standby(slot, ranks)
+        self._came.set()
+        self._changed()
+
+    def _ended(self, number: int, one: WaitingProcess) -> None:
+        """A process has ended without a place: end the others, and start another standby when the last one is gone."""
+        standby = self._standbys.get(number)
+        self._changed()
+        if standby is None:
+            return
+        end(standby.ranks)
+        if not standby.spent:
+            status = one.child.status if one.child.status is not None else 1
+            standby.spent = f"standby {number} has ended, rank {one.position}: {status_words(status)}"
+        if not any(rank.child.alive for rank in standby.ranks):
+            del self._standbys[number]
+            self._book.ends(number)
+            self._beside(self._refill(standby.slot, standby.spent))
+
+
+def _name(number: int) -> str:
+    return f"standby-{number}"

@@ -1,0 +1,56 @@
+"""Makes and closes the loaders of a rank of a Megatron job, one for each of its data sets."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from spare_megatron.data.microbatch_loader import MicrobatchLoader, check_enough, evaluation_consumed
+from spare_megatron.data.sampling import SampleOrder
+from spare_megatron.megatron_adapter.model.world import GroupWorld
+from spare_megatron.placement import Placement
+from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.start import Start
+
+
+class JobLoaders:
+    """Makes and closes the piece loaders of this rank, one for each data set."""
+
+    def __init__(
+        self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
+    ) -> None:
+        """The loaders read what ``job.place`` hosts; see :meth:`move`."""
+        self._job, self._args, self._world, self._start = job, args, world, start
+        self._placement, self._made = placement, list[MicrobatchLoader]()
+        self.move(job.place.group)
+
+    def move(self, group: int) -> None:
+        """From now on the loaders read the shards that ``group`` hosts: a standby has got its place."""
+        stack = self._placement.stacks()[group].tolist()
+        self._hosted = None if self._job.spare.data == "shared" else frozenset(stack)
+        for loader in self._made:
+            loader.host(self._hosted)
+
+    def make(self, name: str, dataset: Any, needed: int) -> MicrobatchLoader:
+        """A loader of ``dataset``, which must have ``needed`` samples; it is None on a rank that reads no data."""
+        job, batch = self._job, self._job.shape.global_batch_size
+        kind = self._args.dataloader_type or "single"
+        check_enough(name, dataset, needed, kind)
+        batches = self._start.batches(job)
+        size = needed if dataset is None else len(dataset)
+        loader = MicrobatchLoader(
+            dataset,
+            SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
+            inner=self._world.data_rank,
+            hosted=self._hosted,
+            consumed=batches.consumed_before if name == "training" else evaluation_consumed(batch),
+            vocab_size=self._args.padded_vocab_size,
+            threads=job.data.num_workers,
+        )
+        self._made.append(loader)
+        return loader
+
+    def close(self) -> None:
+        """Stop the loaders' threads."""
+        for loader in self._made:
+            loader.close()

@@ -1,0 +1,34 @@
+"""How many standbys and warm ranks of a job wait for a place, from its run directory: no coordinator knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spare_megatron.config.plural import counted
+from spare_megatron.control.run_directory import RunDirectory, glance
+
+KINDS = {"standby": "standby", "warm": "warm rank"}
+
+
+def waiting_counts(run_dir: RunDirectory) -> dict[str, int]:
+    """Of 'standby' and 'warm' the number that wait, and with ' starts' behind it that of those that are about to; only
+    those of which there are any."""
+    there: dict[str, bool] = {}
+    for one in (glance(run_dir.processes) or {}).get("waiting", ()):
+        there[one["name"]] = there.get(one["name"], True) and run_dir.waits(one["name"], one["pid"])
+    found: dict[str, int] = {}
+    for name, waits in there.items():
+        kind = name.partition("-")[0] + ("" if waits else " starts")
+        found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def waiting_text(counts: Mapping[str, int]) -> str:
+    """One line on them; empty where there are none."""
+    parts = []
+    for kind, name in KINDS.items():
+        waits, starts = counts.get(kind, 0), counts.get(f"{kind} starts", 0)
+        if waits or starts:
+            some = f"{counted(waits, name)} wait{'s' if waits == 1 else ''} for a place"
+            parts.append(some + (f", {starts} more start{'s' if starts == 1 else ''}" if starts else ""))
+    return "; ".join(parts)

@@ -1,0 +1,131 @@
+"""Standbys take the places of lost groups: real processes, the toy model.
+
+The weights of every step, as all groups vote them, must be those of the run in which nothing fails.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.cli.status import status_of
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.watch.waiting_counts import waiting_text
+from tests.process.harness import Job, launch
+from tests.process.returning import check_same, check_simulated, is_member, leave_whole, voted
+
+pytestmark = pytest.mark.timeout(300)
+GROUPS, SIZE, PIECES = 3, 2, 2
+CALM_STEPS = 600
+PAUSE = ("--spare-group-restart-pause-s", "0.5")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
+    """Step -> digest of the weights after it, of a run without failures: of one group that computes all pieces, whose
+    sums are the same."""
+    words = ("--steps", str(CALM_STEPS), "--pieces", str(GROUPS * PIECES))
+    job = launch(tmp_path_factory.mktemp("calm"), *words, groups=1)
+    job.finish(timeout_s=200.0)
+    return voted(job)
+
+
+def start(run_dir: Path, *words: str, inject: tuple[str, ...] = (), restarts: int = 3) -> Job:
+    toy = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
+    return launch(run_dir, *toy, "--spare-max-group-restarts", str(restarts), *words, groups=GROUPS, inject=inject)
+
+
+def waiting(job: Job) -> dict[str, list[int]]:
+    """Name -> the processes that wait for a place, of all that have come that far."""
+    path = job.run_dir / "processes.json"
+    found: dict[str, list[int]] = {}
+    for one in json.loads(path.read_text())["waiting"] if path.exists() else ():
+        if RunDirectory(job.run_dir).waits(one["name"], one["pid"]):
+            found.setdefault(one["name"], []).append(one["pid"])
+    return found
+
+
+def wait_for(job: Job, *names: str) -> None:
+    """Until all ranks of these standbys, or these warm ranks, wait."""
+    sizes = {name: SIZE if name.startswith("standby") else 1 for name in names}
+    job.wait_for(f"{names}", lambda: all(len(waiting(job).get(n, ())) == s for n, s in sizes.items()), timeout_s=120.0)
+
+
+def said(job: Job, about: str) -> list[str]:
+    """The lines of the launcher that have the words ``about``, without times."""
+    lines = (job.run_dir / "launch.out").read_text().splitlines()
+    found = [
+        line.removeprefix("spare-launch: ") for line in lines if line.startswith("spare-launch: ") and about in line
+    ]
+    return [re.sub(r"since [\d:]+", "since T", line) for line in found]
+
+
+COUNT = "of at most 3 within an hour"
+
+
+def status_line(job: Job) -> str:
+    """What spare-status says of who waits."""
+    return waiting_text(status_of(RunDirectory(job.run_dir))["waiting"])
+
+
+def test_one_standby_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+    """The first is killed just behind its place's writing, while one of its ranks cannot read; the next ones take the
+    place of the group, and then of another."""
+    job = start(tmp_path, "--spare-standby-groups", "1", *PAUSE)
+    wait_for(job, "standby-0")
+    late = max(waiting(job)["standby-0"])
+    job.kill(late, number=signal.SIGSTOP)
+    job.kill(job.pid(2, 1))
+    job.wait_for("its place", lambda: bool(said(job, "standby 0, as incarnation 1")))
+    job.kill(late)
+    job.wait_for("group 2", lambda: is_member(job, 2, 2), timeout_s=120.0)
+    job.wait_for("a standby", lambda: any(len(pids) == SIZE for pids in waiting(job).values()), timeout_s=120.0)
+    [(name, _)] = waiting(job).items()
+    job.kill(*job.pids(0))
+    check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), calm)
+    check_simulated(job, admissions=2)
+    taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
+    assert said(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
+    log = job.run_dir / "logs" / "group-0" / "rank-0.incarnation-1.log"
+    assert log.resolve() == job.run_dir / "logs" / name / "rank-0.log"
+    assert "the job is over" in log.read_text()
+
+
+def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+    """The kill of a standby that waits has another one started; a fault aimed at the restarted group strikes."""
+    again = "sigkill:group=1,step=0,at=join,n=0,restart=1"
+    job = start(tmp_path, "--spare-standby-groups", "2", *PAUSE, inject=(again,))
+    wait_for(job, "standby-0", "standby-1")
+    job.kill(waiting(job)["standby-1"][0])
+    wait_for(job, "standby-2")
+    assert status_line(job) == "2 standbys wait for a place"
+    job.kill(*job.pids(1), *job.pids(2))
+    job.wait_for("both places", lambda: len(said(job, "the place of group")) >= 2)
+    check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), calm)
+    assert said(job, "standby 1") == ["standby 1 has ended, rank 0: killed by SIGKILL; it is started again now"]
+    takers = [re.search("group (.) is taken by standby (.)", line) for line in said(job, "incarnation 1 ")]
+    assert {one[1] for one in takers if one} == {"1", "2"}
+    assert {one[2] for one in takers if one} == {"0", "2"}
+    assert len(list(tmp_path.glob("injected/*"))) == 1
+
+
+def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+    """Three warm ranks: two of them become a group, and another two are started, which end with the launcher."""
+    job = start(tmp_path, "--spare-warm-ranks", "3")
+    wait_for(job, "warm-0", "warm-1", "warm-2")
+    before = {pid for pids in waiting(job).values() for pid in pids}
+    job.kill(*job.pids(1))
+    job.wait_for("group 1", lambda: is_member(job, 1, 1), timeout_s=120.0)
+    assert set(job.pids(1)) < before, "warm processes are its ranks"
+    count = "2 ranks of it in warm processes: restart 1 of at most 3 within an hour"
+    assert said(job, "group 1") == [f"group 1 is started again, as incarnation 1, {count}"]
+    wait_for(job, "warm-3", "warm-4")
+    job.wait_for_step(job.metrics[-1]["step"] + 4)
+    found = voted(job)
+    job.kill(job.process.pid)
+    job.wait_until_gone()
+    check_same(found, calm)

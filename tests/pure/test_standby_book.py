@@ -1,0 +1,69 @@
+"""Whose devices are whose, and who is next: what holds for every course of losses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spare_megatron.launch.standby_book import StandbyBook, first_choice
+from spare_megatron.watch.waiting_counts import waiting_text
+
+
+@pytest.mark.parametrize(
+    ("waits_since_s", "expected"),
+    [
+        ({}, None),
+        ({3: None}, 3),
+        ({3: None, 2: None}, 2),
+        ({1: None, 4: 10.0}, 4),
+        ({4: 10.0, 5: 9.0, 6: None}, 5),
+        ({5: 9.0, 4: 9.0}, 4),
+    ],
+)
+def test_the_longest_waiting_is_first(waits_since_s: dict[int, float | None], expected: int | None) -> None:
+    assert first_choice(waits_since_s) == expected
+
+
+def test_the_next_standby_begins_where_the_lost_group_was() -> None:
+    book = StandbyBook(3, 1)
+    assert book.free == [3]
+    book.begins(0, 3)
+    assert book.takes(0, 2) == 2
+    assert (book.slot_of(2), book.free) == (3, [2])
+    book.begins(1, 2)
+    assert book.takes(1, 0) == 0
+    assert (book.slot_of(0), book.free) == (2, [0])
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40))
+def test_no_slot_has_two(groups: int, standbys: int, course: list[tuple[int, int]]) -> None:
+    """Each word of the course: a standby begins in a free slot, takes a group's place, or ends."""
+    book, living, number = StandbyBook(groups, standbys), list[int](), 0
+    for what, which in course:
+        if what == 0 and book.free:
+            book.begins(number, book.free[which % len(book.free)])
+            living.append(number)
+            number += 1
+        elif what == 1 and living:
+            left = book.takes(living.pop(which % len(living)), which % groups)
+            assert left in book.free
+        elif what == 2 and living:
+            book.ends(living.pop(which % len(living)))
+        slots = [book.slot_of(group) for group in range(groups)]
+        assert len({*slots}) == groups
+        assert not {*slots} & {*book.free}
+        assert len(book.free) + groups + len(living) == groups + standbys
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({}, ""),
+        ({"standby": 1}, "1 standby waits for a place"),
+        ({"standby": 2, "standby starts": 1}, "2 standbys wait for a place, 1 more starts"),
+        ({"standby": 1, "warm starts": 2}, "1 standby waits for a place; 0 warm ranks wait for a place, 2 more start"),
+    ],
+)
+def test_what_is_said_of_who_waits(counts: dict[str, int], expected: str) -> None:
+    assert waiting_text(counts) == expected

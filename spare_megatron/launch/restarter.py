@@ -25,8 +25,6 @@ ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""
 DRAINED_S = 1.0
 """That time where the group is drained, which may be for hours."""
-
-
 GONE_LOOK_S = 0.05
 """Time between two looks at whether a group has processes."""
 
@@ -38,9 +36,9 @@ class StandbyStock(Protocol):
     def there(self) -> bool:
         """Whether one could take a place now."""
 
-    def take(self, start: GroupStart, lost: GroupStart) -> str:
-        """Give one the place of the group that lost ``lost``; returns who has it, in words. Raises OSError where it
-        cannot be told."""
+    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
+        """Give one the place of the group that lost ``lost``; returns who has it, in words. Where ``rests`` nothing is
+        started on the devices that are left. Raises OSError where it cannot be told."""
 
     async def come(self, timeout_s: float) -> None:
         """Wait until another one is there, ``timeout_s`` at most."""
@@ -51,7 +49,7 @@ class NoStandbys:
 
     there = False
 
-    def take(self, start: GroupStart, lost: GroupStart) -> str:
+    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
         """Nobody asks for what is not there."""
         raise AssertionError(f"no standby can be {start} after {lost}")
 
@@ -74,14 +72,18 @@ class Restarter:
         over: Callable[[], bool],
         is_left: Callable[[int], bool] = lambda group: False,
         standbys: StandbyStock | None = None,
+        elsewhere: Callable[[GroupStart], bool] = lambda start: False,
     ) -> None:
         """``lives`` says whether any rank of the job lives; ``fault`` why a group must not be started again now, and
         raises OSError where it cannot find out; ``begin`` starts its ranks, returns what is to be said of them, and
         raises OSError where none could be started; ``say`` shows one line to the user; ``over`` returns True when
-        nothing may be started any more; ``is_left`` whether a group has processes."""
+        nothing may be started any more; ``is_left`` whether a group has processes; ``elsewhere`` whether ``begin`` can
+        start it on other machines than its own, and is to."""
         self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
         self._fault, self._say, self._over, self._is_left = fault, say, over, is_left
         self._standbys: StandbyStock = standbys or NoStandbys()
+        self._elsewhere = elsewhere
+        self._drained: set[GroupStart] = set()
         self._handled: set[GroupStart] = set()
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
@@ -138,7 +140,8 @@ class Restarter:
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
             if self._standbys.there:
-                said = f"the place of group {group} is taken by {self._standbys.take(again, start)}"
+                taken = self._standbys.take(again, start, start in self._drained)
+                said = f"the place of group {group} is taken by {taken}"
             else:
                 more = self._begin(again)
                 said = f"group {group} is started again, as incarnation {again.incarnation}{more}"
@@ -182,6 +185,9 @@ class Restarter:
                 return None
             if answer.now:
                 return None if self._over() or not self._lives() else int(answer.highest_incarnation)
+            if answer.drained and (self._standbys.there or self._elsewhere(start)):
+                self._drained.add(start)
+                return int(answer.highest_incarnation)
             if answer.drained and not told:
                 told = True
                 self._say(f"group {group} is drained: it is started again once spare-drain --undo allows it")

@@ -80,11 +80,20 @@ class SlurmGroups:
         """``first_alive`` says whether the step that the life began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
         self._restarter = Restarter(
-            lambda: first_alive() or self.alive, client, memory, self._fault, self._begin, say, over
+            lambda: first_alive() or self.alive,
+            client,
+            memory,
+            self._fault,
+            self._begin,
+            say,
+            over,
+            elsewhere=self._elsewhere,
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
         self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
+        self._resting: set[int] = set()
+        """Nodes that a drained group has left: nothing is started on them."""
         self._names: list[str] = []
         """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
         self._absences = Absences(self._newest.values())
@@ -115,14 +124,19 @@ class SlurmGroups:
             status = glance(self._ranks.run_dir.status)
             if status is not None and (status["phase"], status["life"]) == ("running", self._ranks.life):
                 for start in self._absences.gone(self._newest.values(), named(status), time.monotonic()):
-                    self._lost(start)
+                    self._lost(start, failed=start.group not in status["drained"])
 
-    def _lost(self, start: GroupStart) -> None:
+    def _lost(self, start: GroupStart, failed: bool = True) -> None:
         if start not in self._handled and not self._over():
             self._handled.add(start)
-            self._places.lost(start.group, time.monotonic())
+            if failed:
+                self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)
             self._client.beside(self._restarter.bring_back(start))
+
+    def _elsewhere(self, start: GroupStart) -> bool:
+        """Whether a drained group may go on elsewhere."""
+        return self._places.has_room
 
     def _ended(self, start: GroupStart, child: Child) -> None:
         """The step of a restart has ended; its exit code is the highest of its ranks."""
@@ -154,12 +168,16 @@ class SlurmGroups:
         if not self._names or not here:
             return HealthFault("node", "Slurm does not name the nodes of the job"), []
         places, group = self._places, start.group
-        usable = {node for node, name in enumerate(self._names) if name in here}
+        usable = {node for node, name in enumerate(self._names) if name in here} - self._resting
+        drained = group in (glance(self._ranks.run_dir.status) or {"drained": []})["drained"]
+        left = set(places.nodes_of(group)) if drained else set[int]()
         unfit, told = dict[int, HealthFault](), list[str]()
         while True:
             nodes = places.nodes_of(group)
             for node in set(nodes) - usable:
                 unfit[node] = HealthFault("node", f"Slurm does not name {self._names[node]} as a node of the job")
+            for node in left.intersection(nodes):
+                unfit[node] = HealthFault("node", f"{self._names[node]} is drained")
             for node in places.failing(set(nodes) - unfit.keys()):
                 unfit[node] = HealthFault("node", f"{self._names[node]} has failed too often")
             if not unfit.keys() & set(nodes):
@@ -169,8 +187,10 @@ class SlurmGroups:
                 return None, told
             moves = places.move(group, unfit.keys(), usable)
             if not moves:
-                serious = [unfit[node] for node in away if node not in places.failing([node]) or node not in usable]
+                often = set(places.failing(away)) & usable - left
+                serious = [unfit[node] for node in away if node not in often]
                 return (serious[0] if serious else self._as_it_is(start, nodes, over)), told
+            self._resting |= left & moves.keys()
             for node, other in moves.items():
                 names = f"from {self._names[node]} to the spare node {self._names[other]}"
                 told.append(f"group {group} moves {names}: {unfit[node].sentence}")

@@ -83,9 +83,10 @@ class Standbys:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._came.wait(), timeout_s)
 
-    def take(self, start: GroupStart, lost: GroupStart) -> str:
-        """Give a standby the place of the group that lost ``lost``, as ``start``; returns who has it, in words. Raises
-        OSError where that cannot be written: that standby is ended, since it may have read it all the same."""
+    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
+        """Give a standby the place of the group that lost ``lost``, as ``start``; returns who has it, in words. Where
+        ``rests`` no standby begins in the slot that is left. Raises OSError where that cannot be written: that standby
+        is ended, since it may have read it all the same."""
         since_s = self._since_s()
         number = first_choice(since_s)
         assert number is not None, "asked before"
@@ -101,7 +102,8 @@ class Standbys:
         left = self._book.takes(number, start.group)
         self._adopt(start, [one.became(start, one.position, self._dir) for one in standby.ranks])
         self._changed()
-        self._beside(self._follow(start, lost, left))
+        if not rests:
+            self._beside(self._follow(start, lost, left))
         since = "still about to start" if at_s is None else f"waiting since {time.strftime('%X', time.localtime(at_s))}"
         return f"standby {number}, as incarnation {start.incarnation} ({since})"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.watch.waiting_counts import waiting_text
@@ -72,9 +73,11 @@ def status_line(job: Job) -> str:
     return waiting_text(status_of(RunDirectory(job.run_dir))["waiting"])
 
 
-def test_one_standby_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_one_standby_after_another(
+    tmp_path: Path, calm: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The first is killed just behind its place's writing, while one of its ranks cannot read; the next ones take the
-    place of the group, and then of another."""
+    place of the group, and then of one that is drained, on whose devices nothing is started."""
     job = start(tmp_path, "--spare-standby-groups", "1", *PAUSE)
     wait_for(job, "standby-0")
     late = max(waiting(job)["standby-0"])
@@ -85,11 +88,14 @@ def test_one_standby_after_another(tmp_path: Path, calm: dict[int, set[str]]) ->
     job.wait_for("group 2", lambda: is_member(job, 2, 2), timeout_s=120.0)
     job.wait_for("a standby", lambda: any(len(pids) == SIZE for pids in waiting(job).values()), timeout_s=120.0)
     [(name, _)] = waiting(job).items()
-    job.kill(*job.pids(0))
+    assert main([str(job.run_dir), "--group", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("group 0 has left; step ")
     check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), calm)
     check_simulated(job, admissions=2)
     taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
     assert said(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
+    later = f"standby-{1 + int(name.removeprefix('standby-'))}"
+    assert not (job.run_dir / "logs" / later).exists()
     log = job.run_dir / "logs" / "group-0" / "rank-0.incarnation-1.log"
     assert log.resolve() == job.run_dir / "logs" / name / "rank-0.log"
     assert "the job is over" in log.read_text()

@@ -69,7 +69,7 @@ MACHINES = {
     "standby.json": (
         "Intel(R) Xeon(R) Processor",
         "docs/operating.md",
-        "two cores of an Intel Xeon, beside other work",
+        "of an Intel Xeon, beside other work)",
     ),
     "relieved_group.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon"),
 }

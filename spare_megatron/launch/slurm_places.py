@@ -16,7 +16,7 @@ from spare_megatron.config.allocation import Allocation
 from spare_megatron.launch.group_restarts import WITHIN_S
 
 LEFT_OUT_AFTER = 3
-Place = tuple[int, int]
+NodePlace = tuple[int, int]
 """(node, number of the place on it)."""
 
 
@@ -30,7 +30,7 @@ class SlurmPlaces:
         self._failed: dict[int, list[float]] = {}
         """Node -> when groups on it were lost."""
 
-    def of(self, group: int) -> tuple[Place, ...]:
+    def of(self, group: int) -> tuple[NodePlace, ...]:
         """The places of a group's ranks, by position."""
         return self._places[group]
 
@@ -74,7 +74,9 @@ class SlurmPlaces:
             self._places[group] = tuple(places)
             return moves
 
-    def _room(self, count: int, first: bool, taken: Collection[Place], usable: Collection[int]) -> list[Place] | None:
+    def _room(
+        self, count: int, first: bool, taken: Collection[NodePlace], usable: Collection[int]
+    ) -> list[NodePlace] | None:
         """``count`` free places in a row on one node, where most are free. Only the ``first`` node of a group may have
         other ranks before it (SPARE_LOCAL_RANK_FROM)."""
         free = {}

@@ -21,7 +21,7 @@ from tests.process.returning import check_same, check_simulated, is_member, leav
 
 pytestmark = pytest.mark.timeout(300)
 GROUPS, SIZE, PIECES = 3, 2, 2
-CALM_STEPS = 600
+CALM_STEPS = 400
 PAUSE = ("--spare-group-restart-pause-s", "0.5")
 
 

@@ -53,6 +53,16 @@ def operation() -> Iterator[Claim]:
 
 def looking_on() -> Iterator[Claim]:
     shown, page = Results("page.json"), "docs/operating.md"
+    waited = Results("standby.json")
+    yield Claim(
+        page,
+        "is at full strength {} s after the signal, the toy, whose pieces sleep, after {} s, with {} s for a step",
+        (
+            waited("full_strength_median_s", model="megatron"),
+            waited("full_strength_median_s", model="toy"),
+            waited("step_s", model="toy"),
+        ),
+    )
     yield Claim(
         page,
         "showed a loss {} s (median) and {} s (at most) after the journal's record of it, and a return after {} s and "

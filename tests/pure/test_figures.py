@@ -66,6 +66,11 @@ MACHINES = {
         ("watching_cost.json", "watched_job.json"),
         ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon, as below;"),
     ),
+    "standby.json": (
+        "Intel(R) Xeon(R) Processor",
+        "docs/operating.md",
+        "of an Intel Xeon, beside other work)",
+    ),
     "relieved_group.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon"),
 }
 """Results of another machine than all others: its name there, and the page that says so and how."""

@@ -37,7 +37,8 @@ from spare_megatron.tuner.trace import Trace, parse_trace
 
 EXAMPLE = (
     "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "
-    "--trials 3; with the state on its way to those that come back: ... --state-gib 40 --transfer-gib-per-s 0.5"
+    "--trials 3; with the state on its way to those that come back: ... --state-gib 40 --transfer-gib-per-s 0.5; "
+    "with three slow groups that are relieved: ... --stragglers 3 --straggler-slowdown 2 --balance"
 )
 
 
@@ -127,6 +128,19 @@ def parser() -> argparse.ArgumentParser:
         default=_D.cluster.jitter,
         help=f"relative standard deviation of a group's step time (default: {_D.cluster.jitter:g})",
     )
+    add(
+        "--stragglers",
+        type=int,
+        default=_D.cluster.stragglers,
+        metavar="K",
+        help=f"number of groups that are slow in all steps (default: {_D.cluster.stragglers})",
+    )
+    add(
+        "--straggler-slowdown",
+        type=float,
+        metavar="F",
+        help=f"how many times as long they take (default: {_D.cluster.straggler_slowdown:g})",
+    )
     add_flags(made)
     add(
         "--placement",
@@ -191,6 +205,8 @@ def case_of(args: argparse.Namespace) -> Case:
         result_s=result_s,
         donor_share=_or(args.donor_share, _D.cluster.donor_share),
         jitter=args.jitter,
+        stragglers=args.stragglers,
+        straggler_slowdown=_or(args.straggler_slowdown, _D.cluster.straggler_slowdown),
         domain_mtbf_s=_or(args.domain_mtbf_s, _D.cluster.domain_mtbf_s),
     )
     policy = Policy(
@@ -244,6 +260,10 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
                 f"--trace {args.trace} has all failures, so --{name.replace('_', '-')} {getattr(args, name)} has no "
                 "effect; leave one of them out"
             )
+    if not args.stragglers and args.straggler_slowdown is not None:
+        raise ConfigError(
+            f"--straggler-slowdown {args.straggler_slowdown:g} has no effect without --stragglers K; give both"
+        )
     if args.topology is None and args.domain_mtbf_s:
         raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} has no effect without --topology FILE; give both")
     if args.topology is not None and not args.domain_mtbf_s:

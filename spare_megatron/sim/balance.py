@@ -2,12 +2,15 @@
 
 When the first group has computed its pieces, every group reports which pieces it has started; these stay with it. Then
 the earliest time is computed by which all pieces can be done if each group gives up those that it cannot compute by
-then and live hosts of the same shards take them. Pieces go directly from a group to a host, and not along chains as in
-a real job (controller.rebalance), so the gain is a lower bound. After a death during the step its patch is assigned
-first; the shards of pieces are taken from the standing assignment.
+then. As in a real job (controller.rebalance) pieces move along chains: who takes a piece may pass one of its own on.
+So all groups together must have time for all pieces, and the hosts of a slow group's shards for those that it gives up,
+if they pass on as many of their own as their hosts can take in turn, and so forth. After a death during the step its
+patch is assigned first; the shards of pieces are taken from the standing assignment.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,10 @@ from spare_megatron.theory.endured import Floats
 Ints = NDArray[np.int64]
 ROUNDS = 10
 """Number of bisections of the interval in which the time of completion lies."""
+STEP = 0.25
+"""The time is that many pieces exact where hosts are what limits it."""
+LINKS = 8
+"""Longest chain that is looked at."""
 
 
 def completion_s(
@@ -38,32 +45,60 @@ def completion_s(
     left = np.where(alive, np.floor(np.maximum(finish - report, 0.0) / per_piece + 1e-9), 0).astype(np.int64)
     free_at = np.maximum(finish - left * per_piece, report)
     low, high = float(free_at[alive].max()), float(own.max())
+
+    def slots(until_s: float) -> Ints:
+        room = np.floor((until_s - free_at) / per_piece + 1e-9)
+        return np.where(alive, np.maximum(room, 0.0), 0.0).astype(np.int64)
+
+    total = left.sum()
+    bound = _earliest(low, high, lambda until_s: bool(slots(until_s).sum() >= total))
+    if not len(units):
+        return bound
+    more = STEP * float(np.median(per_piece[alive]))
+    finest, below = more, bound
+    while bound < high and not _fits(left, slots(bound), units, placement):
+        below, bound, more = bound, min(bound + more, high), 2 * more
+    while bound - below > finest:
+        middle = (below + bound) / 2
+        if _fits(left, slots(middle), units, placement):
+            bound = middle
+        else:
+            below = middle
+    return bound
+
+
+def _earliest(low: float, high: float, enough: Callable[[float], bool]) -> float:
+    """A time at which there is enough, near the first one; there is at ``high``."""
     for _ in range(ROUNDS if high > low else 0):
         middle = (low + high) / 2
-        room = np.where(alive, np.floor((middle - free_at) / per_piece + 1e-9), 0).astype(np.int64)
-        if _fits(np.maximum(left - room, 0), np.maximum(room - left, 0), units, placement):
+        if enough(middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def _fits(surplus: Ints, room: Ints, units: Ints, placement: Placement) -> bool:
-    """Whether hosts of the same shards have room for the surplus pieces of all groups, assigned layer by layer."""
-    if surplus.sum() > room.sum():
-        return False
-    if not len(units):
-        return True
-    hosts = placement.hosts().T
+def _fits(left: Ints, slots: Ints, units: Ints, placement: Placement) -> bool:
+    """Whether the hosts of what groups cannot compute themselves can take it, assigned layer by layer. Of [N] groups,
+    ``left`` is how many pieces they have, and ``slots`` how many they have time for."""
+    table = placement.hosts()
+    surplus, spare = np.maximum(left - slots, 0), np.maximum(slots - left, 0)
+    others = max(1, table.shape[1] - 1)
+    takes = spare.astype(np.float64)
+    for _ in range(LINKS):  # a host keeps an equal share of what it takes for each of the shards that it hosts
+        onward = (takes[table].sum(axis=1) - takes) / others
+        takes = np.maximum(spare + np.minimum(left, onward) - surplus, 0.0)
     by_shard = np.zeros_like(surplus)
-    for layer, group_of in enumerate(hosts):
+    for layer in np.flatnonzero(units.any(axis=1)):
+        group_of = table[:, layer]
         given = np.minimum(surplus[group_of], units[layer])
         by_shard += given
-        surplus = surplus.copy()
         surplus[group_of] -= given
+    room = np.minimum(np.floor(takes + 1e-9).astype(np.int64), slots)
+    shards = np.flatnonzero(by_shard)
+    by_shard, hosts = by_shard[shards], table[shards].T
     for group_of in hosts:
         taken = np.minimum(by_shard, room[group_of])
-        by_shard = by_shard - taken
-        room = room.copy()
+        by_shard -= taken
         room[group_of] -= taken
     return not by_shard.any()

@@ -48,6 +48,10 @@ class Cluster:
     """What serving a learner adds to a donor's computing, as a share of it."""
     jitter: float = 0.05
     """Relative standard deviation of a group's compute time; a step waits for the slowest group."""
+    stragglers: int = 0
+    """Number of groups, drawn once for a trial, that are slower than the others from the first step to the last."""
+    straggler_slowdown: float = 2.0
+    """How many times as long a straggler takes for a piece, beside its jitter."""
     domain_mtbf_s: float = 0.0
     """Mean time between failures of one whole domain of the topology; 0 where domains do not fail as a whole."""
 
@@ -63,6 +67,16 @@ class Cluster:
             raise ConfigError(
                 f"--weibull-shape {self.weibull_shape:g} is outside the range of real machines; use {SHAPE_MIN:g} to "
                 f"{SHAPE_MAX:g} (0.78 is the published one, 1 is exponential)"
+            )
+        if not 0 <= self.stragglers < self.num_groups:
+            raise ConfigError(
+                f"--stragglers {self.stragglers} must lie in 0..{self.num_groups - 1}, as there are {self.num_groups} "
+                "groups and one must be as fast as usual"
+            )
+        _finite("--straggler-slowdown", self.straggler_slowdown)
+        if self.straggler_slowdown < 1:
+            raise ConfigError(
+                f"--straggler-slowdown is {self.straggler_slowdown:g}, but must be at least 1 (2: twice as long)"
             )
         if self.jitter >= 0.3:
             raise ConfigError(

@@ -51,8 +51,7 @@ class PiecesEngine(PolicyTrial):
     def _step(self) -> bool:
         began, ready = self.now_s, self.now_s
         total = self.control.state.plan.loads()
-        speed = self.speeds() if self.cluster.jitter else np.ones(self.cluster.num_groups)
-        per_piece = self.piece_s * speed
+        per_piece = self.piece_s * self.speeds()
         if self._transfers is not None and self.cluster.donor_share:
             per_piece[self._transfers.serving] *= 1 + self.cluster.donor_share
         finish = began + total * per_piece

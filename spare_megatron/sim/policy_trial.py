@@ -87,6 +87,9 @@ class PolicyTrial:
         self.failures = failures_of(cluster, seed, trace, domains)
         self._jitter = np.random.default_rng((seed, 2))
         self._normals: NDArray[np.float64] = np.zeros((0, cluster.num_groups))
+        self._slowness = np.ones(cluster.num_groups)
+        slow = np.random.default_rng((seed, 5)).choice(cluster.num_groups, cluster.stragglers, replace=False)
+        self._slowness[slow] = cluster.straggler_slowdown
         self.now_s = 0.0
         self.alive: NDArray[np.bool_] = np.ones(cluster.num_groups, dtype=np.bool_)
         self.held: list[int] = []
@@ -158,16 +161,16 @@ class PolicyTrial:
 
     def speeds(self) -> NDArray[np.float64]:
         """[N]: relative duration of this step on every group."""
+        if not self.cluster.jitter:
+            return self._slowness.copy()
         if not len(self._normals):
             self._normals = self._jitter.standard_normal((JITTER_BLOCK, self.cluster.num_groups))
         row, self._normals = self._normals[0], self._normals[1:]
-        drawn: NDArray[np.float64] = 1.0 + self.cluster.jitter * row
+        drawn: NDArray[np.float64] = (1.0 + self.cluster.jitter * row) * self._slowness
         return drawn
 
     def slowest(self) -> float:
         """The longest relative duration of a live group in this step."""
-        if not self.cluster.jitter:
-            return 1.0
         return float(self.speeds()[self.alive].max())
 
     def poll(self, until_s: float) -> list[int]:

@@ -16,6 +16,10 @@ FLAGS = (
     *("--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
     *("--eval-interval", "6", "--eval-iters", "2", "--num-workers", "0"),
+    *(
+        "--spare-heartbeat-timeout-s",
+        "60",
+    ),  # the launcher tells of the deaths; a rank that a busy machine starves is none
 )
 PP2 = ("--pipeline-model-parallel-size", "2")
 LAYOUTS = {

@@ -100,6 +100,9 @@ def simulator_rest() -> Iterator[Claim]:
             f"| {groups} | {{}}% | {{}}% | {{}}% |",
             tuple(source("off_percent", groups=groups, data=data, rejoin_s=back) for data, back in cases),
         )
+    relief = Results("relief_model.json")
+    off = max(abs(float(row["model_off_percent"])) for row in relief.content["results"])
+    yield Claim(page, "they differ by at most {}%", (relief.of(off, "the largest model_off_percent"),))
     sweep = Results("rebuild_sweep.json")
     for words, policy in (
         ("replication", "replication r=3"),

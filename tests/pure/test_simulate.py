@@ -22,6 +22,11 @@ from spare_megatron.sim.replay import losses
     [
         (["--num-groups", "5", "--redundancy", "6"], "--redundancy 6 is larger than --num-groups 5"),
         (["--num-groups", "0"], "--num-groups is 0"),
+        (["--num-groups", "5", "--stragglers", "5"], "--stragglers 5 must lie in 0..4"),
+        (["--num-groups", "5", "--stragglers", "-1"], "--stragglers -1 must lie in 0..4"),
+        (["--num-groups", "5", "--stragglers", "1", "--straggler-slowdown", "0.5"], "--straggler-slowdown is 0.5"),
+        (["--num-groups", "5", "--stragglers", "1", "--straggler-slowdown", "nan"], "--straggler-slowdown is nan"),
+        (["--num-groups", "5", "--straggler-slowdown", "2"], "has no effect without --stragglers K; give both"),
         (["--num-groups", "5", "--redundancy", "2", "--mtbf-s", "0"], "--mtbf-s is 0"),
         (["--num-groups", "5", "--redundancy", "2", "--compute-s", "inf"], "--compute-s is inf"),
         (["--num-groups", "5", "--redundancy", "2", "--policy", "magic"], "--policy magic is unknown"),

@@ -1,0 +1,42 @@
+"""The simulator's model of relief beside the decisions of a job, and groups that are slow in all steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.relief_model import compared
+from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.trials import Case, run_one
+
+STEPS = 8
+OFF_PERCENT = 3.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "redundancy", "pieces", "jitter", "slow"),
+    [(4, 2, 16, 0.2, 0), (8, 3, 16, 0.05, 1), (50, 2, 64, 0.2, 0), (50, 4, 64, 0.05, 1), (200, 6, 64, 0.05, 0)],
+)
+def test_a_step_ends_when_the_decisions_of_a_job_would_end_it(
+    groups: int, redundancy: int, pieces: int, jitter: float, slow: int
+) -> None:
+    found = compared(groups, redundancy, pieces, jitter, slow, STEPS)
+    assert abs(found["model_off_percent"]) < OFF_PERCENT, found
+    assert found["gain"] < 1
+
+
+def test_lasting_stragglers_cost_little_where_they_are_relieved() -> None:
+    cluster = Cluster(60, reduce_s=0.6, rejoin_s=600.0, stragglers=1)
+    policy = Policy("microbatch", 6, 64, steps=60, async_save=True, balance=True)
+
+    def ratio(cluster: Cluster, policy: Policy) -> float:
+        found = run_one(Case(cluster, policy), 0).ratio
+        assert found is not None
+        return found
+
+    calm = ratio(replace(cluster, stragglers=0), policy)
+    assert ratio(cluster, replace(policy, balance=False)) > 1.8
+    assert calm < ratio(cluster, policy) < 1.03 * calm
+    fixed = replace(cluster, jitter=0.0, straggler_slowdown=1.5, rejoin_s=None, mtbf_s=1e9, weibull_shape=1.0)
+    assert ratio(fixed, replace(policy, balance=False)) == pytest.approx(1.5, rel=0.01)

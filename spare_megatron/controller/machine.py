@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import drain, ending, learning, relief, voting
+from spare_megatron.controller import draining, ending, learning, relief, voting
 from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,
@@ -87,7 +87,7 @@ def step(state: State, event: Event) -> Transition:
     if isinstance(event, StartupOver):
         return _startup_over(state, event)
     if isinstance(event, DrainRequested):
-        return drain.requested(state, event)
+        return draining.requested(state, event)
     if isinstance(event, Tuned):
         return _tuned(state, event)
     return _stop_requested(state, event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spare_megatron.control import control_pb2 as pb
-from spare_megatron.controller.drain import refusal
+from spare_megatron.controller.draining import refusal
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import DrainRequested
 from spare_megatron.coordinator.ring_addresses import RingAddresses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spare_megatron.controller import drain, relief
+from spare_megatron.controller import draining, relief
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import State, initial_state
 from tests.explore import judge
@@ -85,7 +85,7 @@ class Effects:
         """The requests that a coordinator would not refuse."""
         wanted = [m.DrainRequested((group,), "operator") for group in sorted(state.present.keys() - state.drained)]
         wanted += [m.DrainRequested((group,), "operator", undo=True) for group in sorted(state.drained)]
-        return [event for event in wanted if not drain.refusal(state, event)]
+        return [event for event in wanted if not draining.refusal(state, event)]
 
     def ghost_asks(self, w: World, n: int) -> World:
         """A ghost asks a process that is connected to it; the same world where it would not."""

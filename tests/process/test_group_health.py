@@ -17,7 +17,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.child_guard import ChildGuard
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.codec import encode
-from spare_megatron.launch import group_health, health_probe, restarter
+from spare_megatron.launch import fit_host, group_health, health_probe, restarter
 from spare_megatron.launch.group_health import GroupHealth, HealthFault, own_memory_bytes
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
 from spare_megatron.launch.health_probe import HealthNeeds, available_bytes, faults
@@ -164,7 +164,7 @@ def test_a_check_that_cannot_be_started_is_tried_again(
     tmp_path: Path, guard: ChildGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interpreter is missing twice, then it is there again."""
-    monkeypatch.setattr(restarter, "pause_s", lambda looks: 0.01 * looks)
+    monkeypatch.setattr(fit_host, "pause_s", lambda looks: 0.01 * looks)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     told, begun, looks = list[str](), list[GroupStart](), list[GroupStart]()
 
@@ -178,8 +178,12 @@ def test_a_check_that_cannot_be_started_is_tried_again(
             return await health(tmp_path, guard).fault(start.group)
         return None
 
+    def begin(start: GroupStart) -> str:
+        begun.append(start)
+        return ""
+
     memory = LaunchMemory(GroupRestarts(1), Incarnations())
-    made = restarter.Restarter(lambda: True, Client(), memory, fault, begun.append, told.append, lambda: False)  # type: ignore[arg-type]
+    made = restarter.Restarter(lambda: True, Client(), memory, fault, begin, told.append, lambda: False)  # type: ignore[arg-type]
     asyncio.run(made.bring_back(GroupStart(1, 3)))
     assert (len(looks), begun) == (3, [GroupStart(1, 4, 1)])
     assert told == [

@@ -175,7 +175,7 @@ def test_a_check_that_cannot_be_started_is_tried_again(
     async def fault(start: GroupStart) -> HealthFault | None:
         looks.append(start)
         if len(looks) < 3:
-            return await health(tmp_path, guard).fault(start.group)
+            return await health(tmp_path, guard).fault(start.group, start.group)
         return None
 
     def begin(start: GroupStart) -> str:

@@ -56,6 +56,8 @@ class JobSpec:
     """Steps that are multiples of this are saved; 0: the tuner decides, or only the last step is saved."""
     emergency_saves: bool = False
     """Save at once where the loss of one more group would end the job (controller.saves)."""
+    adoption: bool = False
+    """Groups take over shards that have lost their last host (controller.adoption)."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -315,6 +317,18 @@ class GaveBack:
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """A group that has adopted a shard has opened its data on all ranks that read any, or cannot."""
+
+    group: int
+    incarnation: int
+    shard: int
+    opened: bool
+    detail: str = ""
+    """Why not."""
+
+
+@dataclass(frozen=True)
 class Saved:
     """A group wrote a checkpoint of ``step`` and asks whether it counts."""
 
@@ -375,6 +389,7 @@ Event: TypeAlias = (
     | JoinersLate
     | RunningOut
     | GaveBack
+    | Hosts
     | Saved
     | StopRequested
     | DrainRequested

@@ -206,6 +206,11 @@ class State:
     drained: frozenset[int] = frozenset()
     """Groups that an operator wants to be out: members of them leave with the next commit that can do without them,
     and no process of theirs is started until the wish is taken back, or another process has taken the place."""
+    adopted: Mapping[int, Mapping[int, bool]] = field(default_factory=dict)
+    """Group -> shard that it hosts beyond its stack, because nobody else did -> whether it has opened the data
+    (controller.adoption). ``placement`` has these hosts too."""
+    unable: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Group -> the shards that its incarnation was to adopt and cannot open."""
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -238,7 +243,7 @@ class State:
 
     @property
     def where(self) -> Placement:
-        """The placement of an opened job."""
+        """The placement of an opened job, with what groups have adopted."""
         assert self.placement is not None, "no Opened event yet"
         return self.placement
 
@@ -325,6 +330,9 @@ class State:
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
             save=self.save,
+            adopts=tuple((s, int(is_open)) for s, is_open in sorted(self.adopted[group].items()))
+            if group in self.adopted
+            else (),
             ask=self.relief.asked.get(group),
             asks_made=self.asks_made,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.config import plural
-from spare_megatron.controller import audits, ending, membership, offers, saves
+from spare_megatron.controller import adoption, audits, ending, membership, offers, saves
 from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
@@ -266,4 +266,5 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     live = {group: incarnation for group, incarnation in state.live.items() if group not in out}
     standing = Standing(drawn, tuple(sorted(live)))
     told = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
-    return replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing), told
+    after = replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing)
+    return adoption.remaining(after, out), told

@@ -40,7 +40,7 @@ def live_hosts(state: State) -> tuple[int, list[int]]:
     """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard)."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    return int(alive[state.where.hosts()].sum(axis=1).min()), sorted(only_hosts(state.where, state.live))
+    return int(state.where.by_layer.among(alive).sum(axis=0).min()), sorted(only_hosts(state.where, state.live))
 
 
 def _offer(offer: Offer) -> dict[str, Any]:

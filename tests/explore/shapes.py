@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -33,6 +33,15 @@ PLAIN = {
     ),
     "three groups, one that is drained and is back, each shard on two": Shape(
         3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+    ),
+    "three groups without redundancy, a shard adopted, and a fault": Shape(
+        3,
+        1,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "cut", "return"}),
+        each=(("kill", 2), ("cut", 1), ("return", 1)),
+        adoption=True,
+        formed=True,
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True

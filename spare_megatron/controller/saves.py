@@ -51,7 +51,12 @@ def endangered(state: State) -> frozenset[int]:
     if not state.job.emergency_saves or len(state.live) == state.job.num_groups:
         return frozenset()
     near = {group for group, known in state.learners.items() if known.ready or known.offer is not None}
-    there = near.union(state.live)
+    return not_spared(state, near.union(state.live))
+
+
+def not_spared(state: State, there: Collection[int]) -> frozenset[int]:
+    """The members that are the only hosts, among the groups that are ``there``, of a shard that nobody else could
+    adopt."""
     last = only_hosts(state.where, there).intersection(state.live)
     if not state.job.adoption:
         return last

@@ -8,7 +8,7 @@ import numpy as np
 
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.standing import only_hosts
+from spare_megatron.controller.saves import not_spared
 from spare_megatron.controller.view import Offer
 
 
@@ -16,13 +16,15 @@ def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
     ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
-    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request.
-    Before a job has begun, all but the last three are None."""
+    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
+    ``adopted``: shard -> the groups that have taken it over. Before a job has begun, all but the last four are
+    None."""
     learners = sorted(state.learners.items())
     returns = {
         "learning": {str(group): stage_of(known) for group, known in learners},
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
+        "adopted": _adopted(state),
     }
     if state.phase not in ("running", "ending"):
         return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
@@ -37,10 +39,19 @@ def status_figures(state: State) -> dict[str, Any]:
 
 
 def live_hosts(state: State) -> tuple[int, list[int]]:
-    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard)."""
+    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard which
+    nobody else could adopt)."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    return int(state.where.by_layer.among(alive).sum(axis=0).min()), sorted(only_hosts(state.where, state.live))
+    return int(state.where.by_layer.among(alive).sum(axis=0).min()), sorted(not_spared(state, state.live))
+
+
+def _adopted(state: State) -> dict[str, list[int]]:
+    """Shard -> the members that have adopted it."""
+    found: dict[str, list[int]] = {}
+    for shard, group in () if state.placement is None else state.where.adopted:
+        found.setdefault(str(shard), []).append(group)
+    return found
 
 
 def _offer(offer: Offer) -> dict[str, Any]:

@@ -322,7 +322,7 @@ class Leader:
             self._meter.note(*self._issuer.begun_of_step, time.monotonic())
             self._say_if_it_runs_out()
         elif isinstance(report, RankOpened):
-            self._answer_for(self._shards.hear(position, report))
+            self._answer_for(self._shards.hear(position, report, time.monotonic()))
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
@@ -429,7 +429,7 @@ class Leader:
             self._pass_end(order)
         else:
             known, view = change is Change.NONE, self._agent.orders.view
-            for word in () if known else self._shards.told(view, time.monotonic()):
+            for word in self._shards.told(view, time.monotonic()) if kind == "view" and not known else ():
                 self._uplink.send(_hosts(word))
             words = TicketStream() if known else self._issuer.told(view, shut=self._shards.shut(view))
             self._issue(words, None if kind == "asked" else order)
@@ -477,9 +477,9 @@ class Leader:
                 self._ledger.hear(0, self._agent.beat(), now_s)
             for word in self._shards.late(now_s):
                 self._answer_for(word)
+            if self._shards.is_opening:
+                self._ledger.excuse(now_s)  # it waits for data, which has a limit of its own
             beat = self._ledger.heartbeat(now_s)
-            if self._shards.is_opening and beat.last is not None:
-                beat = replace(beat, last=replace(beat.last, still_s=0.0))  # it waits for data, which has a limit
             if self._setup.job.tickets_ahead:
                 if not self._issuer.is_ahead:
                     self._meter.rest(now_s)

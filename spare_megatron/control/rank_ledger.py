@@ -59,6 +59,12 @@ class RankLedger:
         self._places[position] = (beat.step, PHASE_ORDER.get(beat.phase, 0), moved_s, beat.in_phase, position)
         return self._tally.add(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
 
+    def excuse(self, now_s: float) -> None:
+        """What the ranks have not done until now was waiting for data: none has stood still. O(ranks)."""
+        at_s = self._clock.at(now_s)
+        self._moved_s = [at_s] * len(self._moved_s)
+        self._places = [p if p is _NOWHERE else (*p[:2], at_s, *p[3:]) for p in self._places]
+
     def heartbeat(self, now_s: float) -> Heartbeat:
         """The beat of the group. O(ranks)."""
         at_s = self._clock.at(now_s)

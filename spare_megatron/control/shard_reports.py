@@ -22,12 +22,14 @@ class ShardReports:
     me: MemberId
     size: int
     limit_s: float
-    """How long a shard may take."""
+    """How long a shard may take; ranks open one after the other, so from the answer for the one before it on."""
     _open_on: dict[int, set[int]] = field(default_factory=dict, init=False)
     """Shard -> positions that have opened it."""
     _asked_s: dict[int, float] = field(default_factory=dict, init=False)
     """Adopted shard -> when the group was told."""
     _answers: dict[int, Hosts] = field(default_factory=dict, init=False)
+    _answered_s: float = field(default=0.0, init=False)
+    """When the newest answer was given."""
 
     def told(self, view: View, now_s: float) -> list[Hosts]:
         """Take the newest view; returns the answers that the coordinator does not know."""
@@ -36,11 +38,11 @@ class ShardReports:
         for shard, _ in view.adopts:
             self._asked_s.setdefault(shard, now_s)
             if shard not in self._answers and len(self._open_on.get(shard, ())) == self.size:
-                self._answers[shard] = Hosts(*self.me, shard, True)
+                self._answer(Hosts(*self.me, shard, True), now_s)
         unknown = [shard for shard, is_known in view.adopts if not is_known and shard in self._answers]
         return [self._answers[shard] for shard in unknown]
 
-    def hear(self, position: int, word: RankOpened) -> Hosts | None:
+    def hear(self, position: int, word: RankOpened, now_s: float) -> Hosts | None:
         """Take one rank's word; returns the group's if this one decides it."""
         shard = word.shard
         if word.opened:
@@ -48,18 +50,18 @@ class ShardReports:
         if shard in self._answers or shard not in self._asked_s:
             return None
         if not word.opened:
-            return self._refused(shard, f"rank {position}: {word.detail}")
+            return self._answer(Hosts(*self.me, shard, False, f"rank {position}: {word.detail}"), now_s)
         if len(self._open_on[shard]) < self.size:
             return None
-        self._answers[shard] = Hosts(*self.me, shard, True)
-        return self._answers[shard]
+        return self._answer(Hosts(*self.me, shard, True), now_s)
 
     def late(self, now_s: float) -> Iterable[Hosts]:
         """The answers for shards that take too long."""
         for shard, asked_s in self._asked_s.items():
-            if shard not in self._answers and now_s - asked_s > self.limit_s:
+            if shard not in self._answers and now_s - max(asked_s, self._answered_s) > self.limit_s:
                 there = len(self._open_on.get(shard, ()))
-                yield self._refused(shard, f"{there} of {self.size} ranks have opened it within {self.limit_s:g} s")
+                detail = f"{there} of {self.size} ranks have opened it within {self.limit_s:g} s"
+                yield self._answer(Hosts(*self.me, shard, False, detail), now_s)
 
     @property
     def is_opening(self) -> bool:
@@ -74,6 +76,6 @@ class ShardReports:
         answer = self._answers.get(shard)
         return answer is not None and answer.opened
 
-    def _refused(self, shard: int, detail: str) -> Hosts:
-        self._answers[shard] = Hosts(*self.me, shard, False, detail)
-        return self._answers[shard]
+    def _answer(self, word: Hosts, now_s: float) -> Hosts:
+        self._answers[word.shard], self._answered_s = word, now_s
+        return word

@@ -135,11 +135,12 @@ class TicketIssuer:
 
     def _give_back(self, view: View) -> None:
         """Answer the view's ask, once, with the last tickets of the queue; not with those that are compared with what
-        an auditor computes. What was answered is kept back while the view has the ask."""
+        an auditor computes, nor of a shard that is not open: the group may have to say that it cannot be. What was
+        answered is kept back while the view has the ask."""
         if view.ask is None:
             self.answer = None
             return
-        free = [ticket for ticket in self._queue if not (ticket.audited or ticket.compared)]
+        free = [t for t in self._queue if not (t.audited or t.compared or self._shard(t) in self._shut)]
         if self.answer is None or (self.answer.step, self.answer.ask) != (view.step, view.ask):
             pieces = tuple(ticket.piece for ticket in free[max(0, len(free) - view.ask.pieces) :])
             self.answer = GaveBack(view.group, view.incarnation, view.step, view.ask, pieces)
@@ -171,7 +172,10 @@ class TicketIssuer:
     @property
     def _waits(self) -> bool:
         """Whether the next ticket waits for its shard."""
-        return bool(self._queue) and self._queue[0].piece // self._spec.pieces_per_shard in self._shut
+        return bool(self._queue) and self._shard(self._queue[0]) in self._shut
+
+    def _shard(self, ticket: Ticket) -> int:
+        return ticket.piece // self._spec.pieces_per_shard
 
     @property
     def _holds(self) -> bool:

@@ -6,6 +6,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller import adoption
 from spare_megatron.controller.membership import lose, take
 from spare_megatron.controller.messages import Hosts, Loss, Lost
+from spare_megatron.controller.standing import leaving
 from spare_megatron.controller.state import State
 from spare_megatron.controller.transition import Transition, ignore
 
@@ -23,7 +24,7 @@ def hosts(state: State, event: Hosts) -> Transition:
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
     if event.opened:
         after, why = adoption.opened(state, group, shard), f"group {group} has opened shard {shard} and hosts it"
-        waited = state.phase == "running" and not state.drained.isdisjoint(state.live)
+        waited = state.phase == "running" and leaving(after, state.live) != leaving(state, state.live)
         return take(after, state, {}, why) if waited else ignore(after, why)
     after = adoption.refused(state, group, shard)
     why = f"group {group} cannot open shard {shard}: {event.detail or 'no reason given'}"

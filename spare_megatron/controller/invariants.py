@@ -296,6 +296,8 @@ def _shut(before: State, event: Event, group: int) -> tuple[int, ...]:
     """The pieces of a shard that the group cannot open."""
     if not isinstance(event, Hosts) or event.group != group or event.opened:
         return ()
+    if event.shard not in before.adopted.get(group, {}):
+        return ()
     return tuple(p for p in before.plan.pieces(group) if p // before.job.pieces_per_shard == event.shard)
 
 

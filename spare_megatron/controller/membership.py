@@ -111,12 +111,17 @@ def lose(state: State, event: Lost) -> Transition:
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
     shrunk = _shrink(after, state, members | back, dict(event.progress), fences, why)
-    if shrunk[0].stopped and all(loss.cause == "stalled" for loss in losses):
-        # Standing still is no proof of a death, so a loss that would end the job is not acted on: the step is tried
-        # again.
+    if costs_a_shard(state, shrunk[0]) and all(loss.cause == "stalled" for loss in losses):
+        # Standing still is no proof of a death, so a loss that would end the job, or would if nobody could adopt what
+        # the group hosts, is not acted on: the step is tried again.
         retries = replace(state.retries, failures=state.retries.failures + 1)
-        return retry(state, retries, f"{why}; its loss would end the job", event.failing_s)
+        return retry(state, retries, f"{why}; its loss would leave a shard without a host", event.failing_s)
     return shrunk
+
+
+def costs_a_shard(before: State, after: State) -> bool:
+    """Whether a loss has ended the job, or has others adopt what the lost groups hosted."""
+    return bool(after.stopped) or not set(after.where.adopted) <= set(before.where.adopted)
 
 
 def _concerns(state: State, loss: Loss) -> bool:

@@ -33,8 +33,7 @@ def leaving(state: State, live: Collection[int]) -> frozenset[int]:
         return out
     where, staying = state.where, set(live) - out
     there = where.by_layer.among(_among(where, live)).any(axis=0)
-    opened = [(shard, g) for g, shards in state.adopted.items() for shard, is_open in shards.items() if is_open]
-    sure = where.adopting(opened).by_layer.among(_among(where, staying)).any(axis=0)
+    sure = sure_hosts(state).by_layer.among(_among(where, staying)).any(axis=0)
     needed: set[int] = set()
     for shard in np.flatnonzero(there & ~sure).tolist():
         hosts = [group for group in where.hosts_of(shard) if group in out]
@@ -42,6 +41,14 @@ def leaving(state: State, live: Collection[int]) -> frozenset[int]:
         if best and needed.isdisjoint(best):
             needed.add(best[0])
     return out - needed
+
+
+def sure_hosts(state: State) -> Placement:
+    """The placement with those adopters only that have opened the data of their shards."""
+    if not state.adopted:
+        return state.where
+    opened = [(shard, g) for g, shards in state.adopted.items() for shard, is_open in shards.items() if is_open]
+    return state.where.adopting(opened)
 
 
 def only_hosts(where: Placement, live: Collection[int]) -> frozenset[int]:

@@ -130,10 +130,11 @@ def _failed_vote(state: State, event: Vote) -> Transition:
 
 
 def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Transition | None:
-    """Lose the culprit; None if that would end the job, because trying the step again is better then."""
+    """Lose the culprit; None if that would end the job, or would if nobody could adopt what it hosts, because trying
+    the step again is better then."""
     detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {failures}, the last one: {why}"
     outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
-    return None if outcome[0].stopped else outcome
+    return None if membership.costs_a_shard(state, outcome[0]) else outcome
 
 
 def _all_ok(state: State) -> Transition:
@@ -240,7 +241,7 @@ def _commit(state: State, digest: str) -> Transition:
     if emergency:
         one_of = "one of " if len(endangered) > 1 else ""
         reason += (
-            f"; it is saved, because the loss of {one_of}{audits.name_groups(sorted(endangered))} would end the job"
+            f"; it is saved, because the loss of {one_of}{audits.name_groups(sorted(endangered))} could end the job"
         )
     if unlike:
         who = audits.name_groups(sorted(unlike))

@@ -8,16 +8,17 @@ import numpy as np
 
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.saves import not_spared
+from spare_megatron.controller.standing import only_hosts, sure_hosts
 from spare_megatron.controller.view import Offer
 
 
 def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
-    lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
+    lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would leave a shard without a
+    host; ``adoption``: whether others would adopt it;
     ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
     return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
-    ``adopted``: shard -> the groups that have taken it over. Before a job has begun, all but the last four are
+    ``adopted``: shard -> the groups that have taken it over. Before a job has begun, all but the last five are
     None."""
     learners = sorted(state.learners.items())
     returns = {
@@ -25,6 +26,7 @@ def status_figures(state: State) -> dict[str, Any]:
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
         "adopted": _adopted(state),
+        "adoption": state.spec is not None and state.spec.adoption,
     }
     if state.phase not in ("running", "ending"):
         return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
@@ -39,11 +41,12 @@ def status_figures(state: State) -> dict[str, Any]:
 
 
 def live_hosts(state: State) -> tuple[int, list[int]]:
-    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard which
-    nobody else could adopt)."""
+    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard), where
+    adopters count that have opened it."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    return int(state.where.by_layer.among(alive).sum(axis=0).min()), sorted(not_spared(state, state.live))
+    where = sure_hosts(state)
+    return int(where.by_layer.among(alive).sum(axis=0).min()), sorted(only_hosts(where, state.live))
 
 
 def _adopted(state: State) -> dict[str, list[int]]:

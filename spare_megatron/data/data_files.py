@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,11 @@ class DataFile:
         part = max(1, sampled_max // 3)
         starts = {0, max(0, self.tokens // 2 - part // 2), max(0, self.tokens - part)}
         return max(int(tokens[start : start + part].max()) for start in starts)
+
+
+def file_identities(prefixes: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Prefix -> device and inode of its .bin now: a job that maps one goes on with it when another takes its name."""
+    return {prefix: ((told := Path(f"{prefix}.bin").stat()).st_dev, told.st_ino) for prefix in prefixes}
 
 
 def check_file(prefix: str) -> DataFile:

@@ -8,6 +8,7 @@ count of consumed samples.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +60,8 @@ class MicrobatchLoader:
         self._pool = ThreadPoolExecutor(threads, "data") if dataset is not None and threads > 0 else None
         self._reading: dict[tuple[int, int], Future[Microbatch]] = {}
         self._lock = threading.Lock()
+        self._one_reader = threading.Lock() if threads < 2 else contextlib.nullcontext()
+        """A data set is read by several threads at once only where the user asked for them."""
 
     def close(self) -> None:
         """Stop the threads; what they read is dropped."""
@@ -141,7 +144,8 @@ class MicrobatchLoader:
             raise ConfigError(
                 f"step {step} needs {error}; use more data, fewer --train-iters or --dataloader-type cyclic"
             ) from None
-        samples = [self._dataset[index] for index in chosen]
+        with self._one_reader:
+            samples = [self._dataset[index] for index in chosen]
         self._check_tokens(samples, chosen)
         return default_collate(samples)
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.data.data_files import DataFile, file_identities
 from spare_megatron.data.microbatch_loader import MicrobatchLoader, check_enough, evaluation_consumed
 from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.placement import Placement
 from spare_megatron.trainer.job_arguments import JobArguments
-from spare_megatron.trainer.staging import bring
+from spare_megatron.trainer.staging import StagingError, bring
 from spare_megatron.trainer.start import Start
+
+log = logging.getLogger(__name__)
 
 
 class JobLoaders:
     """Makes and closes the piece loaders of this rank, one for each data set."""
 
     def __init__(
-        self, job: JobArguments, args: Namespace, world: GroupWorld, placement: Placement, start: Start
+        self,
+        job: JobArguments,
+        args: Namespace,
+        world: GroupWorld,
+        placement: Placement,
+        start: Start,
+        files: Sequence[DataFile],
     ) -> None:
-        """The loaders read what ``job.place`` hosts; see :meth:`move`."""
+        """The loaders read what ``job.place`` hosts; see :meth:`move`. ``files``: those that the data sets read."""
+        self._mapped = file_identities(file.prefix for file in files)
         self._job, self._args, self._world, self._start = job, args, world, start
         self._placement, self._made = placement, list[MicrobatchLoader]()
         self.move(job.place.group)
@@ -33,6 +44,7 @@ class JobLoaders:
         self._hosted = None if self._job.spare.data == "shared" else frozenset(stack)
         if any(loader.reads for loader in self._made):
             stage(self._job, stack)
+            self._check_mapped()
         for loader in self._made:
             loader.host(self._hosted)
 
@@ -60,13 +72,24 @@ class JobLoaders:
         it, and read a first microbatch of it. Raises what that raises."""
         if not any(loader.reads for loader in self._made):
             return
-        stage(self._job, [shard])
+        bring_shard(self._job, shard)
+        self._check_mapped()
         for loader in self._made:
             loader.try_shard(step, shard)
         if self._hosted is not None:
             self._hosted |= {shard}
         for loader in self._made:
             loader.host(self._hosted)
+
+    def _check_mapped(self) -> None:
+        """StagingError where a file has been replaced that the data sets have mapped: they would read the old one."""
+        now = file_identities(self._mapped)
+        replaced = [prefix for prefix, identity in self._mapped.items() if now[prefix] != identity]
+        if replaced:
+            raise StagingError(
+                f"{replaced[0]}.bin was replaced while the job has it open, which would go on with the old one; write "
+                "it in place, as rsync --inplace does"
+            )
 
     def close(self) -> None:
         """Stop the loaders' threads."""
@@ -75,8 +98,17 @@ class JobLoaders:
 
 
 def stage(job: JobArguments, shards: Sequence[int]) -> None:
-    """Bring the data of these shards to this host, where there is a command for it; see :func:`bring`."""
+    """Bring the data of these shards to this host, where there is a command for it. What it cannot bring may be here
+    already: that is for whoever reads it to find."""
+    for shard in shards:
+        try:
+            bring_shard(job, shard)
+        except StagingError as error:
+            log.warning("%s", error)
+
+
+def bring_shard(job: JobArguments, shard: int) -> None:
+    """Bring the data of a shard to this host, where there is a command for it; see :func:`bring`."""
     command, place = job.spare.stage_command, job.place
     if command is not None and place.run_dir is not None:
-        for shard in shards:
-            bring(command, shard, RunDirectory(place.run_dir).stage, job.spare.adopt_timeout_s)
+        bring(command, shard, RunDirectory(place.run_dir).stage, job.spare.adopt_timeout_s)

@@ -95,6 +95,8 @@ def run_megatron_job(
     if exact:
         make_deterministic()
     tokenizer = build_tokenizer(args)
+    if place.restarts:  # perhaps on a host that has read none of this before
+        stage(job, build_placement(job.shape.num_groups, job.redundancy, job.spare.placement).stack_of(place.group))
     files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
@@ -137,8 +139,6 @@ def run_megatron_job(
         if slow:
             log.warning("%s", slow)
         append_progress(job, "Starting job")
-    if place.restarts:  # perhaps on a host that has read none of this before
-        stage(job, placement.stack_of(place.group))
     needed = start.batches(job).consumed_before(job.train_iters + 1)
     train_samples, *others = sample_counts(job.train_iters, args)
     datasets = build_datasets(
@@ -150,7 +150,7 @@ def run_megatron_job(
         chunks=settings.virtual_pipeline,
         tensor_rank=world.tensor_rank,
     )
-    loaders = JobLoaders(job, args, world, placement, start)
+    loaders = JobLoaders(job, args, world, placement, start, files)
     train = loaders.make("training", datasets.train, needed)
     engine = MegatronEngine(
         replica,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -99,7 +99,7 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
     """Lines on what threatens, on saves, on how long it takes, and on the end; an older version's status says less."""
     hosts, running, next_save = status.get("hosts_least"), status["phase"] == "running", status.get("next_save")
     if running and hosts == 1:
-        yield f"some shard has one live host{_threat(status.get('last_hosts'))}"
+        yield f"some shard has one live host{_threat(status)}"
     elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
@@ -116,13 +116,13 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"{status['outcome']}: {status['reason']}"
 
 
-def _threat(last: Sequence[int] | None) -> str:
-    """What the loss of a last host would be; ``last``: those whose shard nobody else could adopt; None: not told."""
-    if last is None:
-        return ", whose loss would be a wipe-out"
-    if not last:
-        return "; without it others would adopt the shard"
-    return f": the loss of {'one of ' if len(last) > 1 else ''}{numbered_groups(last)} would be a wipe-out"
+def _threat(status: Mapping[str, Any]) -> str:
+    """What the loss of a last host would be."""
+    last = status.get("last_hosts", [])
+    who = f"{'one of ' if len(last) > 1 else ''}{numbered_groups(last)}"
+    if status.get("adoption"):
+        return f": without {who if last else 'that'} others would have to adopt it"
+    return f": the loss of {who} would be a wipe-out" if last else ", whose loss would be a wipe-out"
 
 
 def _time_to_train(told: Mapping[str, Any]) -> str:

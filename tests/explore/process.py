@@ -237,9 +237,13 @@ class Processes:
 
     def _is_shut(self, p: Process) -> bool:
         """Whether it has not opened, or cannot open, a shard of which it has a piece to run."""
-        shut = {shard for shard, _ in p.known.adopts} - {shard for shard, is_open in p.opened if is_open}
         new = [piece for segment in p.known.segments[p.segments :] for piece in segment]
-        return any(piece // self._spec.pieces_per_shard in shut for piece in new)
+        return not self._shut(p).isdisjoint(piece // self._spec.pieces_per_shard for piece in new)
+
+    @staticmethod
+    def _shut(p: Process) -> set[int]:
+        """The shards that it has adopted and not opened."""
+        return {shard for shard, _ in p.known.adopts} - {shard for shard, is_open in p.opened if is_open}
 
     def opens(self, p: Process) -> list[int]:
         """The shards whose data it may try to open."""
@@ -276,7 +280,9 @@ class Processes:
             return []
         new = [piece for segment in known.segments[p.segments :] for piece in segment]
         audited = audits.selected(self._spec, known.step, new)
-        free = [piece for piece in new if piece not in audited] if self._may_compute(p) else []
+        shut = self._shut(p)
+        free = [q for q in new if q not in audited and q // self._spec.pieces_per_shard not in shut]
+        free = free if self._may_compute(p) else []
         ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow or self._is_shut(p) else (0,)
         said = [
             m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[len(free) - number :]))

@@ -132,14 +132,14 @@ FULL = {
     "three groups, each shard on two, both hosts lost, and one adopter that cannot": Shape(
         3, 2, steps=1, faults=3, kinds=frozenset({"kill", "unable", "suspect"}), adoption=True, formed=True
     ),
-    "three groups without redundancy, an adopter that is slow and asked": Shape(
-        3,
-        1,
+    "four groups, each shard on two, two adopters of which one is asked and one cannot": Shape(
+        4,
+        2,
         steps=1,
         pieces=2,
-        faults=3,
-        kinds=frozenset({"kill", "unable", "slow"}),
-        each=(("kill", 1), ("slow", 1)),
+        faults=4,
+        kinds=frozenset({"kill", "unable", "slow", "ask"}),
+        each=(("kill", 2), ("slow", 1), ("ask", 1), ("unable", 1)),
         adoption=True,
         formed=True,
     ),

@@ -20,11 +20,13 @@ HOSTS = (1, 2)
 """The two groups that host shard 2."""
 
 
-def start(run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None, back: str = "0") -> Job:
-    """A job of four groups of one rank, each shard on two."""
+def start(
+    run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None, back: str = "0", size: int = 1
+) -> Job:
+    """A job of four groups, each shard on two."""
     shape = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.05", "--heartbeat-s", "3", "--adoption")
     flags = (*shape, "--steps", str(steps), RESTARTS, back)
-    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=1, environ=environ)
+    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ)
 
 
 def lose_both(job: Job, step: int = 3) -> None:
@@ -69,7 +71,8 @@ def test_an_adopter_that_cannot_open_the_data_is_followed_by_another(tmp_path: P
 
 
 def test_nobody_can_open_the_data(tmp_path: Path) -> None:
-    job = start(tmp_path, "--shut", "0", "3", steps=200)
+    """In each group one of the two ranks can."""
+    job = start(tmp_path, "--shut", "0", "3", steps=200, size=2)
     lose_both(job)
     job.finish(code=ExitCode.NO_CHECKPOINT)
     assert answers(job) == {(0, 2, False), (3, 2, False)}

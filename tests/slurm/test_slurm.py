@@ -16,17 +16,17 @@ import psutil
 import pytest
 
 from spare_megatron.control.run_directory import glance
-from tests.process.harness import launch, toy_digests
-from tests.process.returning import check_voted
+from tests.process.harness import toy_digests
+from tests.process.returning import calm_weights, check_voted
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 40
+STEPS, PIECES = 40, 2
 OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
 TOY = (
-    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", "2", "--piece-s", "0.05"),
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.05"),
     *("--redundancy", "3", "--heartbeat-s", "6"),
 )
 TWO_RANKS = ("--group-size", "2", *OWN, *TOY)
@@ -39,12 +39,9 @@ MEGATRON = (
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the weights of position 0 without failures, of 2 groups of one rank, under spare-launch."""
-    run_dir = tmp_path_factory.mktemp("calm")
-    words = [*TOY[1:], "--redundancy", "2"]
-    launch(run_dir, *words, groups=2, group_size=1).finish()
-    return digest(run_dir)
+def calm() -> str:
+    """Digest of the weights without failures, of 2 groups of one rank: one engine computes all pieces."""
+    return calm_weights(STEPS, groups=2, pieces=PIECES)[-1]
 
 
 def digest(run_dir: Path) -> str:

@@ -97,6 +97,7 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
 
 
+@pytest.mark.beside_others
 def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -112,6 +113,7 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     cluster: Cluster, tmp_path: Path, calm: str
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     assert "the job starts again from" in job.output.read_text()
 
 
+@pytest.mark.beside_others
 def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
     words = (
         *OWN,
@@ -152,6 +155,7 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     check_voted(job.run_dir.journal, groups=2)
 
 
+@pytest.mark.beside_others
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
     """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
     words = (
@@ -247,6 +251,7 @@ def check_restarted(job: SlurmJob, calm: str) -> None:
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -265,6 +270,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
     job.until_step(4)
@@ -291,6 +297,7 @@ def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
     assert "iteration       12/      12" in job.output.read_text()
 
 
+@pytest.mark.beside_others
 def test_a_users_error_ends_the_job_with_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, (*OWN, "--group-size", "3", "tests/process/toy_train.py"), nodes=2)
     told = job.until_ended()

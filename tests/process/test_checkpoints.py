@@ -123,6 +123,7 @@ def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.beside_others
 def test_killed_at_random_moments_there_is_always_a_good_checkpoint(tmp_path: Path) -> None:
     """Twenty processes in a row save into one directory as fast as they can and are killed while they do."""
     print(f"seed {SEED}")
@@ -224,6 +225,7 @@ def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Pa
     assert iterations(save) == [6, 3]
 
 
+@pytest.mark.beside_others
 def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path: Path) -> None:
     """Only the coordinator knows whether it counts. If it does not, the next one that does takes its place."""
     saver, save, asked, told = lone_saver(tmp_path / "save"), tmp_path / "save", [], []
@@ -247,6 +249,7 @@ def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path:
     assert told == []
 
 
+@pytest.mark.beside_others
 def test_a_job_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
     """Three are kept. The later ones that it passed over are not among them, and stay."""
     save = tmp_path / "save"

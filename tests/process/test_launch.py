@@ -283,6 +283,7 @@ def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> 
         ("--num-groups 2 --listen nowhere -m x", "--listen nowhere is not HOST:PORT"),
     ],
 )
+@pytest.mark.beside_others
 def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

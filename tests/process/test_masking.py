@@ -15,23 +15,21 @@ import pytest
 from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
 
-GROUPS, STEPS = 5, 24
-WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--piece-s", "0.005")
+GROUPS, STEPS, PIECES = 5, 24, 2
+WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--piece-s", "0.005")
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Position -> digest of the weights of the run without failures."""
+    """Position -> digest of the weights of the run without failures: of one group that computes all pieces, whose sums
+    are the same."""
     run_dir = tmp_path_factory.mktemp("calm")
-    job = launch(run_dir, *WORDS, groups=GROUPS)
-    lines = job.finish()
+    lines = launch(run_dir, *WORDS, "--pieces", str(GROUPS * PIECES), groups=1).finish()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert lines[-1]["loss"] < lines[0]["loss"]
     digests = toy_digests(run_dir)
-    assert len(digests) == 2 * GROUPS
-    by_position = {name.rpartition("-")[2]: digest for name, digest in digests.items()}
-    assert set(digests.values()) == set(by_position.values()), "groups disagree without any failure"
-    return by_position
+    assert len(digests) == 2
+    return {name.rpartition("-")[2]: digest for name, digest in digests.items()}
 
 
 def same_as_calm(job: Job, calm: dict[str, str], survivors: int) -> None:

@@ -17,6 +17,7 @@ from spare_megatron.collectives.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from tests.spawn import ROOT, environment
 
+pytestmark = pytest.mark.beside_others
 BOUND_S = 5.0
 """A blocked store does not answer before its client is continued, which these tests never do in time."""
 CLIENTS = """

@@ -16,17 +16,17 @@ import psutil
 import pytest
 
 from spare_megatron.control.run_directory import glance
-from tests.process.harness import launch, toy_digests
-from tests.process.returning import check_voted
+from tests.process.harness import toy_digests
+from tests.process.returning import calm_weights, check_voted
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, submit
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 40
+STEPS, PIECES = 40, 2
 OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
 TOY = (
-    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", "2", "--piece-s", "0.05"),
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.05"),
     *("--redundancy", "3", "--heartbeat-s", "6"),
 )
 TWO_RANKS = ("--group-size", "2", *OWN, *TOY)
@@ -39,12 +39,9 @@ MEGATRON = (
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the weights of position 0 without failures, of 2 groups of one rank, under spare-launch."""
-    run_dir = tmp_path_factory.mktemp("calm")
-    words = [*TOY[1:], "--redundancy", "2"]
-    launch(run_dir, *words, groups=2, group_size=1).finish()
-    return digest(run_dir)
+def calm() -> str:
+    """Digest of the weights without failures, of 2 groups of one rank: one engine computes all pieces."""
+    return calm_weights(STEPS, groups=2, pieces=PIECES)[-1]
 
 
 def digest(run_dir: Path) -> str:
@@ -100,6 +97,7 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
 
 
+@pytest.mark.beside_others
 def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -115,6 +113,7 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     cluster: Cluster, tmp_path: Path, calm: str
 ) -> None:
@@ -127,6 +126,7 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     assert "the job starts again from" in job.output.read_text()
 
 
+@pytest.mark.beside_others
 def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
     words = (
         *OWN,
@@ -155,6 +155,7 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     check_voted(job.run_dir.journal, groups=2)
 
 
+@pytest.mark.beside_others
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
     """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
     words = (
@@ -250,6 +251,7 @@ def check_restarted(job: SlurmJob, calm: str) -> None:
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -268,6 +270,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     assert digest(job.run_dir.path) == calm
 
 
+@pytest.mark.beside_others
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
     job.until_step(4)
@@ -294,6 +297,7 @@ def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
     assert "iteration       12/      12" in job.output.read_text()
 
 
+@pytest.mark.beside_others
 def test_a_users_error_ends_the_job_with_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, (*OWN, "--group-size", "3", "tests/process/toy_train.py"), nodes=2)
     told = job.until_ended()

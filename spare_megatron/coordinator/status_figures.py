@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.standing import only_hosts
@@ -16,13 +17,15 @@ def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
     ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
-    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request.
-    Before a job has begun, all but the last three are None."""
+    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
+    ``slow_for_long``: group -> how many times as long as others it takes for a piece, its share of later steps in
+    pieces, and the step after which that was found. Before a job has begun, all but the last four are None."""
     learners = sorted(state.learners.items())
     returns = {
         "learning": {str(group): stage_of(known) for group, known in learners},
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
+        "slow_for_long": _slow_for_long(state),
     }
     if state.phase not in ("running", "ending"):
         return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
@@ -33,6 +36,14 @@ def status_figures(state: State) -> dict[str, Any]:
         "last_hosts": last,
         "next_save": next_save(state),
         **returns,
+    }
+
+
+def _slow_for_long(state: State) -> dict[str, Any]:
+    shares = () if state.standing is None else state.standing.assignment.loads.tolist()
+    return {
+        str(group): {"slowness": known / USUAL, "share": shares[group], "since": state.slowness_step}
+        for group, known in sorted(state.slowness.items())
     }
 
 

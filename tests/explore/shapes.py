@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "speeds"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -33,6 +33,9 @@ PLAIN = {
     ),
     "three groups, one that is drained and is back, each shard on two": Shape(
         3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+    ),
+    "three groups, each shard on two, speeds that change, and a loss": Shape(
+        3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
@@ -110,6 +113,33 @@ FULL = {
     ),
     "three groups, each shard on two, one drained and a fault": Shape(
         3, 2, faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), formed=True
+    ),
+    "two groups, two pieces of a shard, speeds that change, and any fault, a save after each step": Shape(
+        pieces=2, steps=3, faults=2, kinds=ANY | {"speeds"}, save_every=1, formed=True
+    ),
+    "two groups, a group lost and back, and speeds that change": Shape(
+        pieces=2,
+        steps=5,
+        faults=4,
+        kinds=frozenset({"speeds", "kill", "return"}),
+        each=(("kill", 1), ("return", 1)),
+        formed=True,
+    ),
+    "three groups, each shard on two, speeds that change, one drained and a loss": Shape(
+        3,
+        2,
+        steps=3,
+        pieces=2,
+        faults=3,
+        kinds=frozenset({"speeds", "drain", "kill"}),
+        each=(("drain", 1), ("kill", 1)),
+        formed=True,
+    ),
+    "three groups, speeds that change under audits, and wrong arithmetic": Shape(
+        3, 3, steps=2, pieces=2, faults=2, kinds=frozenset({"speeds", "err"}), audit_rate=0.5, formed=True
+    ),
+    "two groups, speeds that change, and one that is slow and asked": Shape(
+        pieces=3, steps=2, faults=2, kinds=frozenset({"speeds", "slow", "ask"}), formed=True
     ),
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(

@@ -62,6 +62,8 @@ PLACES = {
     "report.withdrawn": "a leader or a rank writes that an offer is served no longer",
     "report.runs_out": "a leader writes that half of its group's tickets are begun, or all issued",
     "report.gave_back": "a leader writes which pieces its group gives back",
+    "report.hosts": "a leader writes that its group has opened an adopted shard, or cannot",
+    "report.opened": "a rank writes to its leader that it has opened an adopted shard, or cannot",
     "report.saved": "a leader asks the coordinator whether a complete checkpoint counts",
     "report.step_report": "a leader or a rank writes the figures of a step",
     "report.seen": "a rank writes that an epoch is known",

@@ -51,6 +51,8 @@ class JobDescription:
     tickets_ahead: int = 0
     """How many tickets a group's leader issues ahead of what is begun, so that the group can give the others back; 0:
     all, and slow groups are not relieved (``--spare-relief``)."""
+    adopt_timeout_s: float = 300.0
+    """How long a group may take to open a shard that it has adopted (``--spare-adopt-timeout-s``)."""
     loss_names: tuple[str, ...] = ("lm loss",)
     """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
     tensorboard_dir: str = ""

@@ -34,6 +34,15 @@ class SpareConfig:
     (consecutive)."""
     data: Literal["shared", "staged"] = "staged"
     """staged: a group reads only the shards that it hosts; shared: every group can read all data."""
+    no_adoption: bool = False
+    """Where every group that hosts a shard is lost, go back to the last checkpoint, instead of letting other groups
+    open the data of the shard."""
+    stage_command: str | None = None
+    """Shell command that brings the data of a shard to a host whose group is to read it and did not before; {shard} and
+    {host} in it stand for their number and name."""
+    adopt_timeout_s: float = 300.0
+    """Time in seconds within which a group must have opened a shard that it did not host, its --spare-stage-command
+    included; then another group is asked."""
     reduce: Literal["exact", "exact32", "fp32", "bf16"] = "exact"
     """How gradients are summed over groups: exactly, as 64-bit (exact) or 32-bit (exact32) integers, or in fp32 or
     bf16."""

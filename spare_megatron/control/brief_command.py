@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spare_megatron.config.exits import status_words
@@ -40,11 +40,14 @@ class CommandEnd:
     """The exit code, or minus the number of the signal; None: it was killed because its time was over."""
     line: str
     """The first line of its output that is not empty."""
+    last: str = ""
+    """The last one."""
 
-    def words(self, limit_s: float) -> str:
-        """How it ended, and the first line of its output: 'exit code 1: no route to host'."""
+    def words(self, limit_s: float, last: bool = False) -> str:
+        """How it ended, and the first line of its output, or the ``last``: 'exit code 1: no route to host'."""
         how = f"not done within {limit_s:g} s" if self.status is None else status_words(self.status)
-        return f"{how}: {self.line}" if self.line else how
+        line = self.last if last else self.line
+        return f"{how}: {line}" if line else how
 
 
 def run_command(
@@ -87,7 +90,7 @@ def run_command(
     stream = process.stdout if hear_all else process.stderr
     assert stream is not None
     with stream:
-        heard = _OutputBeginning(stream.fileno())
+        heard = _Output(stream.fileno())
         in_time = False
         try:
             in_time = _wait(process.pid, heard, time.monotonic() + limit_s, over)
@@ -100,10 +103,10 @@ def run_command(
             except subprocess.TimeoutExpired:
                 in_time = False
         heard.hear()
-    return CommandEnd(status if in_time else None, heard.line)
+    return CommandEnd(status if in_time else None, heard.line, heard.last)
 
 
-def _wait(pid: int, heard: _OutputBeginning, deadline_s: float, over: Callable[[], bool]) -> bool:
+def _wait(pid: int, heard: _Output, deadline_s: float, over: Callable[[], bool]) -> bool:
     """Wait for the end of a process and hear what it writes meanwhile; False where it had to end before."""
     handle = os.pidfd_open(pid)
     try:
@@ -124,12 +127,12 @@ def _wait(pid: int, heard: _OutputBeginning, deadline_s: float, over: Callable[[
         os.close(handle)
 
 
-class _OutputBeginning:
-    """Hears what comes through a pipe, and keeps its beginning."""
+class _Output:
+    """Hears what comes through a pipe, and keeps its beginning and its end."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._kept = b""
+        self._kept = self._end = b""
         os.set_blocking(descriptor, False)
 
     def hear(self) -> bool:
@@ -141,10 +144,23 @@ class _OutputBeginning:
         if len(self._kept) >= KEPT_BYTES:
             time.sleep(FLOOD_PAUSE_S)
         self._kept += data[: KEPT_BYTES - len(self._kept)]
+        self._end = (self._end + data)[-KEPT_BYTES:]
         return bool(data)
 
     @property
     def line(self) -> str:
-        lines = (line.strip() for line in self._kept.decode(errors="replace").splitlines())
-        first = "".join(one if one.isprintable() else "?" for one in next(filter(None, lines), ""))
-        return first if len(first) <= LINE_MOST else first[:LINE_MOST] + "..."
+        return _shown(next(_lines(self._kept), ""))
+
+    @property
+    def last(self) -> str:
+        return _shown(next(reversed(list(_lines(self._end))), ""))
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """The lines that are not empty."""
+    return filter(None, (line.strip() for line in data.decode(errors="replace").splitlines()))
+
+
+def _shown(line: str) -> str:
+    line = "".join(one if one.isprintable() else "?" for one in line)
+    return line if len(line) <= LINE_MOST else line[:LINE_MOST] + "..."

@@ -33,6 +33,12 @@ LEADER = "spare_megatron.control.Leader"
 TLS_NAME = "spare-megatron"
 TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 
+PENDING_MAX = 100_000
+"""Calls that may wait to be accepted: gRPC itself cancels some of those beyond 1000."""
+PENDING_S = 600
+"""How long a call may wait to be accepted, in seconds: gRPC itself cancels it after 30, and thousands of groups take
+longer to arrive."""
+
 _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -45,6 +51,9 @@ _SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.server.max_pending_requests", PENDING_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
+    ("grpc.server_max_unrequested_time_in_server", PENDING_S),
 )
 
 

@@ -33,6 +33,7 @@ from spare_megatron.control.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankOpened,
     RankReady,
     RankReport,
     RankVoid,
@@ -229,6 +230,7 @@ _FIELDS: dict[type, str] = {
     RankVoid: "void",
     RankWithdrawn: "withdrawn",
     RankBegun: "begun",
+    RankOpened: "opened",
 }
 """Report -> its field of a RankReport, which has the fields of the report; all but StepReport."""
 _REPORTS = {name: cls for cls, name in _FIELDS.items()}
@@ -298,10 +300,11 @@ class Follower:
         message = rank_report(report)
         if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
-        # The newest report of each kind, and that on each offer that is not served any more, is sent again after a
-        # reconnect, for the leader may have missed it.
-        offer = report.number if isinstance(report, RankWithdrawn) else 0
-        self._kept[type(report), offer] = message
+        # The newest report of each kind, and that on each offer that is not served any more and on each adopted shard,
+        # is sent again after a reconnect, for the leader may have missed it.
+        of = report.number if isinstance(report, RankWithdrawn) else 0
+        of = report.shard if isinstance(report, RankOpened) else of
+        self._kept[type(report), of] = message
         self._uplink.send(message)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ It has a process of its own (:mod:`spare_megatron.control.leader_process`). It s
 coordinator's orders on to them unchanged (of a neighbour's and of donors' addresses to each rank those of its
 position), writes the ticket stream that they compute by (:mod:`spare_megatron.control.ticket_issuer`), and merges their
 reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
-:mod:`spare_megatron.control.learner_reports`, :mod:`spare_megatron.control.rank_ledger`). The group says Hello when all
+:mod:`spare_megatron.control.learner_reports`, :mod:`spare_megatron.control.shard_reports`,
+:mod:`spare_megatron.control.rank_ledger`). The group says Hello when all
 its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
 
 A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
@@ -45,17 +46,19 @@ from spare_megatron.control.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankOpened,
     RankReport,
     Reduced,
     SaveRequest,
     StepReport,
     StopRequest,
 )
+from spare_megatron.control.shard_reports import ShardReports
 from spare_megatron.control.ticket_issuer import TicketIssuer
 from spare_megatron.control.ticket_words import order_of
 from spare_megatron.controller.codec import job_to_json, spec_to_json
 from spare_megatron.controller.member import Change
-from spare_megatron.controller.messages import CaughtUp, GaveBack, Hello, Ready, Void, Vote, Withdrawn
+from spare_megatron.controller.messages import CaughtUp, GaveBack, Hello, Hosts, Ready, Void, Vote, Withdrawn
 from spare_megatron.controller.tickets import TicketStream
 
 REPORTS_KEPT = 2
@@ -94,6 +97,7 @@ class Leader:
         self._neighbour: pb.Order | None = None
         self._donors: pb.Order | None = None
         self._learning = LearnerReports((self._setup.group, self._setup.incarnation), size)
+        self._shards = ShardReports((self._setup.group, self._setup.incarnation), size, job.adopt_timeout_s)
         self._addresses = [self._setup.address] + [""] * (size - 1)
         """Where the ranks of this group listen for their replica rings."""
         self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
@@ -317,12 +321,20 @@ class Leader:
             self._issue(self._issuer.begun(report.number))
             self._meter.note(*self._issuer.begun_of_step, time.monotonic())
             self._say_if_it_runs_out()
+        elif isinstance(report, RankOpened):
+            self._answer_for(self._shards.hear(position, report))
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
             word = self._learning.hear(position, report)
             if word is not None:
                 self._uplink.send(_word(word))
+
+    def _answer_for(self, word: Hosts | None) -> None:
+        """Tell the coordinator that a shard is open or cannot be opened, and go on with the pieces of an open one."""
+        if word is not None:
+            self._uplink.send(_hosts(word))
+            self._issue(self._issuer.opened(self._shards.shut(self._agent.orders.view)))
 
     def _hear_beat(self, position: int, beat: pb.Beat) -> None:
         """Take one rank's beat; the next heartbeat comes sooner when the group as a whole is further than before."""
@@ -416,8 +428,10 @@ class Leader:
         if change is Change.END:
             self._pass_end(order)
         else:
-            known = change is Change.NONE
-            words = TicketStream() if known else self._issuer.told(self._agent.orders.view)
+            known, view = change is Change.NONE, self._agent.orders.view
+            for word in () if known else self._shards.told(view, time.monotonic()):
+                self._uplink.send(_hosts(word))
+            words = TicketStream() if known else self._issuer.told(view, shut=self._shards.shut(view))
             self._issue(words, None if kind == "asked" else order)
             if not known and self._issuer.answer is not None:
                 self._uplink.send(_gave_back(self._issuer.answer))
@@ -461,7 +475,11 @@ class Leader:
             now_s = time.monotonic()
             if self._alone:
                 self._ledger.hear(0, self._agent.beat(), now_s)
+            for word in self._shards.late(now_s):
+                self._answer_for(word)
             beat = self._ledger.heartbeat(now_s)
+            if self._shards.is_opening and beat.last is not None:
+                beat = replace(beat, last=replace(beat.last, still_s=0.0))  # it waits for data, which has a limit
             if self._setup.job.tickets_ahead:
                 if not self._issuer.is_ahead:
                     self._meter.rest(now_s)
@@ -509,6 +527,12 @@ class Leader:
 def _gave_back(answer: GaveBack) -> pb.GroupReport:
     message = pb.GroupReport()
     protobuf_codec.fill(message.gave_back, answer)
+    return message
+
+
+def _hosts(word: Hosts) -> pb.GroupReport:
+    message = pb.GroupReport()
+    protobuf_codec.fill(message.hosts, word)
     return message
 
 

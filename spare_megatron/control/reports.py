@@ -112,6 +112,16 @@ class RankBegun:
 
 
 @dataclass(frozen=True)
+class RankOpened:
+    """A rank has opened the data of a shard that its group has adopted, or reads none; or it cannot."""
+
+    shard: int
+    opened: bool
+    detail: str = ""
+    """Why not."""
+
+
+@dataclass(frozen=True)
 class Beat:
     """A sign of life of one rank: how far its training thread is."""
 
@@ -185,6 +195,7 @@ RankReport = (
     | RankVoid
     | RankWithdrawn
     | RankBegun
+    | RankOpened
 )
 
 

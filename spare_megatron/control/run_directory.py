@@ -59,6 +59,7 @@ class RunDirectory:
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"
         self.standbys = self.path / "standbys"
+        self.stage = self.path / "stage"
         self.notices = self.logs / "notices.log"
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"

@@ -26,6 +26,7 @@ from spare_megatron.control.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankOpened,
     RankReady,
     RankVoid,
     RankWithdrawn,
@@ -138,6 +139,11 @@ class Session:
         all stages begin what the first one has."""
         if self._tells_begun:
             self._control.post(RankBegun(number))
+
+    def opened(self, shard: int, problem: str) -> None:
+        """Report that this rank has opened the data of a shard that its group has adopted, or reads none; or, where
+        there is a ``problem``, that it cannot. From any thread."""
+        self._control.post(RankOpened(shard, not problem, problem))
 
     def reduced(self, result: ReductionResult, figures: Mapping[str, float] | None = None) -> None:
         """Report to the leader, which votes for the group, that a reduction has ended on this rank.

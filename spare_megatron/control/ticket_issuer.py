@@ -7,7 +7,8 @@ so whatever a failure adds until then is computed without draining the pipeline;
 pause, as megatron-core's own schedules need it. Behind a pause the stream is closed for the newest epoch.
 
 Promises: a Close of epoch e comes after all tickets of the plan of e; the newest epoch of a member is closed at last,
-if the first stage begins what it is told and the coordinator takes in what is given back; a piece that was given back
+if the first stage begins what it is told, the coordinator takes in what is given back, and shards are opened or cannot
+be; a ticket of a shard that is not open, and those behind it, wait; a piece that was given back
 gets no ticket before a view has it and no ask; a step that is left half-way (a joiner that is sent back, the end of the
 job) ends with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
 """
@@ -56,6 +57,8 @@ class TicketIssuer:
         """Whether there is a ticket behind the last pause."""
         self._epoch = self._closed = 0
         """The newest epoch, and the newest one that is closed, of the present Begin."""
+        self._shut = frozenset[int]()
+        """The adopted shards that are not open on all ranks."""
         self.answer: GaveBack | None = None
         """What the group has given back and no view has taken in; None where it is asked for nothing."""
 
@@ -78,8 +81,10 @@ class TicketIssuer:
         """Whether there is an issued ticket that the first stage has not begun."""
         return bool(self._ahead)
 
-    def told(self, view: View, over: bool = False) -> TicketStream:
-        """The words that follow from the newest view; ``over``: the job is, for this group."""
+    def told(self, view: View, over: bool = False, shut: frozenset[int] = frozenset()) -> TicketStream:
+        """The words that follow from the newest view; ``over``: the job is, for this group; ``shut``: the shards that
+        are not open."""
+        self._shut = shut
         self._offer = self._offer if view.offer is None else view.offer.number
         part = view.is_member and not view.leave and not over
         at = (view.step, self._offer) if part else None
@@ -92,6 +97,13 @@ class TicketIssuer:
             self._queue = deque(ticket for ticket in plan if ticket not in self._issued)
             self._give_back(view)
             self._epoch = view.epoch
+            self._settle()
+        return self._said()
+
+    def opened(self, shut: frozenset[int]) -> TicketStream:
+        """The words that follow when only the shards ``shut`` are not open any more."""
+        self._shut = shut
+        if self._at is not None:
             self._settle()
         return self._said()
 
@@ -138,7 +150,7 @@ class TicketIssuer:
         """Issue what may be issued, then pause and close where nothing is left."""
         while self._ahead and self._ahead[0] <= self._begun:
             self._ahead.popleft()
-        while self._queue and (not self._depth or len(self._ahead) < self._depth):
+        while self._queue and not self._waits and (not self._depth or len(self._ahead) < self._depth):
             ticket = self._queue.popleft()
             if ticket.segment != self._segment and not self._late:
                 self._pause()
@@ -146,13 +158,20 @@ class TicketIssuer:
             self._issued.add(ticket)
             self._new.append(ticket)
             self._open, self._segment = True, ticket.segment
-        if self._queue:
+        if self._queue and not self._waits:
             return
         if not self._late or not self._ahead:
             self._pause()
+        if self._queue:
+            return
         if not self._open and not self._holds and self._closed < self._epoch:
             self._new.append(Close(self._epoch))
             self._closed = self._epoch
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the next ticket waits for its shard."""
+        return bool(self._queue) and self._queue[0].piece // self._spec.pieces_per_shard in self._shut
 
     @property
     def _holds(self) -> bool:

@@ -15,6 +15,7 @@ deterministic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,9 @@ def assign(
     previous: Assignment | None,
     slow: Mapping[int, int] | None = None,
 ) -> Assignment | WipeOut:
-    """The plan for the ``live`` groups. ``previous`` is the plan that this function made last for the same placement,
-    K and granularity; None stands for the plan without failures. ``slow``: group -> its slowness, of those that are
-    slow; not used in shard granularity."""
+    """The plan for the ``live`` groups. ``previous`` is the plan that this function made last for the same offsets, K
+    and granularity; None stands for the plan without failures. ``slow``: group -> its slowness, of those that are slow;
+    not used in shard granularity."""
     if previous is None:
         previous = first_assignment(placement, pieces_per_shard, granularity)
     assert (previous.granularity, previous.pieces_per_shard) == (granularity, pieces_per_shard)
@@ -72,17 +73,18 @@ def assign(
     slowness = slowness_of(placement.num_groups, live, {} if granularity == "shard" else slow or {})
     if _anywhere(placement, granularity) and len(live):
         return _assign_anywhere(placement, alive, previous, slowness)
-    hosts_alive = alive.take(placement.by_layer.hosts).sum(axis=0)
+    previous, same = _fitted(placement, previous)
+    hosts_alive = placement.by_layer.among(alive).sum(axis=0)
     if not hosts_alive.all():
         return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
     units = 1 if granularity == "shard" else pieces_per_shard
     end = max(least_end(slowness[alive], placement.num_groups * units), -(-units // int(hosts_alive.min())) * USUAL)
     bound = end // USUAL
-    if not (alive & ~previous.alive).any() and (slowness >= previous.slowness)[alive].all():
+    if same and not (alive & ~previous.alive).any() and (slowness >= previous.slowness)[alive].all():
         # With fewer or slower groups the least end never falls, and the previous plan had the least end for its groups.
         end = max(end, previous.end * units // pieces_per_shard)
     if granularity == "shard":
-        return _assign_shards(placement, alive, previous, end // USUAL, bound)
+        return _assign_shards(placement, alive, previous, end // USUAL, bound, same)
     kept = _kept(placement, alive, previous)
     owned, _, shortage = _least(placement, alive, kept, units, end, slowness, None)
     owner = _hand_over(placement, previous, owned)
@@ -90,9 +92,28 @@ def assign(
 
 
 def _kept(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> IntTable:
-    """[r, N]: the units of each shard that its live hosts owned in the previous assignment."""
-    kept: IntTable = previous.units * alive.take(placement.by_layer.hosts)
+    """[L, N]: the units of each shard that its live hosts owned in the previous assignment."""
+    kept: IntTable = previous.units * placement.by_layer.among(alive)
     return kept
+
+
+def _fitted(placement: Placement, previous: Assignment) -> tuple[Assignment, bool]:
+    """The previous assignment in the layers of ``placement``, and whether nothing is adopted now or was then. Else
+    pairs may have other layers than before: units are counted anew by the owners, and a stack's order is kept, with
+    adopted shards at its end."""
+    layers = placement.by_layer
+    if not placement.adopted and len(previous.units) == len(layers.hosts):
+        return previous, True
+    whole = previous.slots is not None
+    owned = (previous.owner[None, :, :] == layers.hosts[:, :, None]).sum(axis=2) * layers.among(previous.alive)
+    units = (owned > 0).astype(np.int64) if whole else owned
+    slots = None
+    if previous.slots is not None:
+        own = placement.redundancy
+        order = previous.slots[:own].argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+        further = np.repeat(np.arange(own, len(layers.hosts))[:, None], placement.num_groups, axis=1)
+        slots = np.vstack([order, further]).astype(np.int32)
+    return replace(previous, units=units, slots=slots), False
 
 
 def _anywhere(placement: Placement, granularity: str) -> bool:
@@ -161,13 +182,16 @@ def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> N
     freed ones go to the hosts that gain, in layer order."""
     owner = previous.owner.copy()
     changed = np.flatnonzero((owned != previous.units).any(axis=0))
-    hosts = placement.hosts()[changed]
+    layers = placement.by_layer
+    hosts = layers.hosts.T[changed]
     rows = owner[changed]
     held = rows[:, :, None] == hosts[:, None, :]
+    if layers.real is not None:
+        held &= layers.real.T[changed][:, None, :]
     layer = held.argmax(axis=2)
     place = np.take_along_axis(held.cumsum(axis=1), layer[:, :, None], axis=2)[:, :, 0]
     now = owned.T[changed]
-    freed = place > np.take_along_axis(now, layer, axis=1)
+    freed = (place > np.take_along_axis(now, layer, axis=1)) | ~held.any(axis=2)
     gains = np.maximum(now - previous.units.T[changed], 0)
     rows[freed] = np.repeat(hosts.ravel(), gains.ravel())
     owner[changed] = rows
@@ -175,12 +199,12 @@ def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> N
 
 
 def _assign_shards(
-    placement: Placement, alive: NDArray[np.bool_], previous: Assignment, depth: int, bound: int
+    placement: Placement, alive: NDArray[np.bool_], previous: Assignment, depth: int, bound: int, same: bool
 ) -> Assignment:
     assert previous.slots is not None
     hosts = placement.by_layer.hosts
     kept, usual = _kept(placement, alive, previous), slowness_of(placement.num_groups, (), {})
-    owned = _fixed(hosts, alive, previous, kept, depth)
+    owned = _fixed(hosts, alive, previous, kept, depth) if same else None
     slots = previous.slots
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"

@@ -7,7 +7,7 @@ Flows*, ch. 9.7): one vectorised Bellman-Ford gives every node's distance to a g
 walks along arcs on which that distance is exact, and so on until nothing waits. The result has the least total cost at
 these caps; or there is a certificate that they are too small (Hall's condition fails).
 
-Arrays are layer-major, [r, N]. In a *shard table* entry [l, i] is about shard i on its host of layer l; in a *group
+Arrays are layer-major, [L, N]. In a *shard table* entry [l, i] is about shard i on its host of layer l; in a *group
 table* entry [l, g] is about group g and its shard of layer l.
 """
 
@@ -62,7 +62,7 @@ class Chains:
         # One move outweighs all extras that a whole plan can have.
         self.move = 1 if extra is None else num_groups * units + 1
         taken: IntTable | int = 1 if extra is None else extra * self.hop + 1
-        self.take: IntTable = np.where(live.take(tables.hosts), taken, _NEVER)
+        self.take: IntTable = np.where(tables.among(live), taken, _NEVER)
         kept_by_group = kept.take(tables.stack_cells)
         self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
         self.room: IntTable = np.where(live, caps - kept_by_group.sum(axis=0), 0)

@@ -75,11 +75,10 @@ def _hosts(
     placement: Placement, shards: Iterable[int], able: frozenset[int], last_resort: frozenset[int]
 ) -> tuple[dict[int, list[int]], list[int]]:
     """(groups that may take pieces of a shard, in layer order; shards that have none)."""
-    table = placement.hosts()
     hosts: dict[int, list[int]] = {}
     uncovered: list[int] = []
     for shard in sorted(shards):
-        candidates = table[shard].tolist()
+        candidates = placement.hosts_of(shard)
         hosts[shard] = [g for g in candidates if g in able] or [g for g in candidates if g in last_resort]
         if not hosts[shard]:
             uncovered.append(shard)

@@ -31,10 +31,10 @@ class Assignment:
     granularity: str
     """'microbatch' or 'shard'."""
     units: NDArray[np.int64]
-    """[r, N]: how many pieces of shard i its layer-l host owns; in shard granularity whether it owns the shard (0 or
+    """[L, N]: how many pieces of shard i its layer-l host owns; in shard granularity whether it owns the shard (0 or
     1). There are no rows where 64 or more groups all host every shard (microbatch granularity)."""
     slots: NDArray[np.int32] | None
-    """[r, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
+    """[L, N] in shard granularity: the slot (0 = top) that layer l has in the present stack order of group g. The
     shards that a group owns are among its top ``depth`` slots."""
     loads: NDArray[np.int64]
     """[N]: pieces of every group."""

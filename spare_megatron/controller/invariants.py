@@ -16,6 +16,7 @@ from spare_megatron.controller.messages import (
     Decision,
     Event,
     GaveBack,
+    Hosts,
     JoinersLate,
     Opened,
     SendCommit,
@@ -47,6 +48,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _votes(after)
         _growth(before, event, after)
         _relief(before, after)
+        _adoption(before, event, after)
         _audits(before, after)
     _views(after, decision)
     _joiners(event, after)
@@ -105,7 +107,7 @@ def _drained(before: State, after: State) -> None:
 
 def _standing(before: State, after: State) -> None:
     """The standing assignment changes only with an epoch, whose views say so. Slowness is of members, and what was
-    measured is in the standing assignment when a commit was to share later steps out by it (rule 23)."""
+    measured is in the standing assignment when a commit was to share later steps out by it (rule 24)."""
     if after.phase != "running" or before.phase != "running" or before.standing is None or after.standing is None:
         return
     if after.standing.assignment is not before.standing.assignment and after.epoch == before.epoch:
@@ -119,7 +121,7 @@ def _standing(before: State, after: State) -> None:
 
 
 def _stack(state: State, group: int) -> set[int]:
-    return set(state.where.stacks()[group].tolist())
+    return set(state.where.stack_of(group))
 
 
 def _membership(before: State, after: State) -> None:
@@ -250,10 +252,9 @@ def _plans(state: State) -> None:
 
 def _hosts(state: State) -> dict[int, set[int]]:
     """Shard -> live groups that host it."""
-    stacks = state.where.stacks()
     hosts: dict[int, set[int]] = {shard: set() for shard in range(state.job.num_groups)}
     for group in state.live:
-        for shard in stacks[group].tolist():
+        for shard in state.where.stack_of(group):
             hosts[shard].add(group)
     return hosts
 
@@ -277,7 +278,8 @@ def _offer_of(state: State, group: int) -> Offer | None:
 
 
 def _growth(before: State, event: Event, after: State) -> None:
-    """Inside a step a survivor's plan only grows (rule 4), and only loses what the group has given back (rule 21)."""
+    """Inside a step a survivor's plan only grows (rule 4), and only loses what the group has given back (rule 21) or
+    cannot open (rule 23)."""
     if before.phase != "running" or before.committed != after.committed:
         return
     for group in before.live.keys() & after.live.keys():
@@ -287,7 +289,10 @@ def _growth(before: State, event: Event, after: State) -> None:
         if isinstance(event, GaveBack) and event.group == group:
             given = given.union(event.pieces)
         old, new = before.segments_of(group), after.segments_of(group)
-        if given and after.epoch > before.epoch and group not in after.relief.asked:
+        if not (given and after.epoch > before.epoch and group not in after.relief.asked):
+            given = frozenset()
+        given = given.union(_shut(before, event, group))
+        if given:
             old = tuple(tuple(piece for piece in segment if piece not in given) for segment in old)
         anew = group in after.learners and after.learners[group].offer != _offer_of(before, group)
         if anew:
@@ -303,6 +308,33 @@ def _growth(before: State, event: Event, after: State) -> None:
             hosts = _hosts(after) if added else {}
             if any(hosts[shard] & after.holders for shard in added):
                 raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
+
+
+def _shut(before: State, event: Event, group: int) -> tuple[int, ...]:
+    """The pieces of a shard that the group cannot open."""
+    if not isinstance(event, Hosts) or event.group != group or event.opened:
+        return ()
+    return tuple(p for p in before.plan.pieces(group) if p // before.job.pieces_per_shard == event.shard)
+
+
+def _adoption(before: State, event: Event, after: State) -> None:
+    """Only members that hold the state have adopted shards, which they did not host; a group that cannot open one is
+    never its host again; and a shard is adopted only where it had no host (rule 23)."""
+    pairs = {(shard, group) for group, shards in after.adopted.items() for shard in shards}
+    if set(after.where.adopted) != pairs:
+        raise InvariantError(f"the placement has adopted {after.where.adopted}, the groups {sorted(pairs)}")
+    if not after.adopted.keys() | after.unable.keys() <= after.live.keys() or not after.adopted.keys() <= after.holders:
+        raise InvariantError(f"{sorted(pairs)} are adopted, members are {sorted(after.live)}")
+    for shard, group in pairs:
+        if shard in after.unable.get(group, ()):
+            raise InvariantError(f"group {group} hosts shard {shard}, which it could not open")
+        if before.phase == "running" and shard not in before.adopted.get(group, {}):
+            there = [
+                g for g in before.where.hosts_of(shard) if g in before.live and before.live[g] == after.live.get(g)
+            ]
+            still = [g for g in there if not (isinstance(event, Hosts) and (g, shard) == (event.group, event.shard))]
+            if still:
+                raise InvariantError(f"group {group} adopts shard {shard}, which groups {still} host")
 
 
 def _relief(before: State, after: State) -> None:

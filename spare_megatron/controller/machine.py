@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import draining, ending, learning, relief, speeds, voting
+from spare_megatron.controller import draining, ending, hosting, learning, relief, speeds, voting
 from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,
@@ -22,6 +22,7 @@ from spare_megatron.controller.messages import (
     Event,
     GaveBack,
     Hello,
+    Hosts,
     JoinersLate,
     Loss,
     Lost,
@@ -77,6 +78,8 @@ def step(state: State, event: Event) -> Transition:
         return relief.gave_back(state, event)
     if isinstance(event, SpeedsMeasured):
         return speeds.measured(state, event)
+    if isinstance(event, Hosts):
+        return hosting.hosts(state, event)
     if isinstance(event, Ready):
         return learning.ready(state, event)
     if isinstance(event, CaughtUp):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import audits, ending, offers
+from spare_megatron.controller import adoption, audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
 from spare_megatron.controller.standing import draw_standing
@@ -45,6 +45,7 @@ def begin(state: State, why: str) -> Transition:
     live = tuple(sorted(state.live))
     first = first_assignment(state.where, spec.pieces_per_shard, spec.granularity)
     drawn = first
+    state = adoption.covered(replace(state, holders=frozenset(live)))
     if len(live) < spec.num_groups:
         found = assign(state.where, live, spec.pieces_per_shard, spec.granularity, first)
         if isinstance(found, WipeOut):
@@ -55,7 +56,6 @@ def begin(state: State, why: str) -> Transition:
         state,
         phase="running",
         epoch=state.epoch + 1,
-        holders=frozenset(live),
         witnesses=frozenset(live),
         plan=standing.plan,
         standing=standing,
@@ -103,6 +103,7 @@ def lose(state: State, event: Lost) -> Transition:
         highest=_raise_highest(state.highest, losses),
         unproved=without(state.unproved, accused),
     )
+    after = adoption.remaining(after, members)
     if state.phase == "forming":
         return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
     if not members:
@@ -151,11 +152,23 @@ def send_back(state: State, groups: Collection[int], faulty: Collection[int], wh
     return _shrink(after, state, set(back), {}, fences, why)
 
 
+def take(after: State, before: State, taken: Mapping[int, tuple[int, ...]], why: str) -> Transition:
+    """A new epoch of the same members, in which others have those pieces of the step in flight that are ``taken`` from
+    a group: it has not begun them, and cannot."""
+    return _shrink(after, before, set(), {}, [], why, taken)
+
+
 def _shrink(
-    after: State, before: State, gone: set[int], progress: Mapping[int, int], fences: list[Action], why: str
+    after: State,
+    before: State,
+    gone: set[int],
+    progress: Mapping[int, int],
+    fences: list[Action],
+    why: str,
+    taken: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Transition:
     """A new epoch of a running job without the members ``gone``, who are lost or, if they are learners ``after`` it,
-    sent back."""
+    sent back; and without what is ``taken`` from others."""
     spec = after.job
     holders = before.holders - gone
     since = before.epoch + 1 if before.joiners else 0
@@ -184,7 +197,7 @@ def _shrink(
     drawn = draw_standing(after, live)
     if isinstance(drawn, WipeOut):
         return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
-    grown = _patched_plan(before, live, after.holders, gone, progress)
+    grown = _patched_plan(before, after, gone, progress, taken or {})
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
@@ -203,12 +216,14 @@ def _answered(relief: Relief, live: Mapping[int, int]) -> Relief:
 
 
 def _patched_plan(
-    before: State, live: tuple[int, ...], holders: frozenset[int], gone: set[int], progress: Mapping[int, int]
+    before: State, after: State, gone: set[int], progress: Mapping[int, int], taken: Mapping[int, tuple[int, ...]]
 ) -> tuple[Plan, Patch] | WipeOut:
-    """The plans of the step in flight with the pieces added of the members that are gone (protocol rule 4), and those
-    that others have given back (rule 21)."""
-    spec = before.job
+    """The plans of the step in flight with the pieces added of the members that are gone (protocol rule 4), those that
+    others have given back (rule 21), and those that are ``taken`` from others (rule 23)."""
+    spec, live, holders = before.job, tuple(sorted(after.live)), after.holders
     given = {group: pieces for group, pieces in before.relief.given.items() if group not in gone}
+    for group, pieces in taken.items():
+        given[group] = tuple(dict.fromkeys((*given.get(group, ()), *pieces)))
     plan = before.plan.without(given)
     missing = [piece for group in sorted(gone) for piece in before.plan.pieces(group)]
     missing += [piece for pieces in given.values() for piece in pieces]
@@ -219,7 +234,7 @@ def _patched_plan(
     left_of = np.maximum(left, 0).tolist()
     joiners = sorted(set(live) - holders) if len(holders) < len(live) else []
     added = patch(
-        before.where,
+        after.where,
         able=sorted(holders) if joiners else live,
         last_resort=joiners,
         missing=missing,
@@ -230,7 +245,7 @@ def _patched_plan(
     )
     if isinstance(added, WipeOut):
         return added
-    return plan.grown(live, added.added, gone), added
+    return plan.grown(live, {g: adoption.opened_first(after, g, more) for g, more in added.added.items()}, gone), added
 
 
 def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:
@@ -303,7 +318,7 @@ def waited_for(state: State) -> list[int]:
 def change_members(state: State, joining: Sequence[int], left: Sequence[int], why: str) -> Transition:
     """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
-    neither, the standing assignment alone changes, because groups are slow for long (rule 23)."""
+    neither, the standing assignment alone changes, because groups are slow for long (rule 24)."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
     drawn = draw_standing(state, members)

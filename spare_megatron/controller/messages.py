@@ -56,6 +56,8 @@ class JobSpec:
     """Steps that are multiples of this are saved; 0: the tuner decides, or only the last step is saved."""
     emergency_saves: bool = False
     """Save at once where the loss of one more group would end the job (controller.saves)."""
+    adoption: bool = False
+    """Groups take over shards that have lost their last host (controller.adoption)."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -328,6 +330,18 @@ class GaveBack:
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """A group that has adopted a shard has opened its data on all ranks that read any, or cannot."""
+
+    group: int
+    incarnation: int
+    shard: int
+    opened: bool
+    detail: str = ""
+    """Why not."""
+
+
+@dataclass(frozen=True)
 class Saved:
     """A group wrote a checkpoint of ``step`` and asks whether it counts."""
 
@@ -389,6 +403,7 @@ Event: TypeAlias = (
     | RunningOut
     | SpeedsMeasured
     | GaveBack
+    | Hosts
     | Saved
     | StopRequested
     | DrainRequested

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from spare_megatron.controller.adoption import adopt, adopters, bare
+from spare_megatron.controller.audits import name_groups
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.messages import Action, SendFenced
 from spare_megatron.controller.state import State
@@ -119,14 +121,15 @@ def admissible(state: State, digest: str) -> list[int]:
 
 
 def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, list[str]]:
-    """Make learners members where a shard would have no live host, by what was known of them ``before`` this record,
-    which may end their offers: a proved one that holds t*, who is a holder at once; else one that had an offer or
-    could take one, who gets the pieces: a joiner, or, if it has said that it holds t*, a holder that votes compare."""
-    if not state.learners:
+    """Find hosts where a shard would have no live one, by what was known of learners ``before`` this record, which may
+    end their offers: a proved learner that holds t*, who is a holder at once; else holders that adopt the shard; else a
+    learner that had an offer or could take one, who gets the pieces: a joiner, or, if it has said that it holds t*, a
+    holder that votes compare."""
+    if not state.learners and not state.job.adoption:
         return state, []
-    hosts, words = state.where.hosts(), []
-    for shard in range(state.job.num_groups):
-        there = hosts[shard].tolist()
+    words = []
+    for shard in bare(state):
+        there = state.where.hosts_of(shard)
         if any(group in state.live for group in there):
             continue
         learners = [group for group in there if group in state.learners]
@@ -135,6 +138,9 @@ def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, lis
         if whole:
             state = _called(state, whole[0])
             words.append(f"group {whole[0]}, which has caught up, is a member at once, because it hosts shard {shard}")
+        elif chosen := adopters(state, shard):
+            state = adopt(state, shard, chosen)
+            words.append(f"{name_groups(sorted(chosen))} {'adopts' if len(chosen) == 1 else 'adopt'} shard {shard}")
         elif able:
             holds = state.learners[able[0]].applied == state.committed[0]
             state = _called(state, able[0], joiner=True)

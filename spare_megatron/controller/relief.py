@@ -109,5 +109,5 @@ def _free(state: State, pieces: Sequence[int]) -> tuple[int, ...]:
 
 def _hosts(state: State, piece: int) -> Sequence[int]:
     """The holders that host a piece."""
-    hosts: list[int] = state.where.hosts()[piece // state.job.pieces_per_shard].tolist()
+    hosts = state.where.hosts_of(piece // state.job.pieces_per_shard)
     return hosts if len(state.holders) == state.job.num_groups else [g for g in hosts if g in state.holders]

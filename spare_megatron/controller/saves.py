@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from spare_megatron.controller.adoption import able
 from spare_megatron.controller.standing import only_hosts
 from spare_megatron.controller.state import State
 
@@ -44,9 +45,28 @@ def is_emergency(state: State, endangered: frozenset[int]) -> bool:
 
 
 def endangered(state: State) -> frozenset[int]:
-    """The members whose loss alone would end the job, and for whom no learner could stand in: the only live hosts of a
-    shard, the last copy of the state. Empty where the job makes no emergency saves."""
+    """The members whose loss alone would end the job, and for whom no learner could stand in: the last copy of the
+    state, and the only live hosts of a shard that nobody else could adopt. Empty where the job makes no emergency
+    saves."""
     if not state.job.emergency_saves or len(state.live) == state.job.num_groups:
         return frozenset()
     near = {group for group, known in state.learners.items() if known.ready or known.offer is not None}
-    return only_hosts(state.where, near.union(state.live)).intersection(state.live)
+    return not_spared(state, near.union(state.live))
+
+
+def not_spared(state: State, there: Collection[int]) -> frozenset[int]:
+    """The members that are the only hosts, among the groups that are ``there``, of a shard that nobody else could
+    adopt."""
+    last = only_hosts(state.where, there).intersection(state.live)
+    if not state.job.adoption:
+        return last
+    return frozenset(group for group in last if _stands_alone(state, group, there))
+
+
+def _stands_alone(state: State, group: int, there: Collection[int]) -> bool:
+    """Whether nobody else hosts, or could adopt, one of the shards of a group."""
+    for shard in state.where.stack_of(group):
+        hosted = any(other != group and other in there for other in state.where.hosts_of(shard))
+        if not hosted and not able(state, shard) - {group}:
+            return True
+    return False

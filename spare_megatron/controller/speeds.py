@@ -2,7 +2,7 @@
 
 What slows a group down for one step is for relief (controller.relief). A group that is slow for hours would be relieved
 anew in each step: asks, answers and an epoch, and by then it has begun pieces that others would have ended sooner. So
-its slowness is kept in the state, and the standing assignment is drawn for it (controller.assign). Protocol rule 23.
+its slowness is kept in the state, and the standing assignment is drawn for it (controller.assign). Protocol rule 24.
 
 Nothing changes by noise: a group counts as slow when it was slow in both halves of the steps in which it was measured,
 and as usual when it was that in both; its slowness is in whole sixteenths, and changes by ``NOISE`` or more of them;

@@ -35,27 +35,30 @@ def follows_slowness(state: State) -> bool:
 
 
 def leaving(state: State, live: Collection[int]) -> frozenset[int]:
-    """Those of the members ``live`` that are to leave and can: each shard keeps a host among the others."""
+    """Those of the members ``live`` that are to leave and can: each shard keeps a host among the others, which has
+    opened its data."""
     out = state.drained.intersection(live)
     if not out:
         return out
-    hosts = state.where.hosts()
-    alive, staying = _among(state.where, live), _among(state.where, set(live) - out)
-    bare = np.flatnonzero(alive[hosts].any(axis=1) & ~staying[hosts].any(axis=1))
+    where, staying = state.where, set(live) - out
+    there = where.by_layer.among(_among(where, live)).any(axis=0)
+    opened = [(shard, g) for g, shards in state.adopted.items() for shard, is_open in shards.items() if is_open]
+    sure = where.adopting(opened).by_layer.among(_among(where, staying)).any(axis=0)
     needed: set[int] = set()
-    for shard in bare.tolist():
-        there = [group for group in hosts[shard].tolist() if group in out]
-        if needed.isdisjoint(there):
-            needed.add(there[0])
+    for shard in np.flatnonzero(there & ~sure).tolist():
+        hosts = [group for group in where.hosts_of(shard) if group in out]
+        best = [group for group in hosts if state.adopted.get(group, {}).get(shard, True)] or hosts
+        if best and needed.isdisjoint(best):
+            needed.add(best[0])
     return out - needed
 
 
 def only_hosts(where: Placement, live: Collection[int]) -> frozenset[int]:
     """The groups of ``live`` that are the only host in it of some shard."""
-    alive, hosts = _among(where, live), where.hosts()
-    there = alive[hosts]
-    alone = there & (there.sum(axis=1) == 1)[:, None]
-    return frozenset(hosts[alone].tolist())
+    layers = where.by_layer
+    there = layers.among(_among(where, live))
+    alone = there & (there.sum(axis=0) == 1)
+    return frozenset(layers.hosts[alone].tolist())
 
 
 def _among(where: Placement, groups: Collection[int]) -> NDArray[np.bool_]:

@@ -213,6 +213,11 @@ class State:
     """t* when that changed last; before the first time, of the step that this life started from."""
     share_anew: bool = False
     """The next commit draws the standing assignment for the slowness that is known by then."""
+    adopted: Mapping[int, Mapping[int, bool]] = field(default_factory=dict)
+    """Group -> shard that it hosts beyond its stack, because nobody else did -> whether it has opened the data
+    (controller.adoption). ``placement`` has these hosts too."""
+    unable: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Group -> the shards that its incarnation was to adopt and cannot open."""
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -245,7 +250,7 @@ class State:
 
     @property
     def where(self) -> Placement:
-        """The placement of an opened job."""
+        """The placement of an opened job, with what groups have adopted."""
         assert self.placement is not None, "no Opened event yet"
         return self.placement
 
@@ -332,6 +337,9 @@ class State:
             audits=self.audits.get(group, ()),
             disputed=tuple(sorted(self.disputes)),
             save=self.save,
+            adopts=tuple((s, int(is_open)) for s, is_open in sorted(self.adopted[group].items()))
+            if group in self.adopted
+            else (),
             ask=self.relief.asked.get(group),
             asks_made=self.asks_made,
         )

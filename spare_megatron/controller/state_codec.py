@@ -1,7 +1,7 @@
 """Encodes a whole :class:`State` as plain JSON values, and decodes it: the content of a snapshot.
 
 Promises: for every state that the machine reaches, ``decode_state(encode_state(state))`` decides all later events as
-``state`` does. So nothing is left out but what follows from the spec (the placement); the order of mappings is kept,
+``state`` does. So nothing is left out but what follows from the rest (the placement); the order of mappings is kept,
 because a majority or a reason may follow it; and an assignment that the plan in flight shares with the standing one is
 shared afterwards. A change here that older snapshots do not survive is a new format of the journal
 (``coordinator.journal_parts.FORMAT``).
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.codec import decode, encode
+from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
-from spare_megatron.placement import placement_from_offsets
+from spare_megatron.placement import Placement, placement_from_offsets
 
 _ARRAYS = ("owner", "units", "slots", "loads", "slowness")
 
@@ -49,10 +50,15 @@ def decode_state(plain: Mapping[str, Any]) -> State:
     spec, standing = values["spec"], _decode_standing(plain["standing"], table)
     return State(
         **values,
-        placement=None if spec is None else placement_from_offsets(spec.num_groups, spec.offsets),
+        placement=None if spec is None else _placement(spec, values["adopted"]),
         standing=standing,
         plan=_decode_plan(plain["plan"], standing, table),
     )
+
+
+def _placement(spec: JobSpec, adopted: Mapping[int, Mapping[int, bool]]) -> Placement:
+    pairs = [(shard, group) for group, shards in adopted.items() for shard in shards]
+    return placement_from_offsets(spec.num_groups, spec.offsets).adopting(pairs)
 
 
 # -------------------------------------------------------------------------------------------------- plans in flight
@@ -72,7 +78,7 @@ def _encode_plan(state: State, table: list[Assignment]) -> Any:
     if state.standing is not None and plan is state.standing.plan:
         return "standing"
     number = None if plan.assignment is None else _number(plan.assignment, table)
-    return [number, list(plan.members), _pairs(plan.added), sorted(plan.patched), _left(plan)]
+    return [number, list(plan.members), _pairs(plan.added), sorted(plan.patched), _encode_sets(plan.left)]
 
 
 def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment]) -> Plan:
@@ -89,12 +95,8 @@ def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment])
         tuple(members),
         _of_pairs(added),
         frozenset(patched),
-        {group: frozenset(pieces) for group, pieces in left},
+        _decode_sets(left),
     )
-
-
-def _left(plan: Plan) -> list[Any]:
-    return [[group, sorted(pieces)] for group, pieces in plan.left.items()]
 
 
 def _number(assignment: Assignment, table: list[Assignment]) -> int:
@@ -142,6 +144,22 @@ def _pairs(mapping: Mapping[int, Any]) -> list[Any]:
 
 def _of_pairs(plain: list[Any]) -> dict[int, Any]:
     return {key: decode(value) for key, value in plain}
+
+
+def _encode_adopted(adopted: Mapping[int, Mapping[int, bool]]) -> list[Any]:
+    return [[group, _pairs(shards)] for group, shards in adopted.items()]
+
+
+def _decode_adopted(plain: list[Any]) -> dict[int, Mapping[int, bool]]:
+    return {group: _of_pairs(shards) for group, shards in plain}
+
+
+def _encode_sets(sets: Mapping[int, frozenset[int]]) -> list[Any]:
+    return [[key, sorted(values)] for key, values in sets.items()]
+
+
+def _decode_sets(plain: list[Any]) -> dict[int, frozenset[int]]:
+    return {key: frozenset(values) for key, values in plain}
 
 
 def _encode_disputes(disputes: Mapping[int, Mapping[int, int]]) -> list[Any]:
@@ -192,6 +210,8 @@ _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests"), _ENCODED),
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last", "drained", "endangered"), _GROUPS),
+    "adopted": (_encode_adopted, _decode_adopted),
+    "unable": (_encode_sets, _decode_sets),
     "disputes": (_encode_disputes, _decode_disputes),
     "retries": (_encode_retries, _decode_retries),
     "relief": (_encode_relief, _decode_relief),

@@ -74,6 +74,9 @@ class View:
     by parameter."""
     save: int = 0
     """The save that the commit of t* ordered, as returned by :func:`spare_megatron.controller.saves.order`."""
+    adopts: tuple[tuple[int, int], ...] = ()
+    """(shard, 1 where the coordinator knows that it is open, else 0) of each shard that the group has adopted: no piece
+    of it is begun before all ranks have opened its data."""
     ask: ReliefAsk | None = None
     """What the group is asked to give back. While it is, its answer has not changed any plan, and what it gave in it is
     still in its segments."""

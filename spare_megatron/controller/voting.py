@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spare_megatron.config import plural
-from spare_megatron.controller import audits, ending, membership, offers, saves
+from spare_megatron.controller import adoption, audits, ending, membership, offers, saves
 from spare_megatron.controller.blame import Culprit, culprit
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
@@ -271,4 +271,4 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     told = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
     slowness = {group: known for group, known in state.slowness.items() if group in live}
     after = replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing)
-    return replace(after, slowness=slowness), told
+    return adoption.remaining(replace(after, slowness=slowness), out), told

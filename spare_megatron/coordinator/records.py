@@ -240,6 +240,7 @@ class Records:
             "failures_masked": totals.failures_masked,
             "steps_lost": totals.steps_lost,
             "wipe_outs": totals.wipe_outs,
+            "soft_wipe_outs": totals.soft_wipe_outs,
             "joins": totals.joins,
             "lives": state.life,
             "stall_s": round(self.book.stall_s, 3),

@@ -42,6 +42,7 @@ from spare_megatron.controller.messages import (
     Event,
     GaveBack,
     Hello,
+    Hosts,
     JobSpec,
     Loss,
     Opened,
@@ -433,6 +434,8 @@ class Coordinator:
                 self._apply(event)
         elif kind == "gave_back":
             self._apply(protobuf_codec.read(report.gave_back, GaveBack))
+        elif kind == "hosts":
+            self._apply(protobuf_codec.read(report.hosts, Hosts))
         elif kind == "step_report":
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)

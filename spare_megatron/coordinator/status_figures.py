@@ -9,7 +9,7 @@ import numpy as np
 from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
-from spare_megatron.controller.standing import only_hosts
+from spare_megatron.controller.saves import not_spared
 from spare_megatron.controller.view import Offer
 
 
@@ -18,14 +18,16 @@ def status_figures(state: State) -> dict[str, Any]:
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would be a wipe-out;
     ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
     return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
-    ``slow_for_long``: group -> how many times as long as others it takes for a piece, its share of later steps in
-    pieces, and the step after which that was found. Before a job has begun, all but the last four are None."""
+    ``adopted``: shard -> the groups that have taken it over; ``slow_for_long``: group -> how many times as long as
+    others it takes for a piece, its share of later steps in pieces, and the step after which that was found. Before a
+    job has begun, all but the last five are None."""
     learners = sorted(state.learners.items())
     returns = {
         "learning": {str(group): stage_of(known) for group, known in learners},
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
         "slow_for_long": _slow_for_long(state),
+        "adopted": _adopted(state),
     }
     if state.phase not in ("running", "ending"):
         return {"hosts_least": None, "losses_left": None, "last_hosts": None, "next_save": None, **returns}
@@ -48,10 +50,19 @@ def _slow_for_long(state: State) -> dict[str, Any]:
 
 
 def live_hosts(state: State) -> tuple[int, list[int]]:
-    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard)."""
+    """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard which
+    nobody else could adopt)."""
     alive = np.zeros(state.job.num_groups, dtype=np.bool_)
     alive[list(state.live)] = True
-    return int(alive[state.where.hosts()].sum(axis=1).min()), sorted(only_hosts(state.where, state.live))
+    return int(state.where.by_layer.among(alive).sum(axis=0).min()), sorted(not_spared(state, state.live))
+
+
+def _adopted(state: State) -> dict[str, list[int]]:
+    """Shard -> the members that have adopted it."""
+    found: dict[str, list[int]] = {}
+    for shard, group in () if state.placement is None else state.where.adopted:
+        found.setdefault(str(shard), []).append(group)
+    return found
 
 
 def _offer(offer: Offer) -> dict[str, Any]:

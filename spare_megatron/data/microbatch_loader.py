@@ -69,6 +69,18 @@ class MicrobatchLoader:
         """Change the hosted shards (a new placement)."""
         self._hosted = hosted
 
+    @property
+    def reads(self) -> bool:
+        """Whether this rank reads samples: only those of the first and the last pipeline stage do."""
+        return self._dataset is not None
+
+    def try_shard(self, step: int, shard: int) -> None:
+        """Read the first microbatch of a shard in ``step``, hosted or not, if there is one. Raises what reading it
+        raises."""
+        number = shard * self._order.shape.microbatches_per_shard
+        if self._dataset is not None and self._exists(step, number):
+            self._read(step, number)
+
     def __call__(self, step: int, numbers: Sequence[int]) -> Iterator[Microbatch]:
         """The microbatches ``numbers`` of ``step``, which may grow meanwhile. Nothing is read before the first is asked
         for."""

@@ -265,6 +265,22 @@ def check_telemetry(ns: Namespace) -> None:
     )
 
 
+def check_adoption(ns: Namespace) -> None:
+    """Check how groups open the data of shards that they did not host."""
+    command, limit_s = ns.spare_stage_command, ns.spare_adopt_timeout_s
+    refuse(
+        command is not None and "{shard}" not in command,
+        f"--spare-stage-command {command!r} does not say which shard; write {{shard}} where its number is to stand, as "
+        "in 'rsync -a store:/data/{shard}/ /scratch/{shard}/'",
+    )
+    refuse(
+        command is not None and ns.spare_data == "shared",
+        f"--spare-stage-command {command!r} brings data to hosts, but with --spare-data shared every group can read "
+        "all data; leave one of them out",
+    )
+    refuse(limit_s <= 0, f"--spare-adopt-timeout-s is {limit_s:g}, but must be above 0")
+
+
 def check_operation(ns: Namespace) -> None:
     """Check the flags that the launcher carries out; it asks before it starts a rank."""
     refuse(
@@ -312,6 +328,7 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
     )
     check_operation(ns)
     check_telemetry(ns)
+    check_adoption(ns)
     refuse(
         ns.fp8 is not None and ns.spare_reduce.startswith("exact"),
         f"--spare-reduce {ns.spare_reduce} does not go with --fp8-format {ns.fp8}: fp8 scales depend on which "

@@ -51,6 +51,8 @@ class Totals:
     steps_committed: int = 0
     failures_masked: int = 0
     wipe_outs: int = 0
+    soft_wipe_outs: int = 0
+    """Losses of the last hosts of shards, which others have adopted."""
     joins: int = 0
     steps_lost: int = 0
     """Steps that were committed, and then computed again from a checkpoint."""
@@ -149,6 +151,8 @@ class MetricsBook:
                 self._commit(time_s, before, action)
         if changed and before.phase == "running" and after.phase == "running":
             self.totals.joins += len(after.live.keys() - before.live.keys())
+        if after.adopted is not before.adopted and not after.outcome and isinstance(event, Lost | Vote):
+            self.totals.soft_wipe_outs += bool(set(after.where.adopted) - set(before.where.adopted))
         if after.outcome == "wipe-out" and not before.outcome:
             self.totals.wipe_outs += 1
 

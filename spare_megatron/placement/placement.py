@@ -2,13 +2,15 @@
 
 Group g hosts, as layer l of its stack, shard (g + offset[l]) mod N; shard i is hosted, at layer l, by group
 (i - offset[l]) mod N. The first offset is 0, so without failures every group computes the shard of its own number.
-Pure arrays in, arrays out.
+Groups that have adopted shards are further hosts, in layers of their own behind these r: an adopting layer has at most
+one host for a shard and one shard for a group, and the rest of it is filled with pairs that are none, so that each
+layer is a permutation. Pure arrays in, arrays out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -22,15 +24,23 @@ from spare_megatron.placement.overlap import max_overlap
 
 @dataclass(frozen=True, eq=False)
 class LayerTables:
-    """The tables of a placement as read-only int64 arrays [r, N], for planners that go through them layer by layer."""
+    """The tables of a placement as read-only int64 arrays [L, N], for planners that go through them layer by layer. L
+    is r, and more where shards are adopted."""
 
     hosts: NDArray[np.int64]
     """hosts[l, i]: the group that has shard i at layer l."""
     stacks: NDArray[np.int64]
     """stacks[l, g]: the shard at layer l of group g."""
     stack_cells: NDArray[np.int64]
-    """stack_cells[l, g]: position of the shard at layer l of group g in a flattened [r, N] table by shard, so that
+    """stack_cells[l, g]: position of the shard at layer l of group g in a flattened [L, N] table by shard, so that
     ``table.take(stack_cells)`` is that table by group."""
+    real: NDArray[np.bool_] | None
+    """real[l, i]: whether hosts[l, i] does host shard i; None where all do."""
+
+    def among(self, groups: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """[L, N]: whether there is a host of shard i at layer l, and it is one of ``groups`` [N]."""
+        there: NDArray[np.bool_] = groups.take(self.hosts)
+        return there if self.real is None else there & self.real
 
 
 @dataclass(frozen=True)
@@ -45,28 +55,52 @@ class Placement:
     """The largest number of shards that two different groups share; a placement with at most 1 is independent."""
     reason: str
     """One sentence with the figures that says what kind of offsets these are, and why there are no better ones."""
+    adopted: tuple[tuple[int, int], ...] = ()
+    """(shard, group) of the hosts that have adopted a shard, ascending."""
 
     @property
     def redundancy(self) -> int:
-        """r: number of groups that host a shard, and of shards that a group hosts."""
+        """r: number of groups that host a shard, and of shards that a group hosts, before any is adopted."""
         return len(self.offsets)
 
+    def adopting(self, adopted: Iterable[tuple[int, int]]) -> Placement:
+        """This placement with these hosts (shard, group) beyond the cyclic ones, and no others."""
+        wanted = tuple(sorted(set(adopted)))
+        assert not any(group in self._hosts[shard] for shard, group in wanted), "it hosts the shard already"
+        return self if wanted == self.adopted else replace(self, adopted=wanted)
+
+    def hosts_of(self, shard: int) -> list[int]:
+        """The groups that host a shard, in the order of the layers, then those that have adopted it."""
+        own: list[int] = self._hosts[shard].tolist()
+        return own + [group for adopted, group in self.adopted if adopted == shard]
+
+    def stack_of(self, group: int) -> list[int]:
+        """The shards that a group hosts, in the order of the layers, then those that it has adopted."""
+        own: list[int] = self._stacks[group].tolist()
+        return own + [shard for shard, adopter in self.adopted if adopter == group]
+
     def stacks(self) -> NDArray[np.int32]:
-        """[N, r]: stacks()[g, l] is the shard at layer l of group g. Read-only."""
+        """[N, r]: stacks()[g, l] is the shard at layer l of group g, without adopted ones. Read-only."""
         return self._stacks
 
     def hosts(self) -> NDArray[np.int32]:
-        """[N, r]: hosts()[i, l] is the group that has shard i at layer l. Read-only."""
+        """[N, r]: hosts()[i, l] is the group that has shard i at layer l, without those that adopted it. Read-only."""
         return self._hosts
 
     @cached_property
     def by_layer(self) -> LayerTables:
-        """The tables of :meth:`hosts` and :meth:`stacks` with the layer as first axis."""
-        hosts, stacks = (np.ascontiguousarray(table.T, dtype=np.int64) for table in (self._hosts, self._stacks))
-        cells = stacks + np.arange(self.redundancy)[:, None] * self.num_groups
+        """The tables of :meth:`hosts` and :meth:`stacks` with the layer as first axis, and layers for what is
+        adopted."""
+        more, real = _adopting_layers(self.num_groups, self.adopted)
+        hosts = np.vstack([self._hosts.T.astype(np.int64), *more])
+        stacks = np.empty_like(hosts)
+        np.put_along_axis(stacks, hosts, np.arange(self.num_groups)[None, :], axis=1)
+        cells = stacks + np.arange(len(hosts))[:, None] * self.num_groups
         for table in (hosts, stacks, cells):
             table.flags.writeable = False
-        return LayerTables(hosts, stacks, cells)
+        return LayerTables(
+            hosts, stacks, cells, np.vstack([np.ones_like(self._hosts.T, np.bool_), *real]) if real else None
+        )
 
     @cached_property
     def _stacks(self) -> NDArray[np.int32]:
@@ -81,6 +115,32 @@ class Placement:
         table: NDArray[np.int32] = (numbers % self.num_groups).astype(np.int32)
         table.flags.writeable = False
         return table
+
+
+def _adopting_layers(
+    num_groups: int, adopted: Sequence[tuple[int, int]]
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.bool_]]]:
+    """Permutations [N] of shards to groups that together have the pairs (shard, group), and where [N] they have them.
+
+    A pair goes to the first layer in which its shard and its group are free; what is free in a layer then is paired in
+    any order."""
+    layers: list[dict[int, int]] = []
+    for shard, group in adopted:
+        layer = next((one for one in layers if shard not in one and group not in one.values()), None)
+        if layer is None:
+            layer = {}
+            layers.append(layer)
+        layer[shard] = group
+    tables, real = list[NDArray[np.int64]](), list[NDArray[np.bool_]]()
+    for layer in layers:
+        there = np.zeros(num_groups, dtype=np.bool_)
+        there[list(layer)] = True
+        table = np.empty(num_groups, dtype=np.int64)
+        table[there] = [layer[shard] for shard in np.flatnonzero(there).tolist()]
+        table[~there] = sorted(set(range(num_groups)) - set(layer.values()))
+        tables.append(table)
+        real.append(there)
+    return tables, real
 
 
 def build_placement(

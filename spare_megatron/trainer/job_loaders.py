@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.data.microbatch_loader import MicrobatchLoader, check_enough, evaluation_consumed
 from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.placement import Placement
 from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.trainer.staging import bring
 from spare_megatron.trainer.start import Start
 
 
@@ -28,6 +31,8 @@ class JobLoaders:
         """From now on the loaders read the shards that ``group`` hosts: a standby has got its place."""
         stack = self._placement.stacks()[group].tolist()
         self._hosted = None if self._job.spare.data == "shared" else frozenset(stack)
+        if any(loader.reads for loader in self._made):
+            stage(self._job, stack)
         for loader in self._made:
             loader.host(self._hosted)
 
@@ -50,7 +55,28 @@ class JobLoaders:
         self._made.append(loader)
         return loader
 
+    def open(self, shard: int, step: int) -> None:
+        """Read a shard too that the group did not host, from ``step`` on: bring its data here if there is a command for
+        it, and read a first microbatch of it. Raises what that raises."""
+        if not any(loader.reads for loader in self._made):
+            return
+        stage(self._job, [shard])
+        for loader in self._made:
+            loader.try_shard(step, shard)
+        if self._hosted is not None:
+            self._hosted |= {shard}
+        for loader in self._made:
+            loader.host(self._hosted)
+
     def close(self) -> None:
         """Stop the loaders' threads."""
         for loader in self._made:
             loader.close()
+
+
+def stage(job: JobArguments, shards: Sequence[int]) -> None:
+    """Bring the data of these shards to this host, where there is a command for it; see :func:`bring`."""
+    command, place = job.spare.stage_command, job.place
+    if command is not None and place.run_dir is not None:
+        for shard in shards:
+            bring(command, shard, RunDirectory(place.run_dir).stage, job.spare.adopt_timeout_s)

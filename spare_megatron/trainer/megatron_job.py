@@ -51,7 +51,7 @@ from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
 from spare_megatron.trainer.hooks import hooks_of
 from spare_megatron.trainer.job_arguments import JobArguments
-from spare_megatron.trainer.job_loaders import JobLoaders
+from spare_megatron.trainer.job_loaders import JobLoaders, stage
 from spare_megatron.trainer.progress import append_progress, saved_text
 from spare_megatron.trainer.rendezvous import group_store
 from spare_megatron.trainer.reporting import ReportingEngine
@@ -137,6 +137,8 @@ def run_megatron_job(
         if slow:
             log.warning("%s", slow)
         append_progress(job, "Starting job")
+    if place.restarts:  # perhaps on a host that has read none of this before
+        stage(job, placement.stack_of(place.group))
     needed = start.batches(job).consumed_before(job.train_iters + 1)
     train_samples, *others = sample_counts(job.train_iters, args)
     datasets = build_datasets(
@@ -199,7 +201,7 @@ def run_megatron_job(
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
     try:
-        return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector)
+        return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector, loaders.open)
     finally:
         end_hooks()
         loaders.close()
@@ -298,6 +300,7 @@ def _spec(
         audit_seed=job.training.seed,
         save_every=job.save_every,
         emergency_saves=job.checkpoint.save is not None and not job.spare.no_emergency_save,
+        adoption=not job.spare.no_adoption,
     )
 
 
@@ -322,6 +325,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         device=compute_device().type,
         late_pauses=job.spare.schedule == "tickets",
         tickets_ahead=job.shape.pipeline + 1 if job.spare.relief else 0,
+        adopt_timeout_s=job.spare.adopt_timeout_s,
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
         batch_phases=start.batches(job).phases if job.batches.changes else (),

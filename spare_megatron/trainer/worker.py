@@ -32,6 +32,7 @@ from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.group_rounds import gather_in_group
 from spare_megatron.trainer.loop import Saver, TrainingLoop
+from spare_megatron.trainer.shard_opening import Opens, ShardOpening
 from spare_megatron.trainer.signals import stop_on_signals
 from spare_megatron.trainer.step import StepRunner
 from spare_megatron.transfer.socket_transport import SocketTransport
@@ -64,9 +65,12 @@ class RankJob:
     """Whether this process has computed a piece for nothing already."""
 
 
-def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector) -> ExitCode:
+def train_rank(
+    job: RankJob, engine: StepEngine, saver: Saver | None, injector: Injector, opens: Opens = lambda shard, step: None
+) -> ExitCode:
     """Train until the job is over for this rank; returns its exit code. The engine must hold the state after
-    ``job.spec.first_step``.
+    ``job.spec.first_step``; it can compute pieces of a shard that its group did not host once ``opens`` has returned
+    for it.
 
     Raises:
         ConfigError: the coordinator cannot be reached or refuses this rank.
@@ -80,6 +84,8 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
     # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
     transport = SocketTransport(me, host, 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s)
 
+    opening = ShardOpening(opens)
+
     def adopt(orders: Orders) -> None:
         members = tuple(Member(*one) for one in orders.view.live)
         replicas.adopt(Membership(orders.view.epoch, members, orders.right_at))
@@ -92,8 +98,9 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         coordinator=job.coordinator,
         address=replicas.address,
         serving_at=transport.address,
-        on_view=(adopt,),
+        on_view=(adopt, opening.look),
     )
+    opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
     donor = Donor(engine, session, transport)
     gone_s = job.job.timeouts.heartbeat_timeout_s
@@ -117,6 +124,7 @@ def train_rank(job: RankJob, engine: StepEngine, saver: Saver | None, injector: 
         replicas.close()
         transport.close()
         donor.close()
+        opening.close()
         session.close()
     return _exit_code(orders)
 

@@ -14,6 +14,7 @@ from spare_megatron.controller.messages import (
     AcceptSave,
     DrainRequested,
     GaveBack,
+    Hosts,
     JobSpec,
     Lost,
     Opened,
@@ -72,6 +73,8 @@ class Failure:
     masked: bool
     reason: str
     """The controller's."""
+    adopted: tuple[int, ...] = ()
+    """The shards that have lost their last host by it, and that others have adopted: a soft wipe-out."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class JobHistory:
         """Group -> incarnation of the members, by the last view that was sent."""
         self.patching: set[int] = set()
         """The members that compute pieces of lost groups in the step in flight."""
+        self._adopted: set[tuple[int, int]] = set()
+        """(group, shard that it has adopted), by the last views."""
         self._segments: dict[int, int] = {}
         """Group -> how many segments of its plan are known."""
         self._epoch = self._fencing = 0
@@ -173,7 +178,7 @@ class JobHistory:
             self.patching &= self.live.keys()
             life.begun_s = life.begun_s or record.time_unix_s
         if trains:
-            self._members(record, before)
+            self._members(record, before, self._newly_adopted(views))
         self._epoch = max(self._epoch, record.epoch)
 
     def _opened(self, record: Record, event: Opened) -> None:
@@ -199,7 +204,15 @@ class JobHistory:
                 self.patching.add(view.group)
             self._segments[view.group] = max(known, len(view.segments))
 
-    def _members(self, record: Record, before: Mapping[int, int]) -> None:
+    def _newly_adopted(self, views: Sequence[View]) -> tuple[int, ...]:
+        """Follow which shards are adopted; returns those of which a group is told for the first time."""
+        told = {(view.group, shard) for view in views for shard, _ in view.adopts}
+        new = {shard for group, shard in told - self._adopted}
+        groups = {view.group for view in views}
+        self._adopted = {pair for pair in self._adopted if pair[0] not in groups} | told
+        return tuple(sorted(new))
+
+    def _members(self, record: Record, before: Mapping[int, int], adopted: tuple[int, ...]) -> None:
         """Note who is not a member any more, and who is one again."""
         life, event, now_s = self.life, record.event, record.time_unix_s
         commits = any(isinstance(action, SendCommit) for action in record.actions)
@@ -220,9 +233,10 @@ class JobHistory:
             causes = tuple(map(describe, told)) or tuple(a.reason for a in fenced if a.group in gone)
             masked = life.outcome in ("", "finished", "left")
             step = life.step_in_flight
-            self.failures.append(Failure(now_s, life.number, step, tuple(sorted(gone)), causes, masked, record.reason))
+            lost = tuple(sorted(gone))
+            self.failures.append(Failure(now_s, life.number, step, lost, causes, masked, record.reason, adopted))
             self._lost_s |= dict.fromkeys(gone, now_s)
-        elif changed and not commits and not isinstance(event, GaveBack | DrainRequested):
+        elif changed and not commits and not isinstance(event, GaveBack | DrainRequested | Hosts):
             life.repeated.add(life.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
             away_s = now_s - self._lost_s.get(group, now_s)

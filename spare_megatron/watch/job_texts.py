@@ -102,7 +102,12 @@ def _happenings(picture: JobPicture) -> Iterator[Happening]:
         if life.ended_s is not None:
             yield Happening(life.ended_s, "end", f"life {life.number} ends, {life.outcome}: {life.reason}")
     for failure in history.failures:
-        yield Happening(failure.time_s, "failure", "; ".join(failure.causes) or failure.reason)
+        text = "; ".join(failure.causes) or failure.reason
+        if failure.adopted:
+            text += (
+                f"; {'shards' if len(failure.adopted) > 1 else 'shard'} {', '.join(map(str, failure.adopted))} adopted"
+            )
+        yield Happening(failure.time_s, "failure", text)
     for left in history.drained:
         yield Happening(left.time_s, "drained", f"group {left.group} has left on request, after step {left.step}")
     for one in history.returns:

@@ -101,11 +101,13 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
     if running and hosts == 1:
         last = status.get("last_hosts", [])
         one_of = "one of " if len(last) > 1 else ""
-        whose = f": the loss of {one_of}{numbered_groups(last)}" if last else ", whose loss"
-        yield f"some shard has one live host{whose} would be a wipe-out"
+        whose = f": the loss of {one_of}{numbered_groups(last)} would be a wipe-out"
+        yield f"some shard has one live host{whose if last else '; without it others would adopt the shard'}"
     elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
+    for shard, groups in status.get("adopted", {}).items():
+        yield f"shard {shard} is adopted by {numbered_groups(groups)}"
     for group in status.get("drained", []):
         how = "is to leave, as soon as the others can do without it" if str(group) in status["live"] else "is drained"
         yield f"group {group} {how}; spare-drain --undo takes that back"

@@ -164,6 +164,8 @@ class Model:
                 yield f"compute {p.name}", False, lambda: self.do.compute(w, n)
             for number, after in enumerate(self.do.rules.answers(p)):
                 yield f"answer {p.name} {number}", False, partial(self.do.put, w, n, after)
+        for shard in self.do.rules.opens(p):
+            yield f"open {p.name} {shard}", False, partial(self.do.put, w, n, self.do.rules.open(p, shard, True))
         if p.saving is not None:
             yield f"saved {p.name}", False, lambda: self.do.put(w, n, self.do.rules.saved(p))
         if p.offer is not None:
@@ -187,7 +189,8 @@ class Model:
         if p.slow:
             return
         if rules.answers(p):
-            yield f"answer {p.name}", False, lambda: do.put(w, n, rules.answers(p)[0])
+            for number, after in enumerate(rules.answers(p)):
+                yield f"answer {p.name} {number}", False, partial(do.put, w, n, after)
         elif rules.computes(p):
             yield f"compute {p.name}", False, lambda: do.compute(w, n)
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
@@ -244,6 +247,10 @@ class Model:
             yield from self._fault(w, "repeat", f" {p.name}", lambda v: self.do.repeat(v, n))
         if self.do.rules.computes(p) and not p.slow:
             yield from self._fault(w, "slow", f" {p.name}", lambda v: self.do.put(v, n, p._replace(slow=True)))
+        for shard in self.do.rules.opens(p):
+            shut = partial(self.do.rules.open, p, shard, False)
+            label = f" {p.name} for {shard}"
+            yield from self._fault(w, "unable", label, lambda v, shut=shut: self.do.put(v, n, shut()))  # type: ignore[misc]
         if not p.damage and p.applied >= 0:
             yield from self._fault(w, "damage", f" {p.name}", lambda v: self.do.damage(v, n))
         if self.do.rules.reduces(p) and self.do.sum_of(w, p) is None:

@@ -78,6 +78,8 @@ class Process(NamedTuple):
     """It may be long until it runs the other segments of the step in flight."""
     answer: Kept[m.GaveBack] | None = None
     """Its answer to the newest ask that it has answered."""
+    opened: tuple[tuple[int, bool], ...] = ()
+    """(shard that it was told to adopt, whether it could open the data), of those that it has tried."""
     gave: int = 0
     """Epoch of the newest sum of the step in flight that it contributed to."""
     held: Kept[Result] | None = None
@@ -209,6 +211,9 @@ class Processes:
             raise Violation(f"group {p.name} knew commit {before.view.committed}, now {known.committed}")
         p = self._learn(p._replace(orders=self._keep(known), incarnation=known.incarnation))
         p = self._serve(p)
+        for shard, is_known in known.adopts:
+            if not is_known and shard in dict(p.opened):
+                p = self._said_of_shard(p, shard)
         if change is Change.EPOCH:
             ballots = self._ballots(p)
             ballots.forget_older(known.epoch, known.committed)
@@ -227,7 +232,27 @@ class Processes:
         return vote is not None and vote.result.at == (p.known.step, p.known.epoch)
 
     def computes(self, p: Process) -> bool:
-        """Whether it has something to contribute to the sum of the present epoch."""
+        """Whether it has something to contribute to the sum of the present epoch, and can."""
+        return self._may_compute(p) and not self._is_shut(p)
+
+    def _is_shut(self, p: Process) -> bool:
+        """Whether it has not opened, or cannot open, a shard of which it has a piece to run."""
+        shut = {shard for shard, _ in p.known.adopts} - {shard for shard, is_open in p.opened if is_open}
+        new = [piece for segment in p.known.segments[p.segments :] for piece in segment]
+        return any(piece // self._spec.pieces_per_shard in shut for piece in new)
+
+    def opens(self, p: Process) -> list[int]:
+        """The shards whose data it may try to open."""
+        return [] if p.orders is None else [shard for shard, _ in p.known.adopts if shard not in dict(p.opened)]
+
+    def open(self, p: Process, shard: int, can: bool) -> Process:
+        """It has opened a shard, or cannot, and says so."""
+        return self._said_of_shard(p._replace(opened=tuple(sorted((*p.opened, (shard, can))))), shard)
+
+    def _said_of_shard(self, p: Process, shard: int) -> Process:
+        return p._replace(up=self._up(p, m.Hosts(p.group, p.incarnation, shard, dict(p.opened)[shard])))
+
+    def _may_compute(self, p: Process) -> bool:
         if p.orders is None:
             return False
         orders = p.orders.value
@@ -251,8 +276,8 @@ class Processes:
             return []
         new = [piece for segment in known.segments[p.segments :] for piece in segment]
         audited = audits.selected(self._spec, known.step, new)
-        free = [piece for piece in new if piece not in audited] if self.computes(p) else []
-        ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow else (0,)
+        free = [piece for piece in new if piece not in audited] if self._may_compute(p) else []
+        ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow or self._is_shut(p) else (0,)
         said = [
             m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[len(free) - number :]))
             for number in ways

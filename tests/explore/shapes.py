@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "speeds"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -36,6 +36,15 @@ PLAIN = {
     ),
     "three groups, each shard on two, speeds that change, and a loss": Shape(
         3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
+    ),
+    "three groups without redundancy, a shard adopted, and a fault": Shape(
+        3,
+        1,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "cut", "return"}),
+        each=(("kill", 2), ("cut", 1), ("return", 1)),
+        adoption=True,
+        formed=True,
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True

@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import resource
+import time
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def main() -> int:
         transfer_rate_bytes_s=options.transfer_rate_bytes_s,
         warm=waited,
     )
-    code = train_rank(rank, engine, saver, injector)
+    code = train_rank(rank, engine, saver, injector, partial(_open, options, place))
     if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
         _leave_digest(engine, place)
     return int(code)
@@ -115,6 +116,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--save", default="")
     parser.add_argument("--save-interval", type=steps_or_auto)
     parser.add_argument("--emergency-saves", action="store_true")
+    parser.add_argument("--adoption", action="store_true", help="groups take over shards without a host")
+    parser.add_argument("--shut", type=int, nargs="*", default=(), help="groups that can open no further shard")
+    parser.add_argument("--open-s", type=float, default=0.0, help="how long opening a shard takes")
+    parser.add_argument("--adopt-timeout-s", type=float, default=60.0)
     parser.add_argument("--restart-after", type=whole_number_or_auto, default=0)
     parser.add_argument("--mtbf-gpu-hours", type=float)
     parser.add_argument("--load", action="store_true")
@@ -148,6 +153,7 @@ def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec
         audit_seed=1,
         save_every=options.save_interval if options.save and isinstance(options.save_interval, int) else 0,
         emergency_saves=options.emergency_saves,
+        adoption=options.adoption,
     )
 
 
@@ -166,6 +172,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
         train_iters=options.steps,
         late_pauses=options.joins,
         tickets_ahead=options.ahead,
+        adopt_timeout_s=options.adopt_timeout_s,
         exit_duration_s=options.duration_s,
         log_interval=1,
         global_batch_size=place.num_groups * options.pieces,
@@ -192,6 +199,13 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: 
         notice=RunDirectory(str(place.run_dir)).notice,
         complete=partial(leave_choice, place),
     )
+
+
+def _open(options: argparse.Namespace, place: Place, shard: int, step: int) -> None:
+    """What a rank does whose group has adopted a shard: the last position may find that it cannot read it."""
+    time.sleep(options.open_s)
+    if place.group in options.shut and place.position == place.group_size - 1:
+        raise OSError(f"no such file: shard-{shard}.bin")
 
 
 def _limit_files(options: argparse.Namespace, place: Place) -> None:

@@ -7,7 +7,7 @@ it). Every transition is checked against the invariants.
 Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
-         [audit=0.5] [seed=7] [save=steps] [emergency=1]
+         [audit=0.5] [seed=7] [save=steps] [emergency=1] [adoption=1]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
     hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [birth=word]
@@ -33,6 +33,8 @@ Commands::
                                     pieces take 1 s, in a slow group `factor` s
     speeds G:pace[,G:pace] [steps=1]
                                     a piece took the group so many times as long as the median one
+    opened G[,G...] shard=i [cannot]
+                                    of an adopted shard
     gives G[,G...] [pieces=1,2] [number=n]
                                     the answer to the newest ask
 """
@@ -151,6 +153,9 @@ class Player:
         if verb == "applied":
             step = int(options.get("step", self.state.committed[0]))
             return m.Applied(group, incarnation, step, int(options.get("epoch", self.state.epoch)))
+        if verb == "opened":
+            can = "cannot" not in plain
+            return m.Hosts(group, incarnation, int(options["shard"]), can, "" if can else "no such file")
         if verb == "gives":
             pieces = tuple(int(p) for p in options.get("pieces", "").split(",") if p)
             ask = self.state.relief.asked.get(group, ReliefAsk(self.state.fencing, self.state.asks_made, 0))
@@ -217,6 +222,7 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         audit_seed=int(options.get("seed", 0)),
         save_every=int(options.get("save", 0)),
         emergency_saves=bool(options.get("emergency")),
+        adoption=bool(options.get("adoption")),
     )
 
 
@@ -230,6 +236,7 @@ def _describe(action: m.Action) -> list[str]:
         delay = f" after {action.delay_s:g} s" if action.delay_s else ""
         leave = " leave" if v.leave else ""
         leave += f" disputed {list(v.disputed)}" if v.disputed else ""
+        leave += "".join(f" adopts {shard}{'' if is_open else '?'}" for shard, is_open in v.adopts)
         leave += f" ask {v.ask.number}, for up to {v.ask.pieces}" if v.ask else ""
         standing = " ".join(map(str, v.standing))
         return [

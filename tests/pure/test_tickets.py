@@ -3,12 +3,14 @@
 Each walk plays the leader of one group and its ranks. Ranks hear at their own pace, lose their connection and come
 back, and do what their next word says; those of a joiner look at the same orders between runs (trainer.group_rounds).
 Epochs grow the plan or not, steps are committed when all ranks have reduced, the group is asked for pieces and epochs
-take them out or leave them, a joiner is sent back and gets other offers, and the job ends anywhere. What must hold:
+take them out or leave them, shards are adopted and opened, or cannot be, a joiner is sent back and gets other offers,
+and the job ends anywhere. What must hold:
 
 * all ranks do the same in the same order: each one's log begins as the longest does;
 * who reduces in an epoch has exactly the pieces of its plan inside, in its order, and none that was given back and is
   not known to be its own again;
 * an ask has one answer, of pieces that have no ticket;
+* no ticket is of an adopted shard before that is open;
 * when nothing more happens every rank has reduced in the newest epoch, or stands outside of any run.
 """
 
@@ -126,6 +128,8 @@ class World:
         self.said: deque[int] = deque()
         self.ranks = [Rank(position, self) for position in range(self.random.choice((1, 2, 3)))]
         self.pieces, self.offers = 6, 0
+        self.shards, self.opened = 100, set[int]()
+        """The number of the next adopted shard, and the shards that are open."""
         self.joined = 0
         """Tickets that were added to a run under way."""
 
@@ -133,11 +137,22 @@ class World:
         """The leader learns an order and passes it on, with what follows from it."""
         self.orders = taken(self.orders, order, 0)
         runs = self.issuer._open
-        words = self.issuer.told(self.orders.view, self.orders.over)
+        words = self._words(self.issuer.told(self.orders.view, self.orders.over, self.shut))
         self.joined += runs and isinstance(words.words[:1] and words.words[0], Ticket)
         self._look_at_answer()
         for one in (words, order) if self.orders.over else (order, words):
             self._pass_on(one)
+
+    @property
+    def shut(self) -> frozenset[int]:
+        """The adopted shards that are not open."""
+        return frozenset(shard for shard, _ in self.orders.view.adopts if shard not in self.opened)
+
+    def _words(self, words: TicketStream) -> TicketStream:
+        """What the issuer says, in which no piece is of a shard that is not open."""
+        told = {word.piece // SPEC.pieces_per_shard for word in words.words if isinstance(word, Ticket)}
+        assert told.isdisjoint(self.shut), f"pieces of shards {told} are issued, not open are {self.shut}"
+        return words
 
     def _look_at_answer(self) -> None:
         """The group says the same whenever it is asked the same, and has begun nothing of it."""
@@ -161,7 +176,7 @@ class World:
 
     def do(self, move: str) -> bool:
         if move == "begun":
-            self._pass_on(self.issuer.begun(self.said.popleft()))
+            self._pass_on(self._words(self.issuer.begun(self.said.popleft())))
             return True
         rank = self.ranks[int(move.rpartition(" ")[2])]
         if move.startswith("hear"):
@@ -208,9 +223,10 @@ class World:
         self.tell(replace(view, epoch=view.epoch + 1, segments=(*view.segments, *more)))
 
     def ask(self) -> None:
-        """The group is asked, again, or for another number of pieces; not where it may be sent back."""
-        view = self.orders.view
-        if view.is_member and not self.joins and (view.ask is None or self.issuer.answer):
+        """The group is asked, again, or for another number of pieces; not where it may be sent back, nor anew before
+        what it gave is taken in."""
+        view, answer = self.orders.view, self.issuer.answer
+        if view.is_member and not self.joins and (answer is None or not answer.pieces):
             number = view.asks_made + self.random.randrange(2)
             self.tell(ReliefAsk(view.fencing, number, self.random.randrange(1, 4)))
 
@@ -224,6 +240,33 @@ class World:
         again = (answer.pieces,) if self.random.random() < 0.5 else ()
         self.given += len(gone)
         self.tell(replace(view, epoch=view.epoch + 1, segments=(*kept, *again), ask=None))
+
+    def adopt(self) -> None:
+        """A new epoch in which the group has adopted a shard, with some or none of its pieces."""
+        view = self.orders.view
+        if view.is_member and not self.joins:
+            first = self.shards * SPEC.pieces_per_shard
+            pieces = tuple(range(first, first + self.random.randrange(3)))
+            adopts = (*view.adopts, (self.shards, 0))
+            self.shards += 1
+            self.tell(replace(view, epoch=view.epoch + 1, segments=(*view.segments, pieces), adopts=adopts))
+
+    def open(self) -> None:
+        """A shard is open, or cannot be opened: then a view follows that has none of its pieces, and nothing of what
+        was given back."""
+        for shard in sorted(self.shut)[:1]:
+            if self.random.random() < 0.6:
+                self.opened.add(shard)
+                self._pass_on(self._words(self.issuer.opened(self.shut)))
+                continue
+            view, answer = self.orders.view, self.issuer.answer
+            gone = frozenset(answer.pieces) if answer is not None else frozenset[int]()
+            kept = tuple(
+                tuple(p for p in segment if p not in gone and p // SPEC.pieces_per_shard != shard)
+                for segment in view.segments
+            )
+            adopts = tuple(pair for pair in view.adopts if pair[0] != shard)
+            self.tell(replace(view, epoch=view.epoch + 1, segments=kept, adopts=adopts, ask=None))
 
     def same(self) -> None:
         self.tell(self.orders.view)
@@ -248,6 +291,7 @@ class World:
 def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
     world = World(seed)
     events = [world.cut, world.epoch, world.epoch, world.same, world.commit, world.commit, world.ask, world.taken_in]
+    events += [world.adopt, world.open, world.open]
     events += [world.send_back] * world.joins
     world.tell(VIEW)
     for _ in range(40):
@@ -257,6 +301,8 @@ def test_all_ranks_do_the_same_and_reduce_with_all_pieces(seed: int) -> None:
         if world.random.random() < 0.2:
             world.settle()
         world.random.choice(events)()
+    while world.shut:
+        world.open()
     world.taken_in()
     world.settle()
     newest = world.orders.view.epoch, world.orders.view.step

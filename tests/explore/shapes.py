@@ -124,12 +124,12 @@ FULL = {
         3, 2, faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), formed=True
     ),
     "two groups, two pieces of a shard, speeds that change, and any fault, a save after each step": Shape(
-        pieces=2, steps=3, faults=2, kinds=ANY | {"speeds"}, save_every=1, formed=True
+        pieces=2, faults=2, kinds=ANY | {"speeds"}, each=(("speeds", 1),), save_every=1, formed=True
     ),
     "two groups, a group lost and back, and speeds that change": Shape(
         pieces=2,
-        steps=5,
-        faults=4,
+        steps=4,
+        faults=3,
         kinds=frozenset({"speeds", "kill", "return"}),
         each=(("kill", 1), ("return", 1)),
         formed=True,

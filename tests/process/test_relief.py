@@ -89,7 +89,7 @@ def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path
     calm = launch(tmp_path / "calm", *words, "--ahead", "0", groups=GROUPS)
     calm.finish()
     inject = (
-        *("slow=3x:group=1,step=2", f"coordinator-sigkill:step={steps - 6}"),
+        *("slow=3x:group=1,step=2", f"coordinator-sigkill:group=0,step={steps - 6},at=forward"),
         f"sigkill:group=3,step={steps - 3},at=forward",
     )
     job = launch(tmp_path / "slow", *words, groups=GROUPS, inject=inject)
@@ -101,5 +101,5 @@ def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path
     known = status_of(RunDirectory(str(job.run_dir)))["slow_for_long"]
     assert known.keys() == {"1"}
     assert 2.5 <= known["1"]["slowness"] <= 3.5
-    assert known["1"]["share"] < PIECES // 2
+    assert known["1"]["share"] <= PIECES // 2, "with three groups the others have more than a whole shard"
     assert sum(line["pieces_given"] for line in lines[:10]) > 3 * sum(line["pieces_given"] for line in lines[-10:])

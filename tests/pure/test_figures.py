@@ -130,7 +130,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/troubleshooting.md", "They have 600 s"),
         ("docs/simulator.md", "for at most 5 s, then it is sent back"),
         ("docs/simulator.md", "jitter of 5 and 20%"),
-        ("docs/simulator.md", "pieces of 1/64, jitter of 5%)"),
+        ("docs/simulator.md", "(r = 6, pieces of 1/64, jitter of 5%)"),
         ("docs/operating.md", "in most of 18 steps (1.15 times the median or more)"),
         ("docs/operating.md", "is slow for long (2.00 times as long"),
         ("docs/protocol.md", "took at least 1.15 times as long"),

@@ -18,7 +18,7 @@ from statistics import median
 
 PaceOf = Mapping[int, tuple[int, float]]
 """Group -> its pace."""
-Hosts = Callable[[int], Sequence[int]]
+HostsOf = Callable[[int], Sequence[int]]
 """Piece -> the groups that may take it."""
 MARGIN = 0.25
 """By how many of the giver's pieces a move must be of use."""
@@ -26,7 +26,7 @@ GAIN = 0.5
 """By how many pieces of the median group the whole must be: groups that would end sooner by less are not asked."""
 
 
-def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: Hosts) -> dict[int, int]:
+def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: HostsOf) -> dict[int, int]:
     """Group -> how many pieces it is asked for, of those that are. ``movable`` returns the pieces that a group may have
     to give, in the order of its plan; it gives from the end."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
@@ -68,7 +68,7 @@ def _may_gain(paces: PaceOf) -> bool:
     return last_s - even_s >= GAIN * usual_s
 
 
-def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: Hosts) -> dict[int, list[int]]:
+def shared_out(given: Mapping[int, Sequence[int]], paces: PaceOf, hosts: HostsOf) -> dict[int, list[int]]:
     """Group -> the pieces that it takes of those that were ``given`` back: each by another host, the one that ends it
     first, because who passes a piece on gets others; then from the group that ends last to any host of the piece, also
     back to the giver, as long as that one ends sooner."""
@@ -102,7 +102,7 @@ def _take(group: int, piece: int, taken: dict[int, list[int]], ends: dict[int, f
 
 
 def _better(
-    group: int, pieces: Sequence[int], ends: Mapping[int, float], paces: PaceOf, hosts: Hosts
+    group: int, pieces: Sequence[int], ends: Mapping[int, float], paces: PaceOf, hosts: HostsOf
 ) -> tuple[int, int] | None:
     """(one of the pieces that a group has taken, the host that would end it sooner than the group ends); None where
     there is none. Each such move lowers the ends, seen from the latest on, so they come to an end."""
@@ -114,7 +114,7 @@ def _better(
 
 
 def _chain(
-    giver: int, ends: Mapping[int, float], paces: PaceOf, last_piece: Callable[[int], int | None], hosts: Hosts
+    giver: int, ends: Mapping[int, float], paces: PaceOf, last_piece: Callable[[int], int | None], hosts: HostsOf
 ) -> list[int]:
     """The shortest way from ``giver`` to a group that has time for one more piece: each group on it passes its own last
     piece on to the next one. Empty where there is none. Breadth first; of equally near takers the one that ends first.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -99,10 +99,7 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
     """Lines on what threatens, on saves, on how long it takes, and on the end; an older version's status says less."""
     hosts, running, next_save = status.get("hosts_least"), status["phase"] == "running", status.get("next_save")
     if running and hosts == 1:
-        last = status.get("last_hosts", [])
-        one_of = "one of " if len(last) > 1 else ""
-        whose = f": the loss of {one_of}{numbered_groups(last)} would be a wipe-out"
-        yield f"some shard has one live host{whose if last else '; without it others would adopt the shard'}"
+        yield f"some shard has one live host{_threat(status.get('last_hosts'))}"
     elif running and hosts:
         losses = counted(hosts - 1, "more loss", "more losses")
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
@@ -117,6 +114,15 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
         yield _time_to_train(status["time_to_train"])
     if status["outcome"]:
         yield f"{status['outcome']}: {status['reason']}"
+
+
+def _threat(last: Sequence[int] | None) -> str:
+    """What the loss of a last host would be; ``last``: those whose shard nobody else could adopt; None: not told."""
+    if last is None:
+        return ", whose loss would be a wipe-out"
+    if not last:
+        return "; without it others would adopt the shard"
+    return f": the loss of {'one of ' if len(last) > 1 else ''}{numbered_groups(last)} would be a wipe-out"
 
 
 def _time_to_train(told: Mapping[str, Any]) -> str:

@@ -37,14 +37,11 @@ PLAIN = {
     "three groups, each shard on two, speeds that change, and a loss": Shape(
         3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
     ),
-    "three groups without redundancy, a shard adopted, and a fault": Shape(
-        3,
-        1,
-        faults=3,
-        kinds=frozenset({"kill", "unable", "cut", "return"}),
-        each=(("kill", 2), ("cut", 1), ("return", 1)),
-        adoption=True,
-        formed=True,
+    "two groups without redundancy, a shard adopted, and any fault": Shape(
+        2, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
+    ),
+    "three groups without redundancy, a shard adopted or not": Shape(
+        3, 1, steps=1, faults=3, kinds=frozenset({"kill", "unable"}), each=(("kill", 1),), adoption=True, formed=True
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
@@ -149,6 +146,55 @@ FULL = {
     ),
     "two groups, speeds that change, and one that is slow and asked": Shape(
         pieces=3, steps=2, faults=2, kinds=frozenset({"speeds", "slow", "ask"}), formed=True
+    ),
+    "three groups without redundancy, a shard adopted, and speeds that change": Shape(
+        3,
+        1,
+        pieces=2,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "speeds"}),
+        each=(("kill", 1), ("unable", 1)),
+        adoption=True,
+        formed=True,
+    ),
+    "three groups without redundancy, a shard adopted, and back": Shape(
+        3,
+        1,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "cut", "return"}),
+        each=(("kill", 2), ("cut", 1), ("return", 1)),
+        adoption=True,
+        formed=True,
+    ),
+    "three groups without redundancy, a shard adopted, and any fault": Shape(
+        3, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
+    ),
+    "three groups, each shard on two, both hosts lost, and one adopter that cannot": Shape(
+        3, 2, steps=1, faults=3, kinds=frozenset({"kill", "unable", "suspect"}), adoption=True, formed=True
+    ),
+    "three groups without redundancy, an adopter that is slow and asked": Shape(
+        3,
+        1,
+        steps=1,
+        pieces=2,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "slow"}),
+        each=(("kill", 1), ("slow", 1)),
+        adoption=True,
+        formed=True,
+    ),
+    "three groups without redundancy, a shard adopted, and one that is drained": Shape(
+        3,
+        1,
+        steps=3,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "drain"}),
+        each=(("kill", 1), ("drain", 1)),
+        adoption=True,
+        formed=True,
+    ),
+    "two groups without redundancy, a shard adopted, lost and back, and a save": Shape(
+        2, 1, steps=5, faults=3, kinds=frozenset({"kill", "unable", "return"}), save_every=1, adoption=True, formed=True
     ),
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(

@@ -165,7 +165,8 @@ def test_a_wipe_out_goes_back_to_the_checkpoint_by_itself(tmp_path: Path, calm: 
     """With two hosts a shard, its two hosts die: the job starts itself again, and ends with the same weights."""
     _, other = build_placement(LAYOUTS[calm.layout][0], 2).hosts()[0].tolist()
     inject = ("sigkill:group=0,step=8,at=reduce", f"sigkill:group={other},step=8,at=patch")
-    job = start(tmp_path, calm.layout, *inject, redundancy=2, flags=("--save-interval", "5"))
+    flags = ("--save-interval", "5", "--spare-no-adoption")
+    job = start(tmp_path, calm.layout, *inject, redundancy=2, flags=flags)
     lines = job.finish(timeout_s=600)
     assert [(line["life"], line["step"]) for line in lines] == [
         *((1, step) for step in range(1, 8)),
@@ -174,3 +175,12 @@ def test_a_wipe_out_goes_back_to_the_checkpoint_by_itself(tmp_path: Path, calm: 
     losses = {line["step"]: line["loss"] for line in lines}
     assert [losses[step] for step in sorted(losses)] == pytest.approx(calm.losses, rel=TOLERANCE)
     assert saved(job) == calm.digest
+
+
+def test_both_hosts_of_a_shard_die_and_others_adopt_it(tmp_path: Path, calm: Calm) -> None:
+    """The same losses, and nobody starts again: groups that are left open the data of the shard."""
+    _, other = build_placement(LAYOUTS[calm.layout][0], 2).hosts()[0].tolist()
+    inject = ("sigkill:group=0,step=8,at=reduce", f"sigkill:group={other},step=8,at=patch")
+    job = start(tmp_path, calm.layout, *inject, redundancy=2)
+    finish(job, calm, [0, other], started(job))
+    assert "shard 0" in (tmp_path / "launch.out").read_text()

@@ -22,18 +22,26 @@ FLAGS = (
     ),  # the launcher tells of the deaths; a rank that a busy machine starves is none
 )
 PP2 = ("--pipeline-model-parallel-size", "2")
+TP2_PP2 = (*PP2, "--tensor-model-parallel-size", "2")
 LAYOUTS = {
-    "PP2x4": (4, (*PP2, "--global-batch-size", "16")),
-    "TP2xPP2x3": (3, (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "12")),
+    "PP2x4": (4, 3, (*PP2, "--global-batch-size", "16")),
+    "TP2xPP2x3": (
+        3,
+        1,
+        (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "12"),
+    ),
 }
+"""Groups, redundancy, flags. Without redundancy the survivors adopt what a lost group hosted."""
 TOLERANCE = 1e-5
 """Relative, of a step's loss: the order of fp32 additions differs after a failure."""
 
 
-def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str) -> tuple[Job, list[dict[str, Any]]]:
+def train(
+    run_dir: Path, groups: int, redundancy: int, flags: tuple[str, ...], *inject: str
+) -> tuple[Job, list[dict[str, Any]]]:
     """One job through spare-launch to its end."""
     alone = ("--spare-piece-microbatches", "1") if groups == 1 else ()  # as several groups choose
-    words = (*FLAGS, *flags, *alone, "--spare-redundancy", str(min(3, groups)))
+    words = (*FLAGS, *flags, *alone, "--spare-redundancy", str(redundancy))
     job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
     return job, job.finish(timeout_s=240)
 
@@ -41,7 +49,7 @@ def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str) -> t
 @pytest.fixture(scope="module", params=sorted(LAYOUTS))
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """A layout and the metrics of one group that has no other groups."""
-    _, lines = train(tmp_path_factory.mktemp("calm"), 1, LAYOUTS[request.param][1])
+    _, lines = train(tmp_path_factory.mktemp("calm"), 1, 1, LAYOUTS[request.param][2])
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     return request.param, lines
 
@@ -50,7 +58,11 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
     layout, expected = calm
     inject = ("sigkill:group=1,step=4,at=reduce", "sigkill:group=2,position=1,step=8,at=backward,n=1")
-    job, lines = train(tmp_path, *LAYOUTS[layout], *inject)
+    groups, redundancy, flags = LAYOUTS[layout]
+    staged = tmp_path / "staged"
+    flags += ("--spare-stage-command", f"echo {{shard}} >> {staged}")
+    job, lines = train(tmp_path / "run", groups, redundancy, flags, *inject)
+    assert (set(staged.read_text().split()) if staged.exists() else set()) == ({"1", "2"} if redundancy == 1 else set())
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1], [2]]
     for line, other in zip(lines, expected, strict=True):

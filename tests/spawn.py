@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def needs_all_cores(what: str) -> None:
-    """AssertionError in a test that shares the cores with others (its module is marked, or its folder one of those that
+    """AssertionError in a test that shares the cores with others (it is marked, or its folder one of those that
     scripts/test.sh runs so): there a job is so slow that its failures are noticed late."""
     assert "PYTEST_XDIST_WORKER" not in os.environ, f"{what} runs beside other tests: take away beside_others"
 

@@ -151,10 +151,11 @@ def parser() -> argparse.ArgumentParser:
     add("--standby-groups", type=int, default=0, help="number of started groups that replace lost ones (default: 0)")
     add("--restart-after", type=int, metavar="K", help="make a planned restart after K losses")
     add(
-        "--soft-wipe-out-s",
+        "--adopt-s",
         type=float,
         metavar="S",
-        help="after a wipe-out survivors stage data again in S seconds and go on (default: the job restarts)",
+        help="groups adopt a shard that has lost its last host, and open its data in S seconds (default: the job "
+        "restarts)",
     )
     add("--balance", action="store_true", help="slow groups give pieces to faster ones during a step")
     add("--async-save", action="store_true", help="a save does not stop training")
@@ -221,7 +222,7 @@ def case_of(args: argparse.Namespace) -> Case:
         standby_groups=args.standby_groups,
         balance=args.balance,
         async_save=args.async_save,
-        soft_wipe_out_s=args.soft_wipe_out_s,
+        adopt_s=args.adopt_s,
         reading=Reading(replication_rebuilds=args.rebuild_s is not None),
         injections=scripted(args.inject, groups, pieces),
     )

@@ -25,6 +25,7 @@ from spare_megatron.tuner.at_start import (
     Choice,
     Measured,
     at_start,
+    prepare,
     restart_pays,
     updated_interval,
     without_progress,
@@ -84,6 +85,8 @@ class JobTuning:
     def begin(self, wishes: Tuning) -> None:
         """The job, and what it leaves to be decided, is known."""
         self._wishes = wishes
+        if wishes.save_interval or (wishes.redundancy and not wishes.shared_data):
+            prepare()
 
     # ------------------------------------------------------------------------------------------------- what is seen
 

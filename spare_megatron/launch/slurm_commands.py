@@ -22,7 +22,7 @@ SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL")
 
 
 def ask(*words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
-    """Run one command; a time-out counts as a failure without output."""
+    """Run one command; a time-out, or a command that is not there, counts as a failure without output."""
     try:
         return subprocess.run(
             words,
@@ -35,6 +35,8 @@ def ask(*words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 124, "", f"no answer within {timeout_s:g} s")
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not there")
 
 
 def told_of(job: str) -> Mapping[str, str]:

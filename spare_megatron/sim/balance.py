@@ -36,7 +36,7 @@ def completion_s(
         finish: [N] times at which the groups would be done without giving pieces up.
         per_piece: [N] seconds per piece.
         alive: [N] whether a group lives.
-        units: [r, N] pieces as in an assignment; without rows every group hosts every shard.
+        units: [L, N] pieces as in an assignment; without rows every group hosts every shard.
         placement: which groups host which shard.
         earliest: time before which groups do not report; they report when the first one is done, at the earliest then.
     """
@@ -89,16 +89,18 @@ def _fits(left: Ints, slots: Ints, units: Ints, placement: Placement) -> bool:
         onward = (takes[table].sum(axis=1) - takes) / others
         takes = np.maximum(spare + np.minimum(left, onward) - surplus, 0.0)
     by_shard = np.zeros_like(surplus)
+    layers = placement.by_layer
     for layer in np.flatnonzero(units.any(axis=1)):
-        group_of = table[:, layer]
+        group_of = layers.hosts[layer]
         given = np.minimum(surplus[group_of], units[layer])
         by_shard += given
         surplus[group_of] -= given
     room = np.minimum(np.floor(takes + 1e-9).astype(np.int64), slots)
     shards = np.flatnonzero(by_shard)
-    by_shard, hosts = by_shard[shards], table[shards].T
-    for group_of in hosts:
-        taken = np.minimum(by_shard, room[group_of])
+    by_shard, hosts = by_shard[shards], layers.hosts[:, shards]
+    real = np.ones_like(hosts, dtype=np.bool_) if layers.real is None else layers.real[:, shards]
+    for group_of, there in zip(hosts, real, strict=True):
+        taken = np.minimum(by_shard, room[group_of]) * there
         by_shard -= taken
         room[group_of] -= taken
     return not by_shard.any()

@@ -135,9 +135,9 @@ class Policy:
     """Slow groups give pieces to faster ones during a step."""
     async_save: bool = False
     """A save does not stop the training."""
-    soft_wipe_out_s: float | None = None
-    """Seconds in which survivors of a wipe-out stage data again, to go on under a new placement; None: the job restarts
-    from the checkpoint."""
+    adopt_s: float | None = None
+    """Seconds in which groups open a shard that has lost its last host, and that they adopt; None: they do not, and the
+    job restarts from the checkpoint."""
     reading: Reading = Reading()
     """Assumptions about the published policies."""
     injections: tuple[Injection, ...] = ()
@@ -164,8 +164,8 @@ class Policy:
                     f"--save-interval-s {self.save_interval_s:g} is not above --save-s {cluster.save_s:g}: the job "
                     "would only save; use a longer interval or --async-save"
                 )
-        if self.soft_wipe_out_s is not None:
-            _not_negative("--soft-wipe-out-s", self.soft_wipe_out_s)
+        if self.adopt_s is not None:
+            _not_negative("--adopt-s", self.adopt_s)
         if self.restart_after is not None and not 1 <= self.restart_after < cluster.num_groups:
             raise ConfigError(
                 f"--restart-after {self.restart_after} must lie in 1..{cluster.num_groups - 1}, as there are "
@@ -181,7 +181,7 @@ class Policy:
             "--standby-groups": self.standby_groups > 0,
             "--restart-after": self.restart_after is not None,
             "--balance": self.balance,
-            "--soft-wipe-out-s": self.soft_wipe_out_s is not None,
+            "--adopt-s": self.adopt_s is not None,
             "--inject": bool(self.injections),
         }
         if self.name == "replication":

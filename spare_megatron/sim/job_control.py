@@ -30,7 +30,6 @@ class JobControl:
 
     def __init__(self, spec: m.JobSpec, check: bool = False) -> None:
         self.spec = replace(spec, fingerprint=FINGERPRINT)
-        self._offsets = spec.offsets
         self.state: State = initial_state()
         self.check = check
         self.events = 0
@@ -47,11 +46,10 @@ class JobControl:
 
     # ---- a life of the job
 
-    def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-        """Begin a new life of the job at ``first_step`` with these groups, under the job's placement or given
-        offsets."""
+    def open(self, first_step: int, groups: Sequence[int]) -> None:
+        """Begin a new life of the job at ``first_step`` with these groups."""
         state = self.state
-        self.spec = replace(self.spec, first_step=first_step, offsets=tuple(offsets or self._offsets))
+        self.spec = replace(self.spec, first_step=first_step)
         self.feed(m.Opened(self.spec, state.life + 1, state.fencing + 1))
         incarnation = max(state.highest.values(), default=-1) + 1
         self.feed(m.AllHere(tuple((group, incarnation) for group in groups)))
@@ -85,6 +83,17 @@ class JobControl:
         losses = tuple(m.Loss(group, live[group], "exited") for group in groups)
         self.feed(m.Lost(losses, tuple(progress)))
         return self.state.stopped is None
+
+    @property
+    def opening(self) -> list[tuple[int, int]]:
+        """(group, shard) of the adopted shards that are not open yet."""
+        adopted = self.state.adopted.items()
+        return [(group, shard) for group, shards in adopted for shard, is_open in shards.items() if not is_open]
+
+    def opened(self) -> None:
+        """Report that groups have opened the shards that they adopted."""
+        for group, shard in self.opening:
+            self.feed(m.Hosts(group, self.state.live[group], shard, True))
 
     def returns(self, group: int) -> None:
         """Report that a group is back and could be brought up to date."""

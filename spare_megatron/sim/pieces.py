@@ -7,29 +7,28 @@ measure. At a death the controller is told how
 many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
 last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
 group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for
-it; without a transfer it has it within the step after that one, and is admitted with that step's commit. Where no other
-host of a shard lives it is called at once.
+it; without a transfer it has it within the step after that one, and is admitted with that step's commit. Where a shard
+has lost its last host, groups adopt it, whose pieces wait until they have opened it, or a returning group that hosts it
+is called at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.placement import placement_from_offsets
 from spare_megatron.sim.balance import completion_s
 from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
 from spare_megatron.sim.script import Script
 from spare_megatron.sim.transfers import GRACE_S, Transfers
 
-PLACEMENTS_TRIED = 200
-
 
 class PiecesEngine(PolicyTrial):
-    """A trial in microbatch granularity, with re-join, standbys, planned restarts, ``balance`` and soft wipe-outs."""
+    """A trial in microbatch granularity, with re-join, standbys, planned restarts, ``balance`` and adoption."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -39,11 +38,11 @@ class PiecesEngine(PolicyTrial):
         self.leaving = False
         self._transfers = Transfers(self.cluster, self.control) if self.cluster.transfer_s > 0 else None
         self._script = Script(self.policy.injections)
-        self._draws = np.random.default_rng((self.seed, 4))
 
     def _spec(self) -> JobSpec:
         policy = self.policy
-        return job_spec(policy, self.cluster.num_groups, policy.redundancy, policy.pieces_per_shard, "microbatch")
+        spec = job_spec(policy, self.cluster.num_groups, policy.redundancy, policy.pieces_per_shard, "microbatch")
+        return replace(spec, adoption=policy.adopt_s is not None)
 
     def _members(self) -> list[int]:
         return np.flatnonzero(self.alive).tolist()
@@ -179,11 +178,20 @@ class PiecesEngine(PolicyTrial):
             self._transfers.follow(at)
             called = sorted(control.state.joiners.intersection(some.tolist()))
             finish[called] = [self._transfers.holds_s(group) for group in called]
-        finish[some] = np.maximum(finish[some], at) + added[some] * per_piece[some]
+        finish[some] = np.maximum(finish[some], at)
+        self._adopted(at, some, finish)
+        finish[some] += added[some] * per_piece[some]
         total[some] += added[some]
         self.tally.masked += len(dead)
         self.tally.patched += len(some) > 0
         return True
+
+    def _adopted(self, at: float, some: NDArray[np.int64], finish: NDArray[np.float64]) -> None:
+        """Those of ``some`` that have adopted a shard begin what they got when they have opened it."""
+        opening = sorted({group for group, _ in self.control.opening}.intersection(some.tolist()))
+        self.tally.soft_wipe_outs += bool(self.control.opening)
+        finish[opening] = np.maximum(finish[opening], at + (self.policy.adopt_s or 0.0))
+        self.control.opened()
 
     def _arrive(self, group: int) -> None:
         """A group is ready to be brought up to date, after a wipe-out in the next life."""
@@ -247,29 +255,5 @@ class PiecesEngine(PolicyTrial):
         self.arriving, self.leaving = [], False
 
     def _recover(self) -> None:
-        if self.policy.soft_wipe_out_s is None or not self.alive.any():
-            self._whole()
-            super()._recover()
-            return
-        self._whole_survivors()
-
-    def _whole_survivors(self) -> None:
-        """Go on with the survivors, who hold the weights of the last commit, under a random placement in which they
-        cover every shard. Groups that were ready to join still are."""
-        step = self.control.state.committed[0]
-        if self._transfers is not None:
-            self._transfers.reset()
-        self.now_s += self.policy.soft_wipe_out_s or 0.0
-        self.tally.down_s += self.policy.soft_wipe_out_s or 0.0
-        self.leaving = False
-        groups, redundancy = self.cluster.num_groups, self.policy.redundancy
-        for _ in range(PLACEMENTS_TRIED if redundancy > 1 else 0):
-            others = self._draws.permutation(np.arange(1, groups))[: redundancy - 1]
-            offsets = (0, *sorted(others.tolist()))
-            if self.alive[placement_from_offsets(groups, offsets).hosts()].any(axis=1).all():
-                self._open(step, offsets)
-                for group in self.arriving:
-                    self.control.returns(group)
-                return
-        # No placement was found in which the survivors cover all shards: save their weights and restart all groups.
-        self._planned_restart()
+        self._whole()
+        super()._recover()

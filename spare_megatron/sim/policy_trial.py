@@ -34,6 +34,8 @@ class TrialCounts:
     failures_in_restart: int = 0
     masked: int = 0
     wipe_outs: int = 0
+    soft_wipe_outs: int = 0
+    """Losses of the last hosts of shards, which others have adopted."""
     planned_restarts: int = 0
     joins: int = 0
     """Groups that a commit admitted."""
@@ -156,8 +158,8 @@ class PolicyTrial:
             self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events
         )
 
-    def _open(self, first_step: int, offsets: Sequence[int] | None = None) -> None:
-        self.control.open(first_step, self._members(), offsets)
+    def _open(self, first_step: int) -> None:
+        self.control.open(first_step, self._members())
 
     def speeds(self) -> NDArray[np.float64]:
         """[N]: relative duration of this step on every group."""

@@ -78,6 +78,7 @@ def summary(outcomes: Sequence[TrialResult], seed: int) -> dict[str, Any]:
         "failures": mean("failures"),
         "masked": mean("masked"),
         "wipe_outs": mean("wipe_outs"),
+        "soft_wipe_outs": mean("soft_wipe_outs"),
         "steps_recomputed": mean("steps_recomputed"),
         "patched": mean("patched"),
         "planned_restarts": mean("planned_restarts"),

@@ -1,18 +1,20 @@
 """Chooses redundancy and save interval of a running job from its first measured figures, and later from its losses.
 
 The caller measures; nothing here does. A choice has its reason and can be written to the journal as it is.
+
+Promises: importing this module imports no scipy, which only choosing needs, and which takes a fifth of a second.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from math import ceil, inf
 from typing import Literal
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.theory.published import best_availability, best_interval_s
-from spare_megatron.tuner.choose import candidate, choose, counted_losses
 from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 
 UPDATE_FACTOR_MAX = 4.0
@@ -85,11 +87,16 @@ class Choice:
         return [
             ("redundancy", f"{self.redundancy}{later}"),
             ("save interval", f"{counted(self.save_interval_steps, 'step')} ({self.save_interval_s:.0f} s)"),
-            ("planned restart", "none" if planned is None else f"after {counted_losses(planned)}"),
+            ("planned restart", "none" if planned is None else f"after {counted(planned, 'loss', 'losses')}"),
             ("mean time between losses", f"{self.mtbf_s:.0f} s"),
             ("losses endured", f"{self.endurable_failures:.1f}"),
             ("time to train / failure-free", "none" if ratio is None else f"{ratio:.3f}"),
         ]
+
+
+def prepare() -> None:
+    """Import what a choice needs, so that no step waits for it."""
+    import_module("spare_megatron.tuner.choose")
 
 
 def at_start(measured: Measured) -> Choice:
@@ -166,7 +173,7 @@ def updated_interval(
     """
     present = present_steps or choice.save_interval_steps
     mtbf_s = (elapsed_s + PRIOR_LOSSES * choice.mtbf_s) / (losses + PRIOR_LOSSES)
-    source = f"{counted_losses(losses)} in {elapsed_s:.0f} s"
+    source = f"{counted(losses, 'loss', 'losses')} in {elapsed_s:.0f} s"
     try:
         fresh = _choice(replace(measured, redundancy=choice.redundancy), mtbf_s, source)
         wanted = float(fresh.save_interval_steps)
@@ -188,6 +195,8 @@ def updated_interval(
 def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
     if measured.num_groups == 1 or measured.redundancy == 1:
         return _unmasked(measured, mtbf_s, source)
+    from spare_megatron.tuner.choose import candidate, choose  # needs scipy
+
     cluster = ClusterFigures(
         gpus=measured.num_groups * measured.group_size,
         gpus_per_group=measured.group_size,

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
@@ -270,7 +271,9 @@ def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candid
         losers = [each for each in candidates if abs(each.redundancy - chosen.redundancy) == 1]
         parts.extend(_why(each, chosen) for each in losers if each is not best)
     if found.restart_after is not None:
-        parts.append(f"a planned restart after {counted_losses(found.restart_after)} beats going on with fewer groups")
+        parts.append(
+            f"a planned restart after {counted(found.restart_after, 'loss', 'losses')} beats going on with fewer groups"
+        )
     elif cluster.rejoin_s is not None:
         parts.append("lost groups come back, so no restart is planned")
         parts.append(_return(cluster, chosen))
@@ -310,11 +313,6 @@ def check_transfer(cluster: ClusterFigures) -> None:
         f"{RESULTS_KEPT * step_s:.4g} s, so a lost group would never catch up; use a higher --transfer-gib-per-s, or "
         "leave --rejoin-s out"
     )
-
-
-def counted_losses(number: int) -> str:
-    """'1 loss', '4 losses'."""
-    return "1 loss" if number == 1 else f"{number} losses"
 
 
 def _why(each: Candidate, chosen: Candidate) -> str:

@@ -14,6 +14,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.watch import job_texts, report_plots
 from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
+from spare_megatron.watch.observed_choice import observed_choice
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.wall_time import PARTS, WallTime
 from spare_megatron.watch.written_file import write_drawn
@@ -99,8 +100,6 @@ def _row(part: str, wall_time: WallTime) -> _PartRow:
 
 def _choice(picture: JobPicture, wall_time: WallTime, costs: list[FailureCost]) -> tuple[list[tuple[str, str]], str]:
     """The rows of what spare-plan would choose, and its reason."""
-    from spare_megatron.watch.observed_choice import observed_choice  # scipy takes most of a second
-
     try:
         choice = observed_choice(picture, wall_time, costs)
     except ConfigError as error:

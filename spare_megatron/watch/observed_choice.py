@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import mean
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
 from spare_megatron.tuner.at_start import Choice, Measured, at_start
-from spare_megatron.tuner.choose import counted_losses
 from spare_megatron.watch.job_picture import FailureCost, JobPicture
 from spare_megatron.watch.wall_time import WallTime
 
@@ -26,7 +26,7 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
         raise ConfigError("no calm step was observed")
     if losses < LOSSES_MIN:
         raise ConfigError(
-            f"{counted_losses(losses)} in {wall_time.wall_s:.0f} s are too few to know how often they come; "
+            f"{counted(losses, 'loss', 'losses')} in {wall_time.wall_s:.0f} s are too few to know how often they come; "
             f"{LOSSES_MIN} would do"
         )
     spec = history.life.spec

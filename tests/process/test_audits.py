@@ -12,15 +12,19 @@ import pytest
 
 from tests.process.harness import Job, launch, toy_digests
 
-GROUPS, STEPS = 4, 12
-WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--layers", "2", "--piece-s", "0.005")
+GROUPS, STEPS, PIECES = 4, 12, 2
+WORDS = (
+    *("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--layers", "2"),
+    *("--piece-s", "0.005"),
+)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Position -> digest of the weights of the run without audits and faults."""
+    """Position -> digest of the weights of the run without audits and faults: of one group that computes all pieces,
+    whose sums are the same."""
     run_dir = tmp_path_factory.mktemp("calm")
-    launch(run_dir, *WORDS, groups=GROUPS).finish()
+    launch(run_dir, *WORDS, "--pieces", str(GROUPS * PIECES), groups=1).finish()
     return {name.rpartition("-")[2]: digest for name, digest in toy_digests(run_dir).items()}
 
 

@@ -22,6 +22,8 @@ from tests.process.control_job import ControlJob
 
 HEARTBEAT_S = 2.0
 SLOW = "--piece-s 0.01 --steps 40"
+PATIENT = f"{SLOW} --heartbeat-timeout-s 10"
+"""Beside other tests."""
 
 
 @pytest.fixture
@@ -54,46 +56,46 @@ def test_an_undisturbed_job_commits_every_step_once(job: Callable[..., ControlJo
     assert "iteration       30/      30" in one.output("coordinator")
 
 
-@pytest.mark.parametrize("position", [0, 1])
-def test_a_killed_rank_is_seen_by_its_closed_connection(job: Callable[..., ControlJob], position: int) -> None:
-    """No launcher reports the exit here: position 0 closes its stream, position 1 its connection to the leader."""
-    one = job()
+def test_killed_ranks_are_seen_by_their_closed_connections(job: Callable[..., ControlJob]) -> None:
+    """No launcher reports the exits here: position 0 closes its stream, position 1 its connection to the leader."""
+    one = job(4)
     one.start()
-    one.until(lambda: one.committed() >= 5)
-    one.kill(1, position)
-    killed_s = time.time()
+    for number, (group, position) in enumerate(((0, 0), (2, 1)), 1):
+        before = one.committed()
+        one.until(lambda before=before: one.committed() >= before + 5)  # type: ignore[misc]
+        one.kill(group, position)
+        killed_s = time.time()
+        one.until(lambda number=number: len(losses(one)) == number)  # type: ignore[misc]
+        record = [record for record in one.records() if isinstance(record.event, Lost)][-1]
+        assert [(loss.group, loss.cause) for loss in losses(one)[-1].losses] == [(group, "closed")]
+        assert losses(one)[-1].losses[0].position == (-1 if position == 0 else 1)
+        assert record.time_unix_s - killed_s < HEARTBEAT_S, "sooner than silence would have shown it"
     assert one.finish() == ExitCode.FINISHED
     one.check_steps(40)
-    [lost] = losses(one)
-    assert [(loss.group, loss.cause) for loss in lost.losses] == [(1, "closed")]
-    assert lost.losses[0].position == (-1 if position == 0 else 1)
-    record = next(record for record in one.records() if isinstance(record.event, Lost))
-    assert record.time_unix_s - killed_s < HEARTBEAT_S, "sooner than silence would have shown it"
+    assert len(losses(one)) == 2
     assert one.metrics()[-1]["live_groups"] == 2
-    if position == 1:
-        assert one.exits()[1, 0] == ExitCode.FENCED, "the rest of the group is told"
+    assert one.exits()[2, 0] == ExitCode.FENCED, "the rest of the group is told"
 
 
-@pytest.mark.parametrize("position", [0, 1])
-def test_a_stopped_rank_is_fenced_and_finds_itself_so(job: Callable[..., ControlJob], position: int) -> None:
-    one = job(flags="--piece-s 0.01 --steps 150")
+def test_stopped_ranks_are_fenced_and_find_themselves_so(job: Callable[..., ControlJob]) -> None:
+    one = job(4, flags="--piece-s 0.01 --steps 150")
     one.start()
-    one.until(lambda: one.committed() >= 5)
-    one.kill(2, position, signal.SIGSTOP)
-    stopped_s = time.monotonic()
-    one.until(lambda: bool(losses(one)))
-    assert time.monotonic() - stopped_s < HEARTBEAT_S + 2.0
-    [lost] = losses(one)
-    assert [(x.group, x.position, x.cause) for x in lost.losses] == [(2, position, "silent")]
-    before = one.committed()
-    one.until(lambda: one.committed() > before)
-    one.kill(2, position, signal.SIGCONT)
-    code = one.ranks[2, position].wait(30)
-    assert code == ExitCode.FENCED
-    assert "fenced" in one.output(f"rank-2-{position}-0")
+    for number, (group, position) in enumerate(((0, 0), (2, 1)), 1):
+        before = one.committed()
+        one.until(lambda before=before: one.committed() >= before + 5)  # type: ignore[misc]
+        one.kill(group, position, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        one.until(lambda number=number: len(losses(one)) == number)  # type: ignore[misc]
+        assert time.monotonic() - stopped_s < HEARTBEAT_S + 2.0
+        assert [(x.group, x.position, x.cause) for x in losses(one)[-1].losses] == [(group, position, "silent")]
+        before = one.committed()
+        one.until(lambda before=before: one.committed() > before)  # type: ignore[misc]
+        one.kill(group, position, signal.SIGCONT)
+        assert one.ranks[group, position].wait(30) == ExitCode.FENCED
+        assert "fenced" in one.output(f"rank-{group}-{position}-0")
     assert one.finish() == ExitCode.FINISHED
     one.check_steps(150)
-    assert len(losses(one)) == 1
+    assert len(losses(one)) == 2
 
 
 def test_a_hang_is_found_by_the_progress_counter(job: Callable[..., ControlJob]) -> None:
@@ -207,6 +209,7 @@ def test_a_place_belongs_to_one_process(job: Callable[..., ControlJob], size: in
     one.check_steps(one.committed())
 
 
+@pytest.mark.beside_others
 def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1)
     one.start_coordinator()
@@ -219,6 +222,7 @@ def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     assert one.records() == []
 
 
+@pytest.mark.beside_others
 def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1, "--heartbeat-timeout-s 0.5")
     one.start_coordinator()
@@ -230,8 +234,9 @@ def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., Cont
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.beside_others
 def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., ControlJob]) -> None:
-    one = job(2, 2)
+    one = job(2, 2, PATIENT)
     one.start_coordinator()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -253,8 +258,9 @@ def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., Con
         assert "give --spare-interface" in text
 
 
+@pytest.mark.beside_others
 def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob]) -> None:
-    one = job(2, 2)
+    one = job(2, 2, PATIENT)
     one.start_coordinator()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         same = ("--address", f"127.0.0.1:{listener.getsockname()[1]}")
@@ -273,8 +279,9 @@ def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob
         assert "and so does rank 0 of group 0" in one.output("rank-1-0-0")
 
 
+@pytest.mark.beside_others
 def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[..., ControlJob]) -> None:
-    one = job(2, 3)
+    one = job(2, 3, PATIENT)
     one.start_coordinator()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         same = ("--address", f"127.0.0.1:{listener.getsockname()[1]}")
@@ -288,8 +295,9 @@ def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[
         assert one.ranks[0, 3 - refused].poll() is None
 
 
+@pytest.mark.beside_others
 def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
-    one = job(2, 2, "--steps 5")
+    one = job(2, 2, PATIENT)
     one.start_coordinator()
     one.start_group(0)
     one.until(lambda: any(isinstance(record.event, Hello) for record in one.records()))
@@ -299,6 +307,7 @@ def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., C
         assert "model is other, elsewhere same" in one.output(f"rank-1-{position}-0")
 
 
+@pytest.mark.beside_others
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:
     one = job()
     published = one.start_coordinator()
@@ -310,6 +319,7 @@ def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob])
     assert one.run_dir.coordinator() == published, "nothing is overwritten"
 
 
+@pytest.mark.beside_others
 def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one, other = job(), job()
     address = one.start_coordinator().address
@@ -326,8 +336,9 @@ def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.beside_others
 def test_a_journal_that_does_not_replay_is_one_sentence(job: Callable[..., ControlJob]) -> None:
-    one = job(2, 1, "--steps 5")
+    one = job(2, 1, f"{PATIENT} --steps 5")
     one.start()
     one.finish()
     text = one.run_dir.journal.read_text()

@@ -108,35 +108,42 @@ def check(one: ControlJob, steps: int = STEPS) -> None:
 # ------------------------------------------------------------------------------------- files that decisions stand on
 
 
-def journal_fails(job: Callable[..., ControlJob], tmp_path: Path, fault: str, error: str, outage_s: float) -> None:
-    there = tmp_path / "failing"
-    rule = f",while={there}"
-    spec = JOURNAL[fault].format(error=error, rule=rule)
-    one = job(";".join(part if rule in part else part + rule for part in spec.split(";")))
+def journal_fails(job: Callable[..., ControlJob], tmp_path: Path, outage_s: float, *kinds: tuple[str, str]) -> None:
+    """One outage after another; ``kinds``: how the file fails in each, and with which error."""
+    specs, files = [], [tmp_path / f"failing-{number}" for number in range(len(kinds))]
+    for there, (fault, error) in zip(files, kinds, strict=True):
+        rule = f",while={there}"
+        spec = JOURNAL[fault].format(error=error, rule=rule)
+        specs += [part if rule in part else part + rule for part in spec.split(";")]
+    one = job(";".join(specs))
     one.start()
-    one.until(lambda: one.committed() >= 5)
-    there.touch()
-    one.until(lambda: "WARNING: " in one.output("coordinator"))
-    time.sleep(outage_s)
-    there.unlink()
+
+    def said(what: str, times: int) -> None:
+        one.until(lambda: one.output("coordinator").count(what) == times)
+
+    for number, there in enumerate(files, 1):
+        before = one.committed()
+        one.until(lambda before=before: one.committed() >= before + 5)  # type: ignore[misc]
+        there.touch()
+        said("WARNING: ", number)
+        time.sleep(outage_s)
+        there.unlink()
+        said("the disk is back after", number)
     check(one)
     output = one.output("coordinator")
-    assert output.count("WARNING: ") == output.count("the disk is back after") == 1, output
-    assert f"cannot be written: {error}" in output
-    waited_s = float(output.partition("the disk is back after ")[2].split()[0])
-    assert waited_s > outage_s - 0.1
+    assert output.count("WARNING: ") == output.count("the disk is back after") == len(kinds), output
+    warnings = output.split("WARNING: ")[1:]
+    for warning, (_, error) in zip(warnings, kinds, strict=True):
+        assert f"cannot be written: {error}" in warning, output
+    waits_s = [float(part.split()[0]) for part in output.split("the disk is back after ")[1:]]
+    assert min(waits_s) > outage_s - 0.1
     times = [record.time_unix_s for record in one.records()]
-    assert max(later - earlier for earlier, later in itertools.pairwise(times)) > outage_s - 0.1
+    gaps_s = sorted(later - earlier for earlier, later in itertools.pairwise(times))
+    assert min(gaps_s[-len(kinds) :]) > outage_s - 0.1
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [("short", "ENOSPC"), ("sync", "EIO"), ("accepted", "ENOSPC")],
-)
-def test_the_job_waits_for_the_journal_and_goes_on(
-    job: Callable[..., ControlJob], tmp_path: Path, fault: str, error: str
-) -> None:
-    journal_fails(job, tmp_path, fault, error, OUTAGE_S)
+def test_the_job_waits_for_the_journal_and_goes_on(job: Callable[..., ControlJob], tmp_path: Path) -> None:
+    journal_fails(job, tmp_path, OUTAGE_S, ("short", "ENOSPC"), ("sync", "EIO"), ("accepted", "ENOSPC"))
 
 
 @pytest.mark.full
@@ -145,7 +152,7 @@ def test_the_job_waits_for_the_journal_and_goes_on(
 def test_the_job_waits_for_the_journal_for_long(
     job: Callable[..., ControlJob], tmp_path: Path, fault: str, error: str
 ) -> None:
-    journal_fails(job, tmp_path, fault, error, LONG_OUTAGE_S)
+    journal_fails(job, tmp_path, LONG_OUTAGE_S, (fault, error))
 
 
 def test_the_coordinator_gives_up_and_another_one_resumes(job: Callable[..., ControlJob], tmp_path: Path) -> None:
@@ -206,16 +213,24 @@ def test_a_group_that_dies_while_the_job_waits_is_lost_afterwards(
 
 
 @pytest.mark.parametrize(
-    "place", ["write", "synced", *(pytest.param(p, marks=pytest.mark.full) for p in ("written", "sync"))]
+    "places",
+    [("write", "synced"), pytest.param(("written", "sync"), marks=pytest.mark.full)],
+    ids=["write and synced", "written and sync"],
 )
-def test_the_coordinator_dies_at_the_journal_and_another_one_resumes(
-    job: Callable[..., ControlJob], place: str
+def test_coordinators_die_at_the_journal_and_another_one_resumes(
+    job: Callable[..., ControlJob], places: tuple[str, ...]
 ) -> None:
-    """Before and after each write and each sync."""
-    one = job(f"coordinator:journal.{place}=kill,after=30")
-    one.start()
-    assert one.coordinator is not None
-    assert one.coordinator.wait(60) == -signal.SIGKILL
+    """One before and the next after a write or a sync."""
+    one = job("")
+    for place in places:
+        one.environment[VARIABLE] = f"coordinator:journal.{place}=kill,after=30"
+        one.start_coordinator()
+        if not one.ranks:
+            for group in range(one.groups):
+                one.start_group(group)
+        assert one.coordinator is not None
+        assert one.coordinator.wait(60) == -signal.SIGKILL
+        assert one.committed() < STEPS
     one.environment.clear()
     one.start_coordinator()
     assert one.finish() == ExitCode.FINISHED, one.outputs()

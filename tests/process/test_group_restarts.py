@@ -89,10 +89,11 @@ def test_a_killed_group_is_started_again(begin: Begin, tmp_path: Path) -> None:
 
 def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: Path) -> None:
     """The coordinator is killed in the pause before the second restart; the incarnations go on."""
-    job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.01", restarts=2)
+    pause = ("--spare-group-restart-pause-s", "2")
+    job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.01", *pause, restarts=2)
     job.wait_for_step(3)
     job.kill(job.pid(1, 1))
-    job.wait_for("the pause", lambda: bool(said(job, "in 5 s")))
+    job.wait_for("the pause", lambda: bool(said(job, "in 2 s")))
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
     job.wait_for("the end of it", lambda: bool(said(job, "goes on without it")))
     before = job.metrics[-1]["step"]
@@ -103,7 +104,7 @@ def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: P
     lines = said(job, "group 1")
     assert re.sub("rank [01]", "rank 0", "\n".join(lines)).split("\n") == [
         "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 2 within an hour",
-        "spare-launch: group 1 (incarnation 1) has failed again, rank 0: exit code 1; it is started again in 5 s",
+        "spare-launch: group 1 (incarnation 1) has failed again, rank 0: exit code 1; it is started again in 2 s",
         "spare-launch: group 1 is started again, as incarnation 2: restart 2 of at most 2 within an hour",
         "spare-launch: group 1 was restarted 2 times within an hour, and has failed again, rank 0: exit code 1: the "
         "job goes on without it",
@@ -155,7 +156,7 @@ def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin,
     job.wait_for("its start", lambda: any(rank["incarnation"] == 1 for rank in job.ranks()), every_s=0.005)
     job.kill(coordinator, number=signal.SIGSTOP)
     begun_s = time.monotonic()
-    job.wait_for("the end of the pause", lambda: time.monotonic() > begun_s + 14.0)
+    job.wait_for("the end of the pause", lambda: time.monotonic() > begun_s + 9.0)
     job.kill(coordinator, number=signal.SIGCONT)
     job.wait_for("group 1", lambda: incarnations(job, 1) == [0, 1])
     job.kill(job.process.pid, number=signal.SIGTERM)

@@ -14,8 +14,7 @@ from spare_megatron.coordinator.journal import resume
 from spare_megatron.coordinator.journal_parts import beside
 from tests.process.control_job import ControlJob
 
-STEPS = 60
-FLAGS = f"--steps {STEPS} --pieces 2 --piece-s 0.005"
+STEPS, MANY_STEPS = 60, 240
 PLACES = ("part.prepare", "part.begin", "part.show", "part.compress", "part.compressed", "snapshot-N.json.rename")
 
 
@@ -24,14 +23,18 @@ class SmallParts(ControlJob):
 
     coordinator_module = "tests.process.small_parts"
 
+    def __init__(self, path: Path, steps: int) -> None:
+        super().__init__(path, 3, 1, f"--steps {steps} --pieces 2 --piece-s 0.005")
+        self.steps = steps
+
     def check(self) -> None:
         """To the end; then every step is there once, and the journal has several parts."""
         assert self.finish() == ExitCode.FINISHED, self.outputs()
-        self.check_steps(STEPS)
+        self.check_steps(self.steps)
         assert set(self.exits().values()) == {ExitCode.FINISHED}
         assert sum(name.suffix == ".gz" for _, name in beside(self.run_dir.journal)) >= 2
         found = resume(self.run_dir.journal, lambda *_: None, lambda _: None)
-        assert (found.state.committed[0], found.notes) == (STEPS, ())
+        assert (found.state.committed[0], found.notes) == (self.steps, ())
         assert found.followed_bytes < 20_000
 
 
@@ -39,8 +42,8 @@ class SmallParts(ControlJob):
 def job(tmp_path: Path) -> Iterator[Callable[..., SmallParts]]:
     made: list[SmallParts] = []
 
-    def make(faults: str = "", flags: str = FLAGS) -> SmallParts:
-        made.append(SmallParts(tmp_path, 3, 1, flags))
+    def make(faults: str = "", steps: int = STEPS) -> SmallParts:
+        made.append(SmallParts(tmp_path, steps))
         if faults:
             made[-1].environment[failpoints.VARIABLE] = faults
         return made[-1]
@@ -60,12 +63,19 @@ def test_a_job_of_many_parts_is_killed_and_goes_on_from_a_snapshot(job: Callable
     one.check()
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_coordinator_dies_at_a_part_or_a_snapshot(job: Callable[..., SmallParts], place: str) -> None:
-    one = job(f"coordinator:{place}=kill,after=1")
-    one.start()
-    assert one.coordinator is not None
-    assert one.coordinator.wait(60) == -signal.SIGKILL
+def test_coordinators_die_at_each_place_of_a_part_and_of_a_snapshot(job: Callable[..., SmallParts]) -> None:
+    """One after the other, each at another place; the last one goes on to the end."""
+    one = job(steps=MANY_STEPS)
+    for place in PLACES:
+        one.environment[failpoints.VARIABLE] = f"coordinator:{place}=kill,after=1"
+        one.start_coordinator()
+        if not one.ranks:
+            for group in range(one.groups):
+                one.start_group(group)
+        assert one.coordinator is not None
+        assert one.coordinator.wait(60) == -signal.SIGKILL, one.outputs()
+        assert one.committed() < MANY_STEPS, f"the job was over before {place}"
+        print(f"step {one.committed()}: {place}")
     one.environment.clear()
     one.start_coordinator()
     one.check()

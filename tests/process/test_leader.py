@@ -32,7 +32,7 @@ from spare_megatron.controller.messages import JobSpec, Lost
 from spare_megatron.controller.view import View
 from tests.process.control_job import ControlJob
 
-PATIENCE_S = 30.0
+PATIENCE_S, STEPS = 30.0, 150
 TOO_MUCH_BYTES = 16 << 20
 """More than a connection takes whose other end does not read."""
 JOB = JobDescription(timeouts=dataclasses.replace(timeouts_from(2.0, 30.0), startup_timeout_s=PATIENCE_S))
@@ -257,8 +257,8 @@ def gone(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ControlJob]:
-    """Three groups of two ranks, which have committed a few steps."""
-    made = ControlJob(tmp_path, 3, 2, "--piece-s 0.01 --steps 150")
+    """Five groups of two ranks, of which any two can go on alone; they have committed a few steps."""
+    made = ControlJob(tmp_path, 5, 2, f"--piece-s 0.01 --steps {STEPS} --offsets 0,1,2,3")
     try:
         made.start()
         made.until(lambda: made.committed() >= 5)
@@ -273,43 +273,33 @@ def losses(one: ControlJob) -> list[tuple[int, str]]:
     return [(loss.group, loss.cause) for event in events if isinstance(event, Lost) for loss in event.losses]
 
 
-def test_the_death_of_a_leader_is_that_of_its_group(job: ControlJob) -> None:
-    [leader] = leaders(job.ranks[1, 0].pid)
-    leader.kill()
-    assert job.ranks[1, 0].wait(10) == 1
-    assert "the process of this group's leader has ended" in job.output("rank-1-0-0")
-    assert job.finish() == ExitCode.FINISHED
-    assert losses(job) == [(1, "closed")]
-    assert job.exits()[1, 1] == ExitCode.FENCED, "the rest of the group is told"
-    job.check_steps(150)
-
-
-def test_a_leader_does_not_outlive_position_0(job: ControlJob) -> None:
-    [leader] = leaders(job.ranks[1, 0].pid)
-    job.kill(1, 0)
-    job.until(lambda: gone(leader), 5.0)
-    assert job.finish() == ExitCode.FINISHED
-    assert losses(job) == [(1, "closed")]
-    assert job.ranks[1, 1].wait(30) == ExitCode.FENCED
-
-
-def test_a_leader_that_stands_still_is_the_loss_of_its_group_and_ends_with_position_0(job: ControlJob) -> None:
-    [leader] = leaders(job.ranks[1, 0].pid)
-    leader.send_signal(signal.SIGSTOP)
-    assert job.finish() == ExitCode.FINISHED
-    assert losses(job) == [(1, "silent")]
-    job.kill(1, 0)
-    job.until(lambda: gone(leader), 5.0)
-
-
-def test_a_leader_ignores_the_signals_that_mean_position_0_and_ends_with_the_session(job: ControlJob) -> None:
-    all_leaders = [leader for group in range(3) for leader in leaders(job.ranks[group, 0].pid)]
-    assert len(all_leaders) == 3
+def test_a_leader_and_position_0_live_and_die_together(job: ControlJob) -> None:
+    """One leader is killed, the position 0 of another one, and a third leader stands still; before that all get the
+    signals that mean position 0, which they ignore, and those that are left end with the session."""
+    of_groups = [leaders(job.ranks[group, 0].pid) for group in range(5)]
+    assert [len(found) for found in of_groups] == [1] * 5
+    all_leaders = [leader for [leader] in of_groups]
     for leader in all_leaders:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             leader.send_signal(number)
+
+    all_leaders[1].kill()
+    assert job.ranks[1, 0].wait(10) == 1
+    assert "the process of this group's leader has ended" in job.output("rank-1-0-0")
+    job.until(lambda: losses(job) == [(1, "closed")])
+
+    job.kill(2, 0)
+    job.until(lambda: gone(all_leaders[2]), 5.0)
+    job.until(lambda: losses(job) == [(1, "closed"), (2, "closed")])
+
+    all_leaders[3].send_signal(signal.SIGSTOP)
     assert job.finish() == ExitCode.FINISHED
-    assert set(job.exits().values()) == {ExitCode.FINISHED}
+    assert losses(job) == [(1, "closed"), (2, "closed"), (3, "silent")]
+    job.kill(3, 0)
+    job.until(lambda: gone(all_leaders[3]), 5.0)
+
+    exits = job.exits()
+    assert [exits[group, 1] for group in (1, 2)] == [ExitCode.FENCED] * 2, "the rest of the group is told"
+    assert {exits[group, position] for group in (0, 4) for position in range(2)} == {ExitCode.FINISHED}
     assert all(map(gone, all_leaders))
-    assert losses(job) == []
-    job.check_steps(150)
+    job.check_steps(STEPS)

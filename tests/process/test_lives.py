@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from spare_megatron.checkpoint.folder import MANIFEST
-from tests.process.harness import launch, toy_digests
+from tests.process.harness import Job, launch, toy_digests
 
-WORDS = ("--steps", "16", "--pieces", "2", "--piece-s", "0.02", "--redundancy", "2")
+GROUPS, PIECES = 3, 2
+WORDS = ("--steps", "16", "--pieces", str(PIECES), "--piece-s", "0.02", "--redundancy", "2")
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Position -> digest of the weights of the run without failures."""
+def calm_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The run without failures: of one group that computes all pieces, whose sums are the same, and saves every fourth
+    step."""
     run_dir = tmp_path_factory.mktemp("calm")
-    launch(run_dir, *WORDS).finish()
-    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(run_dir).items()}
+    words = ("--pieces", str(GROUPS * PIECES), "--save", str(run_dir / "save"), "--save-interval", "4")
+    job = launch(run_dir, *WORDS, *words, groups=1)
+    job.finish()
+    return job
+
+
+@pytest.fixture(scope="module")
+def calm(calm_job: Job) -> dict[str, str]:
+    """Position -> digest of the weights of the run without failures."""
+    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(calm_job.run_dir).items()}
 
 
 def check_weights(run_dir: Path, calm: dict[str, str]) -> None:
@@ -43,40 +54,27 @@ def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: d
     check_weights(job.run_dir, calm)
 
 
-def test_the_group_that_saves_dies_at_its_last_save(tmp_path: Path, calm: dict[str, str]) -> None:
-    """The other groups are done by then; the next one saves instead."""
+def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path: Path, calm_job: Job, calm: dict[str, str]) -> None:
     save = tmp_path / "save"
-    job = launch(tmp_path / "run", *WORDS, "--save", str(save), inject=["sigkill:group=0,step=16,at=checkpoint"])
-    assert [line["step"] for line in job.finish()] == list(range(1, 17))
-    assert [path.name for path in save.glob("iter_*")] == ["iter_0000016"]
-    check_weights(job.run_dir, calm)
-
-
-def test_total_loss_without_a_checkpoint_says_so(tmp_path: Path) -> None:
-    inject = [f"sigkill:group={group},step=5,at=forward" for group in range(2)]
-    job = launch(tmp_path / "run", *WORDS, groups=2, group_size=1, inject=inject)
-    job.finish(code=3)
-    assert "checkpoint" in (job.run_dir / "launch.out").read_text()
-
-
-def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path: Path, calm: dict[str, str]) -> None:
-    save = tmp_path / "save"
-    first = launch(tmp_path / "one", *WORDS, "--save", str(save), "--save-interval", "4")
-    first.finish()
+    shutil.copytree(calm_job.run_dir / "save", save)
     newest = save / "iter_0000016" / "rank0.pt"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
     assert (newest.parent / MANIFEST).exists()
-    job = launch(tmp_path / "two", *WORDS, "--save", str(save), "--load")
+    job = launch(tmp_path / "run", *WORDS, "--save", str(save), "--load")
     lines = job.finish()
     assert [line["step"] for line in lines] == [13, 14, 15, 16]
     check_weights(job.run_dir, calm)
 
 
-def test_the_coordinator_dies_and_no_rank_notices(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_the_coordinator_dies_and_no_rank_notices_and_then_the_group_that_saves_at_its_last_save(
+    tmp_path: Path, calm: dict[str, str]
+) -> None:
+    """The other groups are done by then; the next one saves instead."""
     inject = ["coordinator-sigkill:group=1,step=6,at=reduce", "coordinator-sigkill:group=2,step=10,at=vote"]
-    job = launch(tmp_path, *WORDS, inject=inject)
+    save = tmp_path / "save"
+    job = launch(tmp_path, *WORDS, "--save", str(save), inject=[*inject, "sigkill:group=0,step=16,at=checkpoint"])
     job.wait_for_step(1)
     ranks = {(r["group"], r["position"]): r["pid"] for r in job.ranks()}
     job.wait_for_step(12)
@@ -85,6 +83,8 @@ def test_the_coordinator_dies_and_no_rank_notices(tmp_path: Path, calm: dict[str
     assert [line["step"] for line in lines] == list(range(1, 17))
     assert {line["live_groups"] for line in lines} == {3}
     assert json.loads((tmp_path / "coordinator.json").read_text())["fencing"] == 3
+    assert [path.name for path in save.glob("iter_*")] == ["iter_0000016"]
+    assert len(toy_digests(tmp_path)) == 2 * (GROUPS - 1), "group 0 did not die"
     check_weights(tmp_path, calm)
 
 
@@ -101,11 +101,3 @@ def test_sigterm_saves_leaves_with_4_and_goes_on_later(tmp_path: Path, calm: dic
     again = launch(tmp_path / "two", *words, "--load")
     assert [line["step"] for line in again.finish()] == list(range(last + 1, 17))
     check_weights(again.run_dir, calm)
-
-
-def test_spare_launch_itself_is_killed_and_nothing_stays(tmp_path: Path) -> None:
-    job = launch(tmp_path, *WORDS, "--piece-s", "0.05")
-    job.wait_for_step(2)
-    job.kill(job.process.pid)
-    job.process.wait()
-    job.wait_until_gone()

@@ -14,8 +14,11 @@ import pytest
 
 from tests.process.harness import Job, launch, toy_digests
 
-GROUPS, STEPS = 5, 20
-WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", "2", "--layers", "4", "--layer-s", "0.004")
+GROUPS, STEPS, PIECES = 5, 20, 2
+WORDS = (
+    *("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--layers", "4"),
+    *("--layer-s", "0.004"),
+)
 OVERLAP = (*WORDS, "--overlap")
 
 
@@ -31,11 +34,13 @@ def by_position(job: Job, survivors: int) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Of the run without overlap and without failures."""
-    job = launch(tmp_path_factory.mktemp("plain"), *WORDS, groups=GROUPS)
+    """Of the run without overlap and without failures: of two groups that compute all pieces, whose sums are the
+    same."""
+    words = (*WORDS, "--pieces", str(GROUPS * PIECES // 2), "--layer-s", "0")
+    job = launch(tmp_path_factory.mktemp("plain"), *words, groups=2)
     lines = job.finish()
     assert {line["buckets_early"] for line in lines} == {0}
-    return by_position(job, GROUPS)
+    return by_position(job, 2)
 
 
 def test_buckets_leave_early_and_the_weights_are_the_same(tmp_path: Path, plain: dict[str, set[str]]) -> None:

@@ -17,21 +17,10 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said, voted
+from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said
+from tests.process.three_groups import GROUPS, PIECES, STEPS
 
 pytestmark = pytest.mark.timeout(300)
-GROUPS, PIECES = 3, 2
-CALM_STEPS = 400
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
-    """Step -> digest of the weights after it, of a run without failures: of one group that computes all pieces, whose
-    sums are the same."""
-    words = ("--steps", str(CALM_STEPS), "--pieces", str(GROUPS * PIECES))
-    job = launch(tmp_path_factory.mktemp("calm"), *words, groups=1)
-    job.finish(timeout_s=200.0)
-    return voted(job)
 
 
 def start(
@@ -41,18 +30,19 @@ def start(
     piece_s: float = 0.1,
     restarts: int = 3,
     progress_s: float = 40.0,
+    pause_s: float = 5.0,
 ) -> Job:
-    words = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
+    words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
     words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", str(restarts))
-    words += ("--progress-s", str(progress_s))
+    words += ("--progress-s", str(progress_s), "--spare-group-restart-pause-s", str(pause_s))
     return launch(run_dir, *words, groups=GROUPS, inject=inject)
 
 
 def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
-    tmp_path: Path, calm: dict[int, set[str]]
+    tmp_path: Path, calm_of_three: dict[int, set[str]]
 ) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
-    check_same(leave_whole(job, GROUPS, (2, 1)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 1)), calm_of_three)
     check_simulated(job, admissions=1)
     events = [record.event for record in records(job)]
     [offered] = {event.number for event in events if isinstance(event, CaughtUp)}
@@ -63,10 +53,10 @@ def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
     assert own - state <= 5, "the state of a step is had in the next one at best, and own pieces come four steps later"
 
 
-def test_one_loss_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_one_loss_after_another(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """The coordinator dies during an offer; then two groups at once, so that the one that came back serves both; then
     a donor of the next learner."""
-    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", pause_s=0.5)
     job.wait_for("the learner", lambda: said(job, Ready, 2, 1), timeout_s=120.0)
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
     job.wait_for("group 2", lambda: trains_whole(job, (2, 1)), timeout_s=120.0)
@@ -75,37 +65,37 @@ def test_one_loss_after_another(tmp_path: Path, calm: dict[int, set[str]]) -> No
     job.kill(*job.pids(2))
     job.wait_for("the next learner", lambda: said(job, CaughtUp, 2, 2), timeout_s=120.0)
     job.kill(*job.pids(0))
-    check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), calm_of_three)
     check_simulated(job, admissions=5)
 
 
-def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """Of three groups and two hosts of each shard one dies, and the next one when the first is about to be brought up
     to date: the step in flight has pieces that only a group without the state can compute."""
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", redundancy=2, piece_s=0.3)
     job.wait_for("the learner", lambda: said(job, Ready, 2, 1), timeout_s=120.0)
     job.kill(*job.pids(1))
-    check_same(leave_whole(job, GROUPS, (2, 1), (1, 1)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 1), (1, 1)), calm_of_three)
     assert any(re.search(r"group 2[^;]*, because no other host of shard \d lives", one.reason) for one in records(job))
 
 
 @pytest.mark.full
-def test_a_learner_that_dies_with_whatever_it_has_got(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_a_learner_that_dies_with_whatever_it_has_got(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """The state, a result, another one: each time it is started again, after 0, 5 and 10 s."""
     deaths = [f"sigkill:group=2,step=0,at=join,n={n},restart={n + 1}" for n in range(3)]
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", *deaths, restarts=4)
-    check_same(leave_whole(job, GROUPS, (2, 4)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 4)), calm_of_three)
     assert len(list(tmp_path.glob("injected/*"))) == 4
 
 
 @pytest.mark.full
-def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """Called as the last host of a shard, it hangs with the state in hand; another host comes back meanwhile."""
     hang = "hang:group=2,position=1,step=0,at=join,n=0,restart=1"
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", hang, redundancy=2, piece_s=0.3, progress_s=10.0)
     job.wait_for("the hang", lambda: len(list(tmp_path.glob("injected/*"))) == 2, timeout_s=120.0)
     job.kill(*job.pids(1))
-    check_same(leave_whole(job, GROUPS, (1, 1), (2, 2)), calm)
+    check_same(leave_whole(job, GROUPS, (1, 1), (2, 2)), calm_of_three)
     stalled = [
         loss for r in records(job) if isinstance(r.event, Lost) for loss in r.event.losses if loss.cause == "stalled"
     ]
@@ -113,7 +103,7 @@ def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm: dict[int
 
 
 def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path: Path) -> None:
-    words = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.05")
+    words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.05")
     slow = ("--transfer-rate-bytes-s", "100", "--spare-max-group-restarts", "1")
     job = launch(tmp_path, *words, *slow, groups=GROUPS, inject=("sigkill:group=2,step=3,at=reduce",))
     job.wait_for(
@@ -134,11 +124,11 @@ def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path
 
 
 @pytest.mark.full
-def test_a_joiner_that_dies_comes_back_again(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_a_joiner_that_dies_comes_back_again(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
     job.wait_for("the joiner", lambda: is_member(job, 2, 1), timeout_s=120.0)
     job.kill(*job.pids(2))
-    check_same(leave_whole(job, GROUPS, (2, 2)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 2)), calm_of_three)
 
 
 def trains_whole(job: Job, *back: tuple[int, int]) -> bool:

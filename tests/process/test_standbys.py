@@ -18,25 +18,14 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.watch.waiting_counts import waiting_text
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, voted
+from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
 pytestmark = pytest.mark.timeout(300)
-GROUPS, SIZE, PIECES = 3, 2, 2
-CALM_STEPS = 400
 PAUSE = ("--spare-group-restart-pause-s", "0.5")
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[str]]:
-    """Step -> digest of the weights after it, of a run without failures: of one group that computes all pieces, whose
-    sums are the same."""
-    words = ("--steps", str(CALM_STEPS), "--pieces", str(GROUPS * PIECES))
-    job = launch(tmp_path_factory.mktemp("calm"), *words, groups=1)
-    job.finish(timeout_s=200.0)
-    return voted(job)
-
-
 def start(run_dir: Path, *words: str, inject: tuple[str, ...] = (), restarts: int = 3) -> Job:
-    toy = ("--steps", str(CALM_STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
+    toy = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
     return launch(run_dir, *toy, "--spare-max-group-restarts", str(restarts), *words, groups=GROUPS, inject=inject)
 
 
@@ -74,7 +63,7 @@ def status_line(job: Job) -> str:
 
 
 def test_one_standby_after_another(
-    tmp_path: Path, calm: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, calm_of_three: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first is killed just behind its place's writing, while one of its ranks cannot read; the next ones take the
     place of the group, and then of one that is drained, on whose devices nothing is started."""
@@ -90,7 +79,7 @@ def test_one_standby_after_another(
     [(name, _)] = waiting(job).items()
     assert main([str(job.run_dir), "--group", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("group 0 has left; step ")
-    check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), calm)
+    check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), calm_of_three)
     check_simulated(job, admissions=2)
     taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
     assert said(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
@@ -101,7 +90,7 @@ def test_one_standby_after_another(
     assert "the job is over" in log.read_text()
 
 
-def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """The kill of a standby that waits has another one started; a fault aimed at the restarted group strikes."""
     again = "sigkill:group=1,step=0,at=join,n=0,restart=1"
     job = start(tmp_path, "--spare-standby-groups", "2", *PAUSE, inject=(again,))
@@ -111,7 +100,7 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm: dict[i
     assert status_line(job) == "2 standbys wait for a place"
     job.kill(*job.pids(1), *job.pids(2))
     job.wait_for("both places", lambda: len(said(job, "the place of group")) >= 2)
-    check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), calm)
+    check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), calm_of_three)
     assert said(job, "standby 1") == ["standby 1 has ended, rank 0: killed by SIGKILL; it is started again now"]
     takers = [re.search("group (.) is taken by standby (.)", line) for line in said(job, "incarnation 1 ")]
     assert {one[1] for one in takers if one} == {"1", "2"}
@@ -119,7 +108,7 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm: dict[i
     assert len(list(tmp_path.glob("injected/*"))) == 1
 
 
-def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm: dict[int, set[str]]) -> None:
+def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """Three warm ranks: two of them become a group, and another two are started, which end with the launcher."""
     job = start(tmp_path, "--spare-warm-ranks", "3")
     wait_for(job, "warm-0", "warm-1", "warm-2")
@@ -134,4 +123,4 @@ def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm: dict[int, 
     found = voted(job)
     job.kill(job.process.pid)
     job.wait_until_gone()
-    check_same(found, calm)
+    check_same(found, calm_of_three)

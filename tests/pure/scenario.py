@@ -2,7 +2,7 @@
 
 A scenario file has one command per line; the machine's decisions are below it, indented. ``run`` plays the commands and
 returns the file as it should be; ``python -m tests.pure.scenario`` rewrites all files (read the diff before you commit
-it). Every transition is checked against the invariants.
+it). Every transition is checked against the invariants, and every view crosses the wire.
 
 Commands::
 
@@ -46,11 +46,13 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control import protobuf_codec
 from spare_megatron.controller import audits
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check
 from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.view import Offer, ReliefAsk
+from spare_megatron.controller.view import Offer, ReliefAsk, View
 from spare_megatron.placement import build_placement
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -73,6 +75,7 @@ class Player:
             before = self.state
             self.state, decision = step(before, event)
             check(before, event, self.state, decision)
+            _cross_the_wire(decision)
             lines += [f"  {decision.reason}"] + [f"    {text}" for a in decision.actions for text in _describe(a)]
         return lines
 
@@ -224,6 +227,14 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         emergency_saves=bool(options.get("emergency")),
         adoption=bool(options.get("adoption")),
     )
+
+
+def _cross_the_wire(decision: m.Decision) -> None:
+    """Every view reaches its group as it is."""
+    for action in decision.actions:
+        if isinstance(action, m.SendView):
+            sent = protobuf_codec.fill(pb.View(), action.view).SerializeToString()
+            assert protobuf_codec.read(pb.View.FromString(sent), View) == action.view, action.view
 
 
 def _describe(action: m.Action) -> list[str]:

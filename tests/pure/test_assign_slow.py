@@ -81,6 +81,30 @@ def test_optimum_along_losses_returns_and_speeds_that_change(
         previous = plan
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_with_adopted_shards_the_end_is_the_least_by_halls_condition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size, per_shard = int(rng.integers(3, 7)), int(rng.integers(1, 6))
+    base = build_placement(size, int(rng.integers(1, 3)))
+    previous: Assignment | None = None
+    for _ in range(6):
+        live = sorted(rng.choice(size, int(rng.integers(2, size + 1)), replace=False).tolist())
+        slow = {int(group): int(rng.integers(18, 49)) for group in rng.choice(size, 2, replace=False)}
+        bare = np.flatnonzero(~np.isin(base.hosts(), live).any(axis=1)).tolist()
+        placement = base.adopting((shard, int(group)) for shard in bare for group in rng.permutation(live)[:2])
+        plan = assign(placement, live, per_shard, "microbatch", previous, slow)
+        assert isinstance(plan, Assignment)
+        takes = slowness_of(size, live, slow)
+        least = 0
+        for chosen in range(1, 2**size):
+            shards = [shard for shard in range(size) if chosen >> shard & 1]
+            hosts = sorted({group for shard in shards for group in placement.hosts_of(shard)}.intersection(live))
+            least = max(least, least_end(takes[hosts], len(shards) * per_shard))
+        assert plan.end == least, plan.reason
+        assert all(set(row) <= set(placement.hosts_of(shard)) for shard, row in enumerate(plan.owner.tolist()))
+        previous = plan
+
+
 def test_one_of_a_thousand_at_half_speed_has_half_a_shard_and_gets_it_back() -> None:
     placement = build_placement(1000, 6)
     first = first_assignment(placement, 64, "microbatch")

@@ -145,3 +145,29 @@ def test_too_few_samples(samples: Samples) -> None:
     check_enough("training", None, 1000, "single")
     with pytest.raises(ConfigError, match="the validation data has 240 samples, but the job needs 241"):
         check_enough("validation", samples, 241, "single")
+
+
+def test_a_shard_is_tried_before_it_is_hosted(loader: MicrobatchLoader, samples: Samples) -> None:
+    assert loader.reads
+    loader.try_shard(2, 1)
+    assert sorted(samples.read) == sorted(SampleOrder(SHAPE, 240).microbatch(24, SHAPE.microbatches_per_shard, 0))
+    with pytest.raises(ShardNotHostedError):
+        next(loader(2, [SHAPE.microbatches_per_shard]))
+    loader.try_shard(99, 1)  # no step of the job: there is nothing to read
+    loader.host(frozenset({0, 1, 2}))
+    next(loader(2, [SHAPE.microbatches_per_shard]))
+
+
+def test_a_shard_that_cannot_be_read_says_why(loader: MicrobatchLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Samples, index: int) -> dict[str, torch.Tensor]:
+        raise OSError(f"sample {index} is not there")
+
+    monkeypatch.setattr(Samples, "__getitem__", broken)
+    with pytest.raises(OSError, match="is not there"):
+        loader.try_shard(1, 1)
+
+
+def test_a_rank_without_data_has_nothing_to_try() -> None:
+    made = MicrobatchLoader(None, SampleOrder(SHAPE, 24), inner=0, hosted=None, consumed=train_consumed(0, 24))
+    made.try_shard(1, 1)
+    assert not made.reads

@@ -40,12 +40,12 @@ RETURNING = Cluster(64, reduce_s=2.0, rejoin_s=2000.0)
         ),
         (
             RETURNING,
-            Policy("microbatch", 2, 8, steps=150, soft_wipe_out_s=50.0),
-            "0x1.9ba16c9cb2b64p+15",
-            "f6c5b51f0904f8d1",
+            Policy("microbatch", 2, 8, steps=150, adopt_s=50.0),
+            "0x1.123c131ecb90bp+14",
+            "6ac45dfbb904e416",
         ),
     ],
-    ids=["r3", "r7", "shared", "published", "standbys", "soft"],
+    ids=["r3", "r7", "shared", "published", "standbys", "adoption"],
 )
 def test_a_seed_gives_the_same_decisions_and_time(
     cluster: Cluster, policy: Policy, time_s: str, digest: str, monkeypatch: pytest.MonkeyPatch

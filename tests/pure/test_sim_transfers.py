@@ -142,7 +142,7 @@ def test_random_failures_keep_every_invariant(seed: int) -> None:
         int(rng.integers(1, 5)),
         steps=150,
         standby_groups=int(rng.integers(0, 3)),
-        soft_wipe_out_s=10.0 if rng.random() < 0.5 else None,
+        adopt_s=10.0 if rng.random() < 0.5 else None,
     )
     found = PiecesEngine(cluster, policy, seed, check=True).run()
     assert found.tally.failures > 10, f"seed {seed}"

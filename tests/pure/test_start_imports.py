@@ -30,6 +30,13 @@ def test_a_rank_imports_no_package_that_it_does_not_use() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_neither_a_coordinator_nor_the_end_of_a_launcher_waits_for_scipy() -> None:
+    """A choice needs it, and few jobs make one."""
+    code = "import sys, spare_megatron.cli.coordinator, spare_megatron.watch.html_report; print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_what_is_imported_later_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "used_later"
     package.mkdir()

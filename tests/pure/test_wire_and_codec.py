@@ -57,6 +57,7 @@ views = st.builds(
     leave=st.booleans(),
     audits=st.lists(numbers, max_size=3).map(tuple),
     disputed=numbers,
+    adopts=st.lists(pairs, max_size=2).map(tuple),
 )
 signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.controller import rebalance
+from spare_megatron.controller.assign import Assignment, first_assignment
 from spare_megatron.controller.relief import ROUNDS
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.sim.balance import completion_s
@@ -34,11 +35,11 @@ CASES = [
 ]
 
 
-def played_s(per_piece: NDArray[np.float64], pieces: int, where: Placement) -> float:
-    """How long the step takes with the decisions of a job, where every group begins with its own shard."""
-    groups = len(per_piece)
+def played_s(per_piece: NDArray[np.float64], where: Placement, standing: Assignment) -> float:
+    """How long the step takes with the decisions of a job, where every group begins with its share of ``standing``."""
+    groups, pieces = standing.owner.shape
     table = where.hosts().tolist()
-    plans = {group: list(range(group * pieces, (group + 1) * pieces)) for group in range(groups)}
+    plans = {group: list(standing.pieces_of(group)) for group in range(groups)}
     free_s, now_s = np.zeros(groups), 0.0
 
     def hosts(piece: int) -> list[int]:
@@ -65,15 +66,15 @@ def played_s(per_piece: NDArray[np.float64], pieces: int, where: Placement) -> f
 def compared(groups: int, redundancy: int, pieces: int, jitter: float, slow: int, steps: int) -> dict[str, float]:
     """The means of some steps."""
     draws, where = np.random.default_rng(0), build_placement(groups, redundancy)
-    units = np.zeros((redundancy, groups), dtype=np.int64)
-    units[0] = pieces
+    standing = first_assignment(where, pieces, "microbatch")
     alone, model, played = list[float](), list[float](), list[float]()
     for _ in range(steps):
         per_piece = np.maximum(1 + jitter * draws.standard_normal(groups), 0.3)
         per_piece[draws.choice(groups, slow, replace=False)] *= 2
         alone.append(float(per_piece.max()) * pieces)
-        model.append(completion_s(pieces * per_piece, per_piece, np.ones(groups, dtype=np.bool_), units, where, 0.0))
-        played.append(played_s(per_piece, pieces, where))
+        everybody = np.ones(groups, dtype=np.bool_)
+        model.append(completion_s(pieces * per_piece, per_piece, everybody, standing.units, where, 0.0))
+        played.append(played_s(per_piece, where, standing))
     return {
         "gain": fmean(played) / fmean(alone),
         "model_off_percent": 100 * (fmean(model) / fmean(played) - 1),

@@ -1,16 +1,20 @@
-"""Decides who computes which piece: with the least possible largest load, and then with the fewest moves from the
-previous assignment.
+"""Decides who computes which piece: so that the last group is done as early as possible, and then with the fewest moves
+from the previous assignment.
+
+Where no group is slow, that is the least possible largest load. A group whose pieces take longer for long (slowness,
+controller.speeds) may own as many as it can compute by the end: the caps of all groups follow from one end T.
 
 In microbatch granularity the pieces of a shard may go to different hosts. In shard granularity a shard moves as a
-whole, in the phases that SPARe published (arXiv 2603.00357): *fixed*, where the present top S slots of the survivors
-still cover every shard and no live owner changes; else *free*, where any order within the stacks is allowed, S is
-raised as little as possible, and the fewest shards move. Least loads are found by augmenting chains from the previous
-plan, which give the optimum or prove that a load limit is too small. Pure and deterministic.
+whole, and all groups count as equally fast, in the phases that SPARe published (arXiv 2603.00357): *fixed*, where the
+present top S slots of the survivors still cover every shard and no live owner changes; else *free*, where any order
+within the stacks is allowed, S is raised as little as possible, and the fewest shards move. Least ends are found by
+augmenting chains from the previous plan, which give the optimum or prove that caps are too small. Pure and
+deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +24,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage
 from spare_megatron.controller.assign_patch import patch
-from spare_megatron.controller.assign_types import Assignment, Patch, WipeOut
+from spare_megatron.controller.assign_slowness import in_words, least_end, slowness_of
+from spare_megatron.controller.assign_types import USUAL, Assignment, Patch, WipeOut
 from spare_megatron.placement import Placement
 
 __all__ = ["Assignment", "Patch", "WipeOut", "assign", "first_assignment", "patch"]
@@ -46,7 +51,7 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
         f"all {num_groups} groups live; load {counted(pieces_per_shard, 'piece')}: every group computes its own shard"
     )
     live = tuple(range(num_groups))
-    return _frozen(owner, loads, 0, reason, live, granularity, units, slots)
+    return _frozen(owner, loads, slowness_of(num_groups, live, {}), 0, reason, live, granularity, units, slots)
 
 
 def assign(
@@ -55,32 +60,35 @@ def assign(
     pieces_per_shard: int,
     granularity: str,
     previous: Assignment | None,
+    slow: Mapping[int, int] | None = None,
 ) -> Assignment | WipeOut:
     """The plan for the ``live`` groups. ``previous`` is the plan that this function made last for the same offsets, K
-    and granularity; None stands for the plan without failures."""
+    and granularity; None stands for the plan without failures. ``slow``: group -> its slowness, of those that are slow;
+    not used in shard granularity."""
     if previous is None:
         previous = first_assignment(placement, pieces_per_shard, granularity)
     assert (previous.granularity, previous.pieces_per_shard) == (granularity, pieces_per_shard)
     alive = np.zeros(placement.num_groups, dtype=np.bool_)
     alive[list(live)] = True
+    slowness = slowness_of(placement.num_groups, live, {} if granularity == "shard" else slow or {})
     if _anywhere(placement, granularity) and len(live):
-        return _assign_anywhere(placement, alive, previous)
+        return _assign_anywhere(placement, alive, previous, slowness)
     previous, same = _fitted(placement, previous)
     hosts_alive = placement.by_layer.among(alive).sum(axis=0)
     if not hosts_alive.all():
         return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
     units = 1 if granularity == "shard" else pieces_per_shard
-    cap = max(-(-placement.num_groups * units // int(alive.sum())), -(-units // int(hosts_alive.min())))
-    bound = cap
-    if same and not (alive & ~previous.alive).any():
-        # With fewer groups the least load never falls, and the previous plan had the least load for its groups.
-        cap = max(cap, previous.load_max * units // pieces_per_shard)
+    end = max(least_end(slowness[alive], placement.num_groups * units), -(-units // int(hosts_alive.min())) * USUAL)
+    bound = end // USUAL
+    if same and not (alive & ~previous.alive).any() and (slowness >= previous.slowness)[alive].all():
+        # With fewer or slower groups the least end never falls, and the previous plan had the least end for its groups.
+        end = max(end, previous.end * units // pieces_per_shard)
     if granularity == "shard":
-        return _assign_shards(placement, alive, previous, cap, bound, same)
+        return _assign_shards(placement, alive, previous, end // USUAL, bound, same)
     kept = _kept(placement, alive, previous)
-    owned, cap, shortage = _least(placement, alive, kept, units, cap, None)
+    owned, _, shortage = _least(placement, alive, kept, units, end, slowness, None)
     owner = _hand_over(placement, previous, owned)
-    return _planned(placement, alive, previous, owner, kept, owned, None, bound, _why(shortage))
+    return _planned(placement, alive, previous, owner, kept, owned, slowness, None, bound, _why(shortage))
 
 
 def _kept(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> IntTable:
@@ -113,17 +121,20 @@ def _anywhere(placement: Placement, granularity: str) -> bool:
     return placement.redundancy == placement.num_groups >= ANYWHERE_GROUPS_MIN and granularity == "microbatch"
 
 
-def _assign_anywhere(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> Assignment:
-    """Every group keeps what it has up to the least cap; the rest goes to those with room, in order."""
+def _assign_anywhere(
+    placement: Placement, alive: NDArray[np.bool_], previous: Assignment, slowness: IntTable
+) -> Assignment:
+    """Every group keeps what it has up to its least cap; the rest goes to those with room, in order."""
     num_groups, per_shard = placement.num_groups, previous.pieces_per_shard
     owners = previous.owner.T.ravel()
-    cap = -(-len(owners) // int(alive.sum()))
+    end = least_end(slowness[alive], len(owners))
+    caps = end // slowness
     counts = np.bincount(owners, minlength=num_groups)
     order = np.argsort(owners, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    freed = np.flatnonzero(~alive[owners] | (rank >= cap))
-    room = np.where(alive, cap - np.minimum(counts, cap), 0)
+    freed = np.flatnonzero(~alive[owners] | (rank >= caps[owners]))
+    room = np.where(alive, caps - np.minimum(counts, caps), 0)
     owners = owners.copy()
     moves = int(alive[owners[freed]].sum())
     owners[freed] = np.repeat(np.arange(num_groups, dtype=np.int32), room)[: len(freed)]
@@ -132,10 +143,11 @@ def _assign_anywhere(placement: Placement, alive: NDArray[np.bool_], previous: A
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
         f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> "
-        f"{counted(loads.max(), 'piece')} (bound {cap}); {counted(moves, 'piece')} moved; every group hosts every shard"
+        f"{counted(loads.max(), 'piece')} (bound {end // USUAL}); {counted(moves, 'piece')} moved; every group hosts "
+        f"every shard{in_words(slowness, loads)}"
     )
     units = np.zeros((0, num_groups), dtype=np.int64)
-    return _frozen(owner, loads, moves, reason, live, previous.granularity, units, None)
+    return _frozen(owner, loads, slowness, moves, reason, live, previous.granularity, units, None)
 
 
 def _least(
@@ -143,25 +155,26 @@ def _least(
     alive: NDArray[np.bool_],
     kept: IntTable,
     units: int,
-    cap: int,
+    end: int,
+    slowness: IntTable,
     slots: NDArray[np.int32] | None,
 ) -> tuple[IntTable, int, Shortage | None]:
-    """(owned units, least feasible cap from ``cap`` up, the proof that a smaller one is too small if chains gave it).
+    """(owned units, least feasible end from ``end`` up, the proof that a smaller one is too small if chains gave it).
 
-    With ``slots``, plans of equally few moves are compared by how many shards they take that are not among the top
-    ``cap`` slots of their host.
+    With ``slots``, plans of equally few moves are compared by how many shards they take that are not among as many top
+    slots of their host as a usual group may own.
     """
     tables = placement.by_layer
     shortage: Shortage | None = None
     while True:
         extra = None
         if slots is not None:
-            extra = (np.take_along_axis(slots, tables.hosts, axis=1) >= cap).astype(np.int64)
-        result = Chains(tables, alive, kept, units, cap, extra).run()
+            extra = (np.take_along_axis(slots, tables.hosts, axis=1) >= end // USUAL).astype(np.int64)
+        result = Chains(tables, alive, kept, units, end // slowness, extra).run()
         if not isinstance(result, Shortage):
-            return result, cap, shortage
+            return result, end, shortage
         shortage = result
-        cap = result.least_cap
+        end = least_end(slowness[list(result.groups)], result.units)
 
 
 def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> NDArray[np.int32]:
@@ -190,19 +203,20 @@ def _assign_shards(
 ) -> Assignment:
     assert previous.slots is not None
     hosts = placement.by_layer.hosts
-    kept = _kept(placement, alive, previous)
+    kept, usual = _kept(placement, alive, previous), slowness_of(placement.num_groups, (), {})
     owned = _fixed(hosts, alive, previous, kept, depth) if same else None
     slots = previous.slots
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"
     else:
-        owned, depth, shortage = _least(placement, alive, kept, 1, depth, slots)
+        owned, end, shortage = _least(placement, alive, kept, 1, depth * USUAL, usual, slots)
+        depth = end // USUAL
         slots, reordered = _reorder(placement, owned, slots, depth)
         why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"
     group = np.take_along_axis(hosts, owned.argmax(axis=0)[None, :], axis=0)[0]
     owner = np.repeat(group.astype(np.int32)[:, None], previous.pieces_per_shard, axis=1)
     bound *= previous.pieces_per_shard
-    return _planned(placement, alive, previous, owner, kept, owned, slots, bound, f"; {why}")
+    return _planned(placement, alive, previous, owner, kept, owned, usual, slots, bound, f"; {why}")
 
 
 def _fixed(
@@ -257,6 +271,7 @@ def _planned(
     owner: NDArray[np.int32],
     kept: IntTable,
     owned: IntTable,
+    slowness: IntTable,
     slots: NDArray[np.int32] | None,
     bound: int,
     why: str,
@@ -264,17 +279,19 @@ def _planned(
     pieces_per_unit = previous.pieces_per_shard if slots is not None else 1
     loads = owned.take(placement.by_layer.stack_cells).sum(axis=0) * pieces_per_unit
     moves = int(np.maximum(kept - owned, 0).sum()) * pieces_per_unit
+    why += in_words(slowness, loads)
     live = tuple(np.flatnonzero(alive).tolist())
     reason = (
         f"{placement.num_groups - len(live)} of {placement.num_groups} groups lost; load {previous.load_max} -> "
         f"{counted(loads.max(), 'piece')} (bound {bound}); {counted(moves, 'piece')} moved{why}"
     )
-    return _frozen(owner, loads, moves, reason, live, previous.granularity, owned, slots)
+    return _frozen(owner, loads, slowness, moves, reason, live, previous.granularity, owned, slots)
 
 
 def _frozen(
     owner: NDArray[np.int32],
     loads: NDArray[np.int64],
+    slowness: NDArray[np.int64],
     moves: int,
     reason: str,
     live: tuple[int, ...],
@@ -282,10 +299,10 @@ def _frozen(
     units: IntTable,
     slots: NDArray[np.int32] | None,
 ) -> Assignment:
-    for array in (owner, units, slots, loads):
+    for array in (owner, units, slots, loads, slowness):
         if array is not None:
             array.flags.writeable = False
-    return Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads)
+    return Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads, slowness)
 
 
 def _why(shortage: Shortage | None) -> str:

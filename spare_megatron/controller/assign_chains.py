@@ -1,11 +1,11 @@
 """Redistributes shards over their hosts at least cost, by augmenting chains from the present owners.
 
 This is a transportation problem with convex costs: every shard has U units to be owned by its live hosts, no group may
-own more than a cap. Present ownership is kept where possible: giving up a unit that was owned costs a move; taking a
+own more than its cap. Present ownership is kept where possible: giving up a unit that was owned costs a move; taking a
 further one is free or costs a small extra. Chains are successive shortest paths (Ahuja, Magnanti, Orlin, *Network
 Flows*, ch. 9.7): one vectorised Bellman-Ford gives every node's distance to a group with room, then each waiting unit
 walks along arcs on which that distance is exact, and so on until nothing waits. The result has the least total cost at
-that cap; or there is a certificate that the cap is too small (Hall's condition fails).
+these caps; or there is a certificate that they are too small (Hall's condition fails).
 
 Arrays are layer-major, [L, N]. In a *shard table* entry [l, i] is about shard i on its host of layer l; in a *group
 table* entry [l, g] is about group g and its shard of layer l.
@@ -26,17 +26,17 @@ _NEVER = 1 << 60
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a cap is too small: these shards have no other live hosts than these groups, whose caps together do not hold
+    """Why caps are too small: these shards have no other live hosts than these groups, whose caps together do not hold
     them."""
 
     shards: tuple[int, ...]
     groups: tuple[int, ...]
-    least_cap: int
-    """The units of the shards / the number of groups, rounded up: no plan has a smaller largest load."""
+    units: int
+    """Of the shards together: the groups own so many in every plan."""
 
 
 class Chains:
-    """One redistribution at one cap; ``run`` is called once.
+    """One redistribution under some caps; ``run`` is called once.
 
     Distances are measured by numpy on whole tables. Chains touch single cells, for which memoryviews of the same tables
     (flat: layer * N + column) cost a third of numpy's own indexing; their names begin with an underscore.
@@ -48,11 +48,11 @@ class Chains:
         live: NDArray[np.bool_],
         kept: IntTable,
         units: int,
-        cap: int,
+        caps: IntTable,
         extra: IntTable | None = None,
     ) -> None:
-        """``live`` [N]; ``kept`` shard table: units that live groups own now; ``units`` U; ``extra`` shard table in
-        {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
+        """``live`` [N]; ``kept`` shard table: units that live groups own now; ``units`` U; ``caps`` [N];
+        ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
         num_groups = len(live)
         self.tables, self.live, self.units, self.num_groups = tables, live, units, num_groups
         self.owned = kept.copy()
@@ -65,7 +65,7 @@ class Chains:
         self.take: IntTable = np.where(tables.among(live), taken, _NEVER)
         kept_by_group = kept.take(tables.stack_cells)
         self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
-        self.room: IntTable = np.where(live, cap - kept_by_group.sum(axis=0), 0)
+        self.room: IntTable = np.where(live, caps - kept_by_group.sum(axis=0), 0)
         self.waiting: IntTable = units - kept.sum(axis=0)
         self._arcs: IntTable = np.empty_like(self.take)
         self._hosts, self._stacks, self._kept = (_flat(table) for table in (tables.hosts, tables.stacks, kept))
@@ -74,7 +74,7 @@ class Chains:
         self._extra = None if extra is None else _flat(extra)
 
     def run(self) -> IntTable | Shortage:
-        """The owned units (shard table) of least cost within the cap, or why there are none."""
+        """The owned units (shard table) of least cost within the caps, or why there are none."""
         while True:
             shards = np.flatnonzero(self.waiting).tolist()
             groups = np.flatnonzero(self.room < 0).tolist()
@@ -182,12 +182,12 @@ class Chains:
         self._give[give] = (-extra if owned > kept else self.move) * self.hop + 1 if owned else _NEVER
 
     def _shortage(self) -> Shortage:
-        """The proof that the cap is too small: shards without a chain to room have only hosts without one, and these
+        """The proof that the caps are too small: shards without a chain to room have only hosts without one, and these
         are full and own nothing but these shards."""
         far_max = _NEVER // 2
         shards = np.flatnonzero(np.asarray(self._shard_far) > far_max).tolist()
         groups = np.flatnonzero((np.asarray(self._group_far) > far_max) & self.live).tolist()
-        return Shortage(tuple(shards), tuple(groups), -(-self.units * len(shards) // len(groups)))
+        return Shortage(tuple(shards), tuple(groups), self.units * len(shards))
 
 
 def _flat(table: IntTable) -> memoryview:

@@ -6,6 +6,8 @@ That is the successive-shortest-path method with the resulting load as marginal 
 result has the least largest load, then the least second largest, and so on (Harvey, Ladner, Lovász, Tamir,
 *Semi-matchings for bipartite graphs and load balancing*, 2006). A block is one piece, or in shard granularity all
 missing pieces of a shard; where those differ in size the larger ones go first and the result may be above the least.
+Loads are times, in sixteenths of a usual group's piece: where groups are slow for long, the last one still is done as
+early as possible.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller.assign_types import Patch, WipeOut
+from spare_megatron.controller.assign_types import USUAL, Patch, WipeOut
 from spare_megatron.placement import Placement
 
 
@@ -27,11 +29,13 @@ def patch(
     remaining: Mapping[int, int],
     pieces_per_shard: int,
     granularity: str,
+    slow: Mapping[int, int] | None = None,
 ) -> Patch | WipeOut:
     """Give every ``missing`` piece (i * K + j) to a host of its shard.
 
     ``able`` groups hold the state and may take pieces; ``last_resort`` groups (joiners) get pieces only of shards that
-    have no able host. ``remaining[g]`` is what g still has to compute (0 where not given).
+    have no able host. ``remaining[g]`` is what g still has to compute (0 where not given). ``slow``: group -> its
+    slowness, of those that are slow; not used in shard granularity.
     """
     lost: dict[int, list[int]] = {}
     for piece in sorted(missing):
@@ -41,13 +45,16 @@ def patch(
         count = sum(len(lost[shard]) for shard in uncovered)
         names = ", ".join(str(shard) for shard in uncovered)
         return WipeOut(tuple(uncovered), f"wipe-out: {count} lost pieces of shards {names} have no live host left")
-    load = {group: remaining.get(group, 0) for groups in hosts.values() for group in groups}
-    before_max = max(map(remaining.get, able, repeat(0)), default=0)
     whole = granularity == "shard"
+    slowness = {} if whole or not slow else slow
+    takes = {group: slowness.get(group, USUAL) for groups in hosts.values() for group in groups}
+    load = {group: remaining.get(group, 0) * piece for group, piece in takes.items()}
+    before_max = max(map(remaining.get, able, repeat(0)), default=0)
     added: dict[int, list[int]] = {}
     for size in sorted({len(pieces) for pieces in lost.values()}, reverse=True) if whole else [1]:
         blocks = {shard: 1 if whole else len(ps) for shard, ps in lost.items() if not whole or len(ps) == size}
-        for shard, held in _spread(blocks, hosts, load, size).items():
+        costs = {group: piece * size for group, piece in takes.items()}
+        for shard, held in _spread(blocks, hosts, load, costs).items():
             pieces = lost[shard]
             low = 0
             for group in hosts[shard]:
@@ -56,7 +63,7 @@ def patch(
                     added.setdefault(group, []).extend(pieces[low:high])
                 low = high
     ordered = {group: execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
-    load_max = max([before_max, *(load[group] for group in ordered)])
+    load_max = max([before_max, *(remaining.get(group, 0) + len(pieces) for group, pieces in ordered.items())])
     reason = (
         f"{counted(len(missing), 'piece')} of {counted(len(lost), 'shard')} lost with their groups, patched by "
         f"{counted(len(ordered), 'group')}; largest remaining load {before_max} -> {counted(load_max, 'piece')}"
@@ -79,31 +86,32 @@ def _hosts(
 
 
 def _spread(
-    blocks: Mapping[int, int], hosts: Mapping[int, list[int]], load: dict[int, int], size: int
+    blocks: Mapping[int, int], hosts: Mapping[int, list[int]], load: dict[int, int], costs: Mapping[int, int]
 ) -> dict[int, dict[int, int]]:
-    """Place ``blocks[shard]`` blocks of ``size`` pieces, and add them to ``load``. Returns shard -> host -> blocks."""
+    """Place ``blocks[shard]`` blocks, of which one takes a group the time ``costs[group]``, and add them to ``load``.
+    Returns shard -> host -> blocks."""
     held: dict[int, dict[int, int]] = {shard: {} for shard in blocks}
     placed_on: dict[int, set[int]] = {}
     waiting = dict(blocks)
     groups = sorted({group for shard in blocks for group in hosts[shard]})
-    limit = min((load[group] + size for group in groups), default=0)
+    limit = min((load[group] + costs[group] for group in groups), default=0)
     while waiting:
         closed: set[int] = set()
         for shard in list(waiting):
             while waiting[shard]:
-                chain = _chain(shard, hosts, held, placed_on, load, limit - size, closed)
+                chain = _chain(shard, hosts, held, placed_on, load, costs, limit, closed)
                 if chain is None:
                     break
                 # A host of the shard itself takes as many blocks as it has room for; a longer chain moves one block per
                 # link.
                 end = chain[-1][1]
-                count = min(waiting[shard], (limit - load[end]) // size) if len(chain) == 1 else 1
+                count = min(waiting[shard], (limit - load[end]) // costs[end]) if len(chain) == 1 else 1
                 _link(chain, held, placed_on, count)
-                load[end] += count * size
+                load[end] += count * costs[end]
                 waiting[shard] -= count
             if not waiting[shard]:
                 del waiting[shard]
-        limit = min((load[group] + size for group in groups if load[group] + size > limit), default=limit + 1)
+        limit = min((end for group in groups if (end := load[group] + costs[group]) > limit), default=limit + 1)
     return held
 
 
@@ -113,11 +121,12 @@ def _chain(
     held: Mapping[int, Mapping[int, int]],
     placed_on: Mapping[int, set[int]],
     load: Mapping[int, int],
-    load_limit: int,
+    costs: Mapping[int, int],
+    limit: int,
     closed: set[int],
 ) -> list[tuple[int, int]] | None:
-    """The shortest chain [(shard, its new host), ...] from ``start`` to a host whose load is at most ``load_limit``;
-    None where there is none.
+    """The shortest chain [(shard, its new host), ...] from ``start`` to a host whose load is at most ``limit`` with one
+    block more; None where there is none.
 
     Each host but the last passes one block of the next link's shard on. The search is breadth first; hosts that a
     failed search saw cannot reach room at this limit and are added to ``closed``.
@@ -131,7 +140,7 @@ def _chain(
             if group in closed or group in came_from:
                 continue
             came_from[group] = (shard, through)
-            if load[group] <= load_limit:
+            if load[group] + costs[group] <= limit:
                 return _links(group, came_from)
             for other in sorted(placed_on.get(group, ())):
                 if other not in searched and held[other].get(group):

@@ -9,6 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+USUAL = 16
+"""The slowness of a group that is not slow: slowness and ends are counted in sixteenths of the time that a usual group
+takes for a piece."""
+
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
@@ -18,7 +22,7 @@ class Assignment:
     owner: NDArray[np.int32]
     """[N, K]: the group that computes piece (i, j)."""
     load_max: int
-    """Pieces of the most loaded group; the least possible for ``live``."""
+    """Pieces of the most loaded group; where no group is slow, the least possible for ``live``."""
     moves: int
     """Pieces whose owner differs from the previous assignment's although that owner still lives."""
     reason: str
@@ -34,11 +38,20 @@ class Assignment:
     shards that a group owns are among its top ``depth`` slots."""
     loads: NDArray[np.int64]
     """[N]: pieces of every group."""
+    slowness: NDArray[np.int64]
+    """[N]: how long a piece takes every group, in sixteenths of a usual group's time: ``USUAL``, or more for those of
+    ``live`` that are slow for long."""
 
     @property
     def pieces_per_shard(self) -> int:
         """K."""
         return int(self.owner.shape[1])
+
+    @property
+    def end(self) -> int:
+        """When the last group is done, in sixteenths of a usual group's piece; the least possible for ``live`` and
+        ``slowness``."""
+        return int((self.loads * self.slowness).max())
 
     @property
     def depth(self) -> int:

@@ -57,14 +57,16 @@ def draw(
 ) -> dict[int, Segments]:
     """Group -> the pieces that it audits in ``step`` under ``assignment``, all in its first segment.
 
-    Each selected piece goes to the least loaded host of its shard among the groups ``able`` other than the owner; a
-    piece without such a host is not audited. The choice is repeated until no piece has a host whose load it would
-    improve, because hosts differ from shard to shard and one round leaves the loads uneven.
+    Each selected piece goes to the least loaded host of its shard among the groups ``able`` other than the owner (by
+    time, where groups are slow for long); a piece without such a host is not audited. The choice is repeated until no
+    piece has a host whose load it would improve, because hosts differ from shard to shard and one round leaves the
+    loads uneven.
     """
     if not spec.audit_rate:
         return {}
     hosts, owners = placement.hosts(), assignment.owner.ravel()
-    loads, may = assignment.loads.tolist(), frozenset(able)
+    takes, may = assignment.slowness.tolist(), frozenset(able)
+    loads = (assignment.loads * assignment.slowness).tolist()
     others = {
         piece: [g for g in hosts[piece // spec.pieces_per_shard].tolist() if g in may and g != owners[piece]]
         for piece in selected(spec, step, range(len(owners)))
@@ -75,12 +77,12 @@ def draw(
         moved = False
         for piece in filter(others.__getitem__, others):
             best, present = min(others[piece], key=loads.__getitem__), auditors.get(piece)
-            if present is None or loads[best] + 1 < loads[present]:
+            if present is None or loads[best] + takes[best] < loads[present]:
                 moved = True
                 auditors[piece] = best
-                loads[best] += 1
+                loads[best] += takes[best]
                 if present is not None:
-                    loads[present] -= 1
+                    loads[present] -= takes[present]
     drawn: dict[int, list[int]] = {}
     for piece, group in auditors.items():
         drawn.setdefault(group, []).append(piece)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.audits import padded
 from spare_megatron.controller.messages import (
     AcceptSave,
@@ -22,6 +23,7 @@ from spare_megatron.controller.messages import (
     SendView,
     Vote,
 )
+from spare_megatron.controller.standing import follows_slowness
 from spare_megatron.controller.state import State
 from spare_megatron.controller.view import Offer
 
@@ -52,6 +54,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
     _joiners(event, after)
     _offers(before, after)
     _drained(before, after)
+    _standing(before, after)
 
 
 def _offers(before: State, after: State) -> None:
@@ -100,6 +103,21 @@ def _drained(before: State, after: State) -> None:
         asked_now = group not in before.drained
         if not asked_now and not before.standing_of(group) and not bare & _stack(after, group):
             raise InvariantError(f"group {group} is to leave, has nothing to do and is still a member")
+
+
+def _standing(before: State, after: State) -> None:
+    """The standing assignment changes only with an epoch, whose views say so. Slowness is of members, and what was
+    measured is in the standing assignment when a commit was to share later steps out by it (rule 24)."""
+    if after.phase != "running" or before.phase != "running" or before.standing is None or after.standing is None:
+        return
+    if after.standing.assignment is not before.standing.assignment and after.epoch == before.epoch:
+        raise InvariantError(f"the standing assignment changed inside epoch {after.epoch}")
+    if not after.slowness.keys() <= after.live.keys() or any(known <= USUAL for known in after.slowness.values()):
+        raise InvariantError(f"slowness {dict(after.slowness)} is not of slow members {sorted(after.live)}")
+    if after.committed == before.committed or not before.share_anew:
+        return
+    if after.share_anew or not follows_slowness(after):
+        raise InvariantError(f"step {after.committed[0]} was committed, and later steps are not shared out by speed")
 
 
 def _stack(state: State, group: int) -> set[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.plural import counted
-from spare_megatron.controller import draining, ending, hosting, learning, relief, voting
+from spare_megatron.controller import draining, ending, hosting, learning, relief, speeds, voting
 from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,
@@ -33,6 +33,7 @@ from spare_megatron.controller.messages import (
     SendFenced,
     SendStop,
     SendView,
+    SpeedsMeasured,
     Standstill,
     StartupOver,
     StopRequested,
@@ -75,6 +76,8 @@ def step(state: State, event: Event) -> Transition:
         return relief.running_out(state, event)
     if isinstance(event, GaveBack):
         return relief.gave_back(state, event)
+    if isinstance(event, SpeedsMeasured):
+        return speeds.measured(state, event)
     if isinstance(event, Hosts):
         return hosting.hosts(state, event)
     if isinstance(event, Ready):

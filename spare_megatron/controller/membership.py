@@ -187,6 +187,7 @@ def _shrink(
         plan=NO_PLAN,
         audits={group: kept for group, kept in before.audits.items() if group in after.live},
         relief=_answered(before.relief, after.live),
+        slowness={group: known for group, known in before.slowness.items() if group not in gone},
         applied_last=frozenset(),
     )
     if not after.live:
@@ -245,6 +246,7 @@ def _patched_plan(
         remaining={group: 0 if group in gone else left_of[group] for group in live},
         pieces_per_shard=spec.pieces_per_shard,
         granularity=spec.granularity,
+        slow=before.slowness,
     )
     if isinstance(added, WipeOut):
         return added
@@ -320,7 +322,8 @@ def waited_for(state: State) -> list[int]:
 
 def change_members(state: State, joining: Sequence[int], left: Sequence[int], why: str) -> Transition:
     """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
-    step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22)."""
+    step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
+    neither, the standing assignment alone changes, because groups are slow for long (rule 24)."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
     drawn = draw_standing(state, members)
@@ -329,6 +332,8 @@ def change_members(state: State, joining: Sequence[int], left: Sequence[int], wh
     words = [f"{names} {'joins' if len(joining) == 1 else 'join'}" for names in words]
     if left:
         words.append(f"{audits.name_groups(left)} {'has' if len(left) == 1 else 'have'} left")
+    if not words:
+        words.append("later steps are shared out by speed")
     plan = state.plan.grown(members, {})
     grown = replace(
         state,

@@ -305,6 +305,19 @@ class RunningOut:
 
 
 @dataclass(frozen=True)
+class SpeedsMeasured:
+    """Groups have been slow for long, or are not any more: later steps are to be shared out accordingly."""
+
+    step: int
+    """The last of the committed steps in which they were measured, t*."""
+    steps: int
+    """How many these steps are."""
+    paces: tuple[tuple[int, int, float, float], ...]
+    """(group, incarnation, how many times as long as the median group it takes for a piece: median of the first half of
+    the steps, of the second half), of the members that are or may be slow."""
+
+
+@dataclass(frozen=True)
 class GaveBack:
     """A group's answer to an ask: it will not begin these ``pieces`` of its plan, unless they are given to it again."""
 
@@ -388,6 +401,7 @@ Event: TypeAlias = (
     | Standstill
     | JoinersLate
     | RunningOut
+    | SpeedsMeasured
     | GaveBack
     | Hosts
     | Saved

@@ -1,7 +1,7 @@
 """Draws the standing assignment: who computes which pieces in the steps after the one in flight. Pure.
 
 Groups that are to leave (``State.drained``) get no part of it, unless a shard would have no host without them: such a
-group stays until another host is there.
+group stays until another host is there. Groups that are slow for long (``State.slowness``) get a smaller one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import WipeOut, assign
+from spare_megatron.controller.assign_slowness import slowness_of
 from spare_megatron.controller.state import Standing, State
 from spare_megatron.placement import Placement
 
@@ -21,8 +22,16 @@ def draw_standing(state: State, live: tuple[int, ...]) -> Standing | WipeOut:
     assert state.standing is not None, "a running job has a standing assignment"
     spec = state.job
     staying = tuple(sorted(set(live) - leaving(state, live))) if state.drained else live
-    drawn = assign(state.where, staying, spec.pieces_per_shard, spec.granularity, state.standing.assignment)
+    present = state.standing.assignment
+    drawn = assign(state.where, staying, spec.pieces_per_shard, spec.granularity, present, state.slowness)
     return drawn if isinstance(drawn, WipeOut) else Standing(drawn, live)
+
+
+def follows_slowness(state: State) -> bool:
+    """Whether the standing assignment was drawn for the slowness that is known by now."""
+    assert state.standing is not None, "a running job has a standing assignment"
+    drawn = state.standing.assignment
+    return np.array_equal(drawn.slowness, slowness_of(state.job.num_groups, drawn.live, state.slowness))
 
 
 def leaving(state: State, live: Collection[int]) -> frozenset[int]:

@@ -206,6 +206,13 @@ class State:
     drained: frozenset[int] = frozenset()
     """Groups that an operator wants to be out: members of them leave with the next commit that can do without them,
     and no process of theirs is started until the wish is taken back, or another process has taken the place."""
+    slowness: Mapping[int, int] = field(default_factory=dict)
+    """Group -> how long a piece takes it, in sixteenths of a usual group's time, of the members that are slow for long
+    (controller.speeds)."""
+    slowness_step: int = 0
+    """t* when that changed last; before the first time, of the step that this life started from."""
+    share_anew: bool = False
+    """The next commit draws the standing assignment for the slowness that is known by then."""
     adopted: Mapping[int, Mapping[int, bool]] = field(default_factory=dict)
     """Group -> shard that it hosts beyond its stack, because nobody else did -> whether it has opened the data
     (controller.adoption). ``placement`` has these hosts too."""
@@ -357,6 +364,7 @@ def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
         births=state.births,
         offers_made=state.offers_made,
         committed=(spec.first_step, 0),
+        slowness_step=spec.first_step,
         save_step=spec.first_step,
         saved_step=spec.first_step if spec.first_step else -1,
     )

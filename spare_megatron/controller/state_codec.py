@@ -25,7 +25,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.placement import Placement, placement_from_offsets
 
-_ARRAYS = ("owner", "units", "slots", "loads")
+_ARRAYS = ("owner", "units", "slots", "loads", "slowness")
 
 
 def encode_state(state: State) -> dict[str, Any]:
@@ -208,7 +208,7 @@ _GROUPS: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (sorted, frozenset)
 _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests"), _ENCODED),
-    **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits"), _PAIRS),
+    **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last", "drained", "endangered"), _GROUPS),
     "adopted": (_encode_adopted, _decode_adopted),
     "unable": (_encode_sets, _decode_sets),

@@ -28,6 +28,7 @@ from spare_megatron.controller.messages import (
     Standstill,
     Vote,
 )
+from spare_megatron.controller.standing import follows_slowness
 from spare_megatron.controller.state import NO_PLAN, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 
@@ -210,6 +211,7 @@ def _commit(state: State, digest: str) -> Transition:
     endangered = saves.endangered(state)
     save = 0 if ends else saves.order(state, endangered)
     emergency = not ends and saves.is_emergency(state, endangered)
+    by_speed = state.share_anew and not ends and not follows_slowness(state)
     assert state.standing is not None, "a running job has a standing assignment"
     # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
@@ -231,6 +233,7 @@ def _commit(state: State, digest: str) -> Transition:
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
         disputes={},
         relief=Relief(),
+        share_anew=False,
         digests=(*state.digests, (step - 1, digest))[-state.job.results_kept - 1 :],
     )
     after = offers.ended(after) if ends else offers.offered(after)
@@ -246,7 +249,7 @@ def _commit(state: State, digest: str) -> Transition:
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
-    if not joining and not leaves:
+    if not (joining or leaves or by_speed):
         learners = [SendView(after.view_of(group)) for group in sorted(after.learners)]
         return decide(after, [*actions, *learners], reason)
     left = [fence.group for fence in leaves]
@@ -267,5 +270,6 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     live = {group: incarnation for group, incarnation in state.live.items() if group not in out}
     standing = Standing(drawn, tuple(sorted(live)))
     told = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
+    slowness = {group: known for group, known in state.slowness.items() if group in live}
     after = replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing)
-    return adoption.remaining(after, out), told
+    return adoption.remaining(replace(after, slowness=slowness), out), told

@@ -8,11 +8,13 @@ gives back is its own leader's to say. Pure: the time comes in as an argument.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from spare_megatron.control.reports import Pace
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import RunningOut
 from spare_megatron.controller.relief import to_ask
+from spare_megatron.controller.view import Segments
 
 AGAIN = 0.5
 """When a group runs out and nobody was asked, the next one is looked at after so many of the fastest group's pieces."""
@@ -20,6 +22,23 @@ AGAIN_S = 0.1
 """And not sooner: among a thousand groups a look takes a third of that."""
 LATE = 2.0
 """A group that has begun nothing for more than so many of its pieces takes that long for one."""
+
+
+def steady_s(
+    piece_s: Mapping[int, float], own: Mapping[int, int], audits: Mapping[int, Segments], filling: int
+) -> dict[int, float]:
+    """Group -> seconds for a piece with a full pipeline, in a committed step.
+
+    Args:
+        piece_s: group -> seconds for its own pieces, each.
+        own: group -> number of these.
+        audits: group -> the pieces that it audited.
+        filling: pieces of time in which a pipeline fills: stages - 1.
+    """
+    audited = {group: sum(map(len, segments)) for group, segments in audits.items()}
+    return {
+        group: one_s * own[group] / (own[group] + audited.get(group, 0) + filling) for group, one_s in piece_s.items()
+    }
 
 
 class Paces:

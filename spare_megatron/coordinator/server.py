@@ -31,6 +31,7 @@ from spare_megatron.control.channel import COORDINATOR, Security, advertised, se
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
+from spare_megatron.controller.lasting_paces import LastingPaces
 from spare_megatron.controller.machine import State, step
 from spare_megatron.controller.messages import (
     AcceptSave,
@@ -63,7 +64,7 @@ from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_events import JobEvents
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
-from spare_megatron.coordinator.paces import Paces
+from spare_megatron.coordinator.paces import Paces, steady_s
 from spare_megatron.coordinator.records import Records, say
 from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
@@ -108,7 +109,7 @@ class Coordinator:
         self._tuning = JobTuning(time.time())
         self._events = JobEvents(options.on_event, self._dir.path, say)
         self._accepted = ""
-        self._paces = Paces()
+        self._paces, self._lasting = Paces(), LastingPaces()
         self._restarts = RestartAnswers(lambda: self._state, lambda: self._nothing_is_decided)
         found = resume(self._dir.journal, self._replayed, self._recall)
         for note in found.notes:
@@ -309,7 +310,7 @@ class Coordinator:
                 self._detector.lost(action.group, action.incarnation)
 
     def _follow(self, record: Record, before: State) -> None:
-        """Do what an event leads to once its actions are sent, and decide the tuning event that may follow it."""
+        """Do what an event leads to once its actions are sent, and decide the events that follow from its figures."""
         if self._state.stopped and not before.stopped:
             self._end()
         if isinstance(record.event, Tuned):
@@ -317,9 +318,17 @@ class Coordinator:
         self._tuning.observe(record.time_unix_s, before, record.event, self._state)
         self._events.observe(record, before, self._state)
         self._journal.keep(self._state, self._memo)
-        following = self._tuning.next(self._state)
-        if following is not None:
-            self._backlog.do_next([partial(self._decide, following)])
+        following = (self._tuning.next(self._state), self._measured(before))
+        self._backlog.do_next([partial(self._decide, event) for event in following if event is not None])
+
+    def _measured(self, before: State) -> Event | None:
+        """What a commit shows of groups that are slow for long; None where nothing changes by it, and in a job whose
+        slow groups are not relieved."""
+        ahead = self._job.tickets_ahead
+        if not ahead or self._state.committed == before.committed:
+            return None
+        book = self._records.book
+        return self._lasting.committed(self._state, steady_s(book.piece_s, book.own, before.audits, ahead - 2))
 
     def _fail(self, error: Exception) -> None:
         """Decide nothing any more after a bug, a lost office, or a disk that does not come back."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.standing import only_hosts, sure_hosts
@@ -15,16 +16,18 @@ from spare_megatron.controller.view import Offer
 def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would leave a shard without a
-    host; ``adoption``: whether others would adopt it;
-    ``next_save``: the step that is saved next, None where no save is planned; ``learning``: group -> the stage of its
-    return; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
-    ``adopted``: shard -> the groups that have taken it over. Before a job has begun, all but the last five are
-    None."""
+    host; ``adoption``: whether others would adopt it; ``next_save``: the step that is saved next, None where no save is
+    planned; ``learning``: group -> the stage of its return; ``offers``: group -> what it is offered; ``drained``:
+    groups that are to leave or have left on request; ``adopted``: shard -> the groups that have taken it over;
+    ``slow_for_long``: group -> how many times as long as others it takes for a piece, its share of later steps in
+    pieces, and the step after which that was found. Before a job has begun, ``hosts_least``, ``losses_left``,
+    ``last_hosts`` and ``next_save`` are None."""
     learners = sorted(state.learners.items())
     returns = {
         "learning": {str(group): stage_of(known) for group, known in learners},
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
+        "slow_for_long": _slow_for_long(state),
         "adopted": _adopted(state),
         "adoption": state.spec is not None and state.spec.adoption,
     }
@@ -37,6 +40,14 @@ def status_figures(state: State) -> dict[str, Any]:
         "last_hosts": last,
         "next_save": next_save(state),
         **returns,
+    }
+
+
+def _slow_for_long(state: State) -> dict[str, Any]:
+    shares = () if state.standing is None else state.standing.assignment.loads.tolist()
+    return {
+        str(group): {"slowness": known / USUAL, "share": shares[group], "since": state.slowness_step}
+        for group, known in sorted(state.slowness.items())
     }
 
 

@@ -114,6 +114,8 @@ class MetricsBook:
         """The last step in which pieces moved, and who gave how many to whom; empty before there was one."""
         self.piece_s: dict[int, float] = {}
         """Group -> seconds for a piece of its own in the last committed step."""
+        self.own: dict[int, int] = {}
+        """Group -> how many pieces of its own it had in that step."""
 
     # ---------------------------------------------------------------------------------------------- what is decided
 
@@ -198,7 +200,7 @@ class MetricsBook:
         pieces = real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard))
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
         moved = moved_pieces(before.plan)
-        own = {group: parts[0] for group, parts in loads.items()}
+        own = self.own = {group: parts[0] for group, parts in loads.items()}
         self.piece_s = {g: told.get("compute_s", 0.0) / own[g] for g, told in times.items() if own.get(g)}
         line: dict[str, Any] = {
             "step": commit.step,

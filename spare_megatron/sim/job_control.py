@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.invariants import check as check_invariants
+from spare_megatron.controller.lasting_paces import LastingPaces
 from spare_megatron.controller.machine import State, initial_state, step
 
 FINGERPRINT = "simulated"
@@ -29,6 +33,7 @@ class JobControl:
         self.state: State = initial_state()
         self.check = check
         self.events = 0
+        self._lasting = LastingPaces()
 
     def feed(self, event: m.Event) -> m.Decision:
         """Pass one event to the machine, keep the new state and return the decision."""
@@ -61,6 +66,13 @@ class JobControl:
         """Every live group votes ok for its plan; ``compared``: with a digest of the weights."""
         at = self.state.step_in_flight
         self.feed(m.AllVoted(at, self.state.epoch, weights_digest(at - 1) if compared else ""))
+
+    def measured(self, piece_s: NDArray[np.float64]) -> None:
+        """Report how many seconds each group, [N], took for a piece in the step that was committed last."""
+        known = piece_s.tolist()
+        event = self._lasting.committed(self.state, {group: known[group] for group in self.state.live})
+        if event is not None:
+            self.feed(event)
 
     def lost(self, groups: Iterable[int], progress: Sequence[tuple[int, int]] = ()) -> bool:
         """Report that these groups died, with the pieces that each live group has computed (group, pieces).

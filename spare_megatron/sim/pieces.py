@@ -1,7 +1,9 @@
 """Simulates the steps of policy 'microbatch', this framework's own: survivors patch a death during a step and reduce
 again, and returning groups and standbys are admitted with commits.
 
-A group computes its pieces one after the other, with a speed drawn for this step. At a death the controller is told how
+A group computes its pieces one after the other, with a speed drawn for this step. With ``balance`` slow groups give
+pieces up inside a step, and those that are slow for long get a smaller share of each step, by the controller's own
+measure. At a death the controller is told how
 many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
 last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
 group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for
@@ -79,6 +81,8 @@ class PiecesEngine(PolicyTrial):
         self.tally.work += float(total.max()) / self.policy.pieces_per_shard
         self.now_s = done
         self._commit()
+        if self.policy.balance:
+            self.control.measured(per_piece)
         return True
 
     def _hit(self, groups: list[int]) -> list[int]:

@@ -23,6 +23,7 @@ def speed_lines(status: Mapping[str, Any]) -> Iterator[str]:
     slow = sorted((one["speed"], int(group)) for group, one in members.items() if one.get("speed", SLOW) < SLOW)
     relieved = status.get("relieved") or {"step": 0, "moved": {}}
     gave = {int(group): taken for group, taken in relieved["moved"].items()}
+    yield from _lasting_lines(status.get("slow_for_long", {}))
     for speed, group in slow[:SHOWN_MAX]:
         one = members[str(group)]
         where = f" (rank {one['rank']}, {one['phase']})" if "phase" in one else ""
@@ -36,6 +37,14 @@ def speed_lines(status: Mapping[str, Any]) -> Iterator[str]:
     elif gave:
         total = counted(sum(sum(taken.values()) for taken in gave.values()), "piece")
         yield f"{numbered_groups(gave)} gave {total} of step {relieved['step']} to others"
+
+
+def _lasting_lines(known: Mapping[str, Any]) -> Iterator[str]:
+    for group, one in list(known.items())[:SHOWN_MAX]:
+        share = counted(one["share"], "piece")
+        yield f"group {group} is slow for long ({one['slowness']:.2f} times as long for a piece), its share is {share}"
+    if len(known) > SHOWN_MAX:
+        yield f"{counted(len(known) - SHOWN_MAX, 'more group')} slow for long"
 
 
 def _gift(taken: Mapping[str, int], step: int) -> str:

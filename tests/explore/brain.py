@@ -172,7 +172,7 @@ def _frozen(value: Any) -> Hashable:
         owner = None if value.assignment is None else value.assignment.owner.tobytes()
         return owner, value.members, _frozen(value.added), value.patched, _frozen(value.left)
     if kind is Standing:
-        return value.assignment.owner.tobytes(), value.live
+        return value.assignment.owner.tobytes(), value.assignment.slowness.tobytes(), value.live
     if isinstance(value, Mapping):
         return tuple((key, _frozen(value[key])) for key in sorted(value))
     assert is_dataclass(value), f"no key for {value!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spare_megatron.controller import draining, relief
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import State, initial_state
+from spare_megatron.controller.speeds import slowness_after
 from tests.explore import judge
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept
@@ -86,6 +87,16 @@ class Effects:
         wanted = [m.DrainRequested((group,), "operator") for group in sorted(state.present.keys() - state.drained)]
         wanted += [m.DrainRequested((group,), "operator", undo=True) for group in sorted(state.drained)]
         return [event for event in wanted if not draining.refusal(state, event)]
+
+    @staticmethod
+    def speeds(state: State) -> list[m.SpeedsMeasured]:
+        """What may be measured that changes anything: one group is twice as slow as usual, or is usual again. That it
+        is measured over no step allows it at any moment."""
+        paces = [(group, 1.0 if group in state.slowness else 2.0) for group in sorted(state.live)]
+        told = [
+            m.SpeedsMeasured(state.committed[0], 0, ((group, state.live[group], pace, pace),)) for group, pace in paces
+        ]
+        return [event for event in told if slowness_after(state, event) != state.slowness]
 
     def ghost_asks(self, w: World, n: int) -> World:
         """A ghost asks a process that is connected to it; the same world where it would not."""

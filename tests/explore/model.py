@@ -302,6 +302,10 @@ class Model:
         for event in do.drains(state):
             label = f" {event.groups[0]}{' undone' if event.undo else ''}"
             yield from self._fault(w, "drain", label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
+        for told in do.speeds(state):
+            group, _, pace, _ = told.paces[0]
+            label = f" {group} {'slow' if pace > 1 else 'usual'}"
+            yield from self._fault(w, "speeds", label, lambda v, told=told: do.feed(v, told))  # type: ignore[misc]
         if state.phase == "forming" and state.live:
             yield from self._fault(w, "hurry", "", lambda v: do.feed(v, m.StartupOver(1.0)))
         if state.phase == "running":

@@ -9,7 +9,7 @@ from spare_megatron.placement import build_placement
 
 FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),
-    *("damage", "err", "stop", "hurry", "void", "withdraw", "slow", "ask", "drain", "unable"),
+    *("damage", "err", "stop", "hurry", "void", "withdraw", "slow", "ask", "drain", "unable", "speeds"),
 )
 """kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
 stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
@@ -18,8 +18,8 @@ time is over; fail: a reduction fails; damage: a bit of the weights flips; err: 
 somebody asks the job to leave; hurry: the time to wait for groups at the start is over; void: a learner or joiner gives
 its offer up; withdraw: a donor does; slow: a
 group takes its time over its pieces, and may be asked to give some back; ask: a group that is not slow is asked; drain:
-an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to
-adopt."""
+an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to adopt;
+speeds: it was measured that a group is slow for long, or is not any more."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -33,6 +33,9 @@ PLAIN = {
     ),
     "three groups, one that is drained and is back, each shard on two": Shape(
         3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+    ),
+    "three groups, each shard on two, speeds that change, and a loss": Shape(
+        3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
     ),
     "two groups without redundancy, a shard adopted, and any fault": Shape(
         2, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
@@ -116,6 +119,43 @@ FULL = {
     ),
     "three groups, each shard on two, one drained and a fault": Shape(
         3, 2, faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), formed=True
+    ),
+    "two groups, two pieces of a shard, speeds that change, and any fault, a save after each step": Shape(
+        pieces=2, faults=2, kinds=ANY | {"speeds"}, each=(("speeds", 1),), save_every=1, formed=True
+    ),
+    "two groups, a group lost and back, and speeds that change": Shape(
+        pieces=2,
+        steps=4,
+        faults=3,
+        kinds=frozenset({"speeds", "kill", "return"}),
+        each=(("kill", 1), ("return", 1)),
+        formed=True,
+    ),
+    "three groups, each shard on two, speeds that change, one drained and a loss": Shape(
+        3,
+        2,
+        steps=3,
+        pieces=2,
+        faults=3,
+        kinds=frozenset({"speeds", "drain", "kill"}),
+        each=(("drain", 1), ("kill", 1)),
+        formed=True,
+    ),
+    "three groups, speeds that change under audits, and wrong arithmetic": Shape(
+        3, 3, steps=2, pieces=2, faults=2, kinds=frozenset({"speeds", "err"}), audit_rate=0.5, formed=True
+    ),
+    "two groups, speeds that change, and one that is slow and asked": Shape(
+        pieces=3, steps=2, faults=2, kinds=frozenset({"speeds", "slow", "ask"}), formed=True
+    ),
+    "three groups without redundancy, a shard adopted, and speeds that change": Shape(
+        3,
+        1,
+        pieces=2,
+        faults=3,
+        kinds=frozenset({"kill", "unable", "speeds"}),
+        each=(("kill", 1), ("unable", 1)),
+        adoption=True,
+        formed=True,
     ),
     "three groups without redundancy, a shard adopted, and back": Shape(
         3,

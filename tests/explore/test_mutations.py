@@ -16,16 +16,18 @@ from spare_megatron.controller import (
     codec,
     divergence,
     ending,
+    invariants,
     learning,
     machine,
     member,
     membership,
     offers,
+    standing,
     transition,
     voting,
 )
 from spare_megatron.controller import messages as m
-from spare_megatron.controller.state import Plan, State
+from spare_megatron.controller.state import Plan, Standing, State
 from spare_megatron.controller.transition import Transition
 from spare_megatron.controller.view import View
 from spare_megatron.coordinator import journal
@@ -108,6 +110,23 @@ def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Pa
     )
     shape = Shape(steps=1, faults=1, kinds=frozenset({"takeover"}), late_finals=True)
     finds(shape, "does not end from here")
+
+
+def test_shares_by_speed_that_no_view_says(monkeypatch: Patch) -> None:
+    """Groups would begin the next step by the old shares, and their votes would be those of another plan."""
+
+    def change(before: State, event: m.Event, after: State, decision: m.Decision) -> Transition:
+        if not isinstance(event, m.SpeedsMeasured) or not after.share_anew:
+            return after, decision
+        drawn = standing.draw_standing(after, tuple(sorted(after.live)))
+        assert isinstance(drawn, Standing)
+        return replace(after, standing=drawn, share_anew=False), decision
+
+    after_step(monkeypatch, change)
+    shape = Shape(pieces=2, faults=1, kinds=frozenset({"speeds"}), formed=True)
+    finds(shape, "the standing assignment changed inside epoch")
+    monkeypatch.setattr(invariants, "_standing", lambda before, after: None)
+    finds(shape, "which are not the|is fenced|diverged")
 
 
 def test_a_member_whose_last_commit_goes_back(monkeypatch: Patch) -> None:

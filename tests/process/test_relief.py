@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.controller.messages import GaveBack, RunningOut
+from spare_megatron.cli.status import status_of
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.lasting_paces import STEPS as MEASURED_STEPS
+from spare_megatron.controller.messages import GaveBack, RunningOut, SpeedsMeasured
 from spare_megatron.coordinator import journal
 from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
@@ -77,3 +80,26 @@ def test_a_group_that_dies_as_it_gives_back_and_one_that_dies_with_what_it_got(t
     faults = "leader-1:report.gave_back=kill,after=2"
     inject = [SLOW, "sigkill:group=3,step=3,at=patch"]
     check(launch(tmp_path, *WORDS, groups=GROUPS, inject=inject, environ={VARIABLE: faults}), calm, lost=2)
+
+
+def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path: Path) -> None:
+    """A coordinator dies after that was found, and a group later on."""
+    steps = MEASURED_STEPS + 12
+    words = (*WORDS, "--steps", str(steps))
+    calm = launch(tmp_path / "calm", *words, "--ahead", "0", groups=GROUPS)
+    calm.finish()
+    inject = (
+        *("slow=3x:group=1,step=2", f"coordinator-sigkill:group=0,step={steps - 6},at=forward"),
+        f"sigkill:group=3,step={steps - 3},at=forward",
+    )
+    job = launch(tmp_path / "slow", *words, groups=GROUPS, inject=inject)
+    lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert set(toy_digests(job.run_dir).values()) == set(toy_digests(calm.run_dir).values())
+    told = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
+    assert any(isinstance(event, SpeedsMeasured) and event.paces[0][0] == 1 for event in told), job.report()
+    known = status_of(RunDirectory(str(job.run_dir)))["slow_for_long"]
+    assert known.keys() == {"1"}
+    assert 2.5 <= known["1"]["slowness"] <= 3.5
+    assert known["1"]["share"] <= PIECES // 2, "with three groups the others have more than a whole shard"
+    assert sum(line["pieces_given"] for line in lines[:10]) > 3 * sum(line["pieces_given"] for line in lines[-10:])

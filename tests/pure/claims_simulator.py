@@ -103,6 +103,14 @@ def simulator_rest() -> Iterator[Claim]:
     relief = Results("relief_model.json")
     off = max(abs(float(row["model_off_percent"])) for row in relief.content["results"])
     yield Claim(page, "they differ by at most {}%", (relief.of(off, "the largest model_off_percent"),))
+    lasting = Results("lasting_slowness.json")
+    for key, words in (
+        ("cost_relieved", "jitter of 5%) {}%, {}% and {}% longer"),
+        ("cost_by_speed", "with shares by speed, {}%, {}% and {}%"),
+        ("ideal_cost", "where {}%, {}% and {}% would be"),
+    ):
+        figures = (lasting.of(100 * float(row[key]), f"{key} as a share") for row in lasting.content["results"])
+        yield Claim(page, words, tuple(figures))
     sweep = Results("rebuild_sweep.json")
     for words, policy in (
         ("replication", "replication r=3"),

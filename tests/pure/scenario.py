@@ -31,6 +31,8 @@ Commands::
     drain G[,G...] [undo]
     runs-out left=g:n,g:n [slow=g:factor] [epoch=e]
                                     pieces take 1 s, in a slow group `factor` s
+    speeds G:pace[,G:pace] [steps=1]
+                                    a piece took the group so many times as long as the median one
     opened G[,G...] shard=i [cannot]
                                     of an adopted shard
     gives G[,G...] [pieces=1,2] [number=n]
@@ -94,6 +96,10 @@ class Player:
             told = dict(pair.split(":") for pair in options["left"].split(","))
             paces = tuple((int(g), int(n), float(slow.get(g, 1))) for g, n in sorted(told.items()))
             return [m.RunningOut(self.state.step_in_flight, int(options.get("epoch", self.state.epoch)), paces)]
+        if verb == "speeds":
+            told = dict(pair.split(":") for pair in plain[0].split(","))
+            speeds = tuple((int(g), self._incarnation(int(g), options), float(p), float(p)) for g, p in told.items())
+            return [m.SpeedsMeasured(self.state.committed[0], int(options.get("steps", 1)), speeds)]
         if verb == "startup-over":
             return [m.StartupOver(60.0)]
         if verb == "stop-requested":

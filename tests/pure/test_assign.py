@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 
@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.assign import Assignment, WipeOut, assign, first_assignment
+from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.placement import Placement, build_placement, placement_from_offsets
 
 GRANULARITIES = ("microbatch", "shard")
@@ -33,8 +34,16 @@ def _splits(units: int, hosts: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in range(units + 1) for rest in _splits(units - first, hosts - 1)]
 
 
-def brute_force(placement: Placement, live: list[int], units: int, previous: NDArray[np.int32]) -> tuple[int, int]:
-    """(least largest load, fewest moves at it) over all ways to split every shard over its live hosts."""
+def brute_force(
+    placement: Placement,
+    live: list[int],
+    units: int,
+    previous: NDArray[np.int32],
+    slow: Mapping[int, int] | None = None,
+) -> tuple[int, int]:
+    """(least largest load, fewest moves at it) over all ways to split every shard over its live hosts. With ``slow``,
+    group -> sixteenths of a usual group's piece that one takes it: (least end in such sixteenths, fewest moves)."""
+    takes = {group: 1 if slow is None else slow.get(group, USUAL) for group in live}
     choices = []
     for shard, row in enumerate(placement.hosts().tolist()):
         hosts = [group for group in row if group in live]
@@ -49,13 +58,16 @@ def brute_force(placement: Placement, live: list[int], units: int, previous: NDA
         load: dict[int, int] = {}
         for split, _ in plan:
             for group, count in split.items():
-                load[group] = load.get(group, 0) + count
+                load[group] = load.get(group, 0) + count * takes[group]
         best = min(best, (max(load.values()), sum(moves for _, moves in plan)))
     return best
 
 
-def fewest_moves(placement: Placement, live: list[int], units: int, cap: int, previous: Assignment) -> int:
-    """The least number of moves at a given largest load, by HiGHS: the transport's matrix is totally unimodular."""
+def fewest_moves(
+    placement: Placement, live: list[int], units: int, cap: int | NDArray[np.int64], previous: Assignment
+) -> int:
+    """The least number of moves at a given largest load, or under caps of the ``live`` groups, by HiGHS: the
+    transport's matrix is totally unimodular."""
     hosts = placement.hosts()
     scale = previous.pieces_per_shard // units
     arcs = [
@@ -74,7 +86,7 @@ def fewest_moves(placement: Placement, live: list[int], units: int, cap: int, pr
         A_eq=coo_array((ones, (shards, columns))).tocsr(),
         b_eq=np.full(placement.num_groups, units),
         A_ub=coo_array((ones, (groups, columns))).tocsr(),
-        b_ub=np.full(len(live), cap),
+        b_ub=np.broadcast_to(cap, len(live)),
         bounds=[(0, held) for _, _, held in arcs] + [(0, None)] * n,
         method="highs",
     )
@@ -82,8 +94,9 @@ def fewest_moves(placement: Placement, live: list[int], units: int, cap: int, pr
     return (sum(held for _, _, held in arcs) + round(result.fun)) * scale
 
 
-def fits(placement: Placement, live: list[int], units: int, cap: int) -> bool:
-    """Whether the live groups can cover everything within a largest load of ``cap``: shards -> hosts -> sink."""
+def fits(placement: Placement, live: list[int], units: int, cap: int | NDArray[np.int64]) -> bool:
+    """Whether the live groups can cover everything within a largest load of ``cap``, or one of each of them: shards ->
+    hosts -> sink."""
     num_groups = placement.num_groups
     alive = np.zeros(num_groups, dtype=bool)
     alive[live] = True
@@ -93,7 +106,7 @@ def fits(placement: Placement, live: list[int], units: int, cap: int) -> bool:
     source, sink = 2 * num_groups, 2 * num_groups + 1
     tails = np.concatenate([np.full(num_groups, source), shard, num_groups + np.array(live)])
     heads = np.concatenate([np.arange(num_groups), num_groups + group, np.full(len(live), sink)])
-    widths = np.concatenate([np.full(num_groups, units), np.full(len(shard), units), np.full(len(live), cap)])
+    widths = np.concatenate([np.full(num_groups, units), np.full(len(shard), units), np.broadcast_to(cap, len(live))])
     graph = csr_array((widths.astype(np.int32), (tails, heads)), shape=(sink + 1, sink + 1))
     return bool(maximum_flow(graph, source, sink).flow_value == num_groups * units)
 

@@ -51,8 +51,10 @@ def test_any_interleaving_is_safe_and_ends(
     numbers: list[int],
 ) -> None:
     redundancy = min(redundancy, num_groups)
+    kinds = ANY | {"speeds"}
     _walk(
-        Shape(num_groups, redundancy, 5, pieces, faults, ANY, (), save_every, 0.0, granularity, formed=formed), numbers
+        Shape(num_groups, redundancy, 5, pieces, faults, kinds, (), save_every, 0.0, granularity, formed=formed),
+        numbers,
     )
 
 

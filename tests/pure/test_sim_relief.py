@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import lasting_slowness
 from benchmarks.relief_model import compared
 from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.pieces import PiecesEngine
 from spare_megatron.sim.trials import Case, run_one
 
 STEPS = 8
@@ -40,3 +42,24 @@ def test_lasting_stragglers_cost_little_where_they_are_relieved() -> None:
     assert calm < ratio(cluster, policy) < 1.03 * calm
     fixed = replace(cluster, jitter=0.0, straggler_slowdown=1.5, rejoin_s=None, mtbf_s=1e9, weibull_shape=1.0)
     assert ratio(fixed, replace(policy, balance=False)) == pytest.approx(1.5, rel=0.01)
+
+
+def test_shares_by_speed_take_most_of_what_lasting_stragglers_cost() -> None:
+    found = lasting_slowness.compared(200, 4)
+    assert found["cost_relieved"] > 0.03
+    assert found["cost_by_speed"] < 0.02
+
+
+def test_the_simulated_job_measures_its_stragglers_and_shares_out_by_it() -> None:
+    cluster = Cluster(60, reduce_s=0.6, rejoin_s=600.0, mtbf_s=600.0, stragglers=3, jitter=0.05)
+    policy = Policy("microbatch", 6, 64, steps=60, async_save=True, balance=True)
+    engine = PiecesEngine(cluster, policy, 3, check=True)
+    assert engine.run().ratio is not None
+    state = engine.control.state
+    slow = {group for group, factor in enumerate(engine._slowness) if factor > 1}
+    assert len(slow) == 3
+    assert state.slowness.keys() <= slow
+    assert len(state.slowness) >= 2, "a lost one that is back is measured anew"
+    assert state.standing is not None
+    loads = state.standing.assignment.loads
+    assert all(30 <= known <= 35 and loads[group] <= 35 for group, known in state.slowness.items())

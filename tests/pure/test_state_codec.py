@@ -100,7 +100,11 @@ def test_any_state_of_a_walk_survives(
     wrong: frozenset[str],
     numbers: list[int],
 ) -> None:
-    redundancy, kinds = min(redundancy, num_groups), ANY | (wrong if audit_rate or wrong == {"damage"} else set())
+    told = frozenset({"speeds"})
+    redundancy, kinds = (
+        min(redundancy, num_groups),
+        ANY | told | (wrong if audit_rate or wrong == {"damage"} else set()),
+    )
     model = Model(
         Shape(num_groups, redundancy, 5, pieces, faults, kinds, (), save_every, audit_rate, granularity, formed=True)
     )

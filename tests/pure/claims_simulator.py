@@ -7,6 +7,22 @@ from collections.abc import Iterator
 from tests.pure.claim import Claim, Figure, Results
 
 
+def adoption() -> Iterator[Claim]:
+    page, grid = "docs/simulator.md", Results("adoption_grid.json")
+
+    def ratio(groups: int, redundancy: int, standbys: int, adopt_s: float | None) -> Figure:
+        return grid("time_to_train", groups=groups, redundancy=redundancy, standbys=standbys, adopt_s=adopt_s)
+
+    both = [ratio(groups, 2, 0, adopt_s) for groups in (200, 600, 1000) for adopt_s in (None, 120.0)]
+    yield Claim(
+        page,
+        "time to train is {} where each wipe-out goes back to a checkpoint and {} with adoption at N = 200, {} and {} at "
+        "600, {} and {} at 1000; with two standby groups, {} and {} at N = 200",
+        (*both, ratio(200, 2, 2, None), ratio(200, 2, 2, 120.0)),
+    )
+    yield Claim(page, "lost groups better: {}, {} and {} with", tuple(ratio(200, r, 0, None) for r in (3, 5, 9)))
+
+
 def simulator_table() -> Iterator[Claim]:
     page = "docs/simulator.md"
     table = Results("reproduce_spare.json")

@@ -16,8 +16,8 @@ def adoption() -> Iterator[Claim]:
     both = [ratio(groups, 2, 0, adopt_s) for groups in (200, 600, 1000) for adopt_s in (None, 120.0)]
     yield Claim(
         page,
-        "time to train is {} where each wipe-out goes back to a checkpoint and {} with adoption at N = 200, {} and {} at "
-        "600, {} and {} at 1000; with two standby groups, {} and {} at N = 200",
+        "time to train is {} where each wipe-out goes back to a checkpoint and {} with adoption at N = 200, {} and {} "
+        "at 600, {} and {} at 1000; with two standby groups, {} and {} at N = 200",
         (*both, ratio(200, 2, 2, None), ratio(200, 2, 2, 120.0)),
     )
     yield Claim(page, "lost groups better: {}, {} and {} with", tuple(ratio(200, r, 0, None) for r in (3, 5, 9)))

@@ -3,7 +3,7 @@ undisturbed run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,9 +70,12 @@ def test_an_adopter_that_cannot_open_the_data_is_followed_by_another(tmp_path: P
     check_whole(job)
 
 
-def test_nobody_can_open_the_data(tmp_path: Path) -> None:
-    """In each group one of the two ranks can."""
-    job = start(tmp_path, "--shut", "0", "3", steps=200, size=2)
+@pytest.mark.parametrize(
+    "how", [("--shut", "0", "3"), ("--open-s", "60", "--adopt-timeout-s", "1")], ids=["no", "late"]
+)
+def test_nobody_can_open_the_data(tmp_path: Path, how: Sequence[str]) -> None:
+    """Where they say no, one of the two ranks of each group could; else it takes them too long."""
+    job = start(tmp_path, *how, steps=200, size=2)
     lose_both(job)
     job.finish(code=ExitCode.NO_CHECKPOINT)
     assert answers(job) == {(0, 2, False), (3, 2, False)}

@@ -396,3 +396,18 @@ def test_the_standing_of_a_group_is_that_of_its_last_rank() -> None:
     assert 11.0 < found[1].still_s <= 12.0
     assert 2.0 <= found[1].silent_s <= 2.5
     assert found[0].silent_s < 0.5
+
+
+def test_ranks_that_waited_for_data_have_not_stood_still() -> None:
+    """Neither while they wait nor right after, whichever of them is named then."""
+    ledger = RankLedger(2, 0.5, 0.5, 0.0)
+    waiting = [Beat(position, 7, "backward", 3, 1, 2) for position in range(2)]
+    for now_s in range(1, 61):
+        for beat in waiting:
+            ledger.hear(beat.position, beat, now_s / 2)
+    assert ledger.heartbeat(30.0).last == LastRank(0, 7, "backward", 3, 2, 29.5)
+    ledger.excuse(30.0)
+    assert ledger.heartbeat(30.0).last == LastRank(0, 7, "backward", 3, 2, 0.0)
+    ledger.hear(0, replace(waiting[0], counter=4), 30.5)
+    ledger.hear(1, waiting[1], 30.5)
+    assert ledger.heartbeat(30.5).last == LastRank(1, 7, "backward", 3, 2, 0.5)

@@ -5,8 +5,8 @@ coordinator's orders on to them unchanged (of a neighbour's and of donors' addre
 position), writes the ticket stream that they compute by (:mod:`spare_megatron.control.ticket_issuer`), and merges their
 reports and beats into one (:mod:`spare_megatron.control.group_aggregation`,
 :mod:`spare_megatron.control.learner_reports`, :mod:`spare_megatron.control.shard_reports`,
-:mod:`spare_megatron.control.rank_ledger`). The group says Hello when all
-its ranks have connected. So the coordinator has as many clients as there are groups, not as many as there are GPUs.
+:mod:`spare_megatron.control.rank_ledger`). The group says Hello when all its ranks have connected. So the coordinator
+has as many clients as there are groups, not as many as there are GPUs.
 
 A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
 training thread directly.
@@ -333,7 +333,7 @@ class Leader:
     def _answer_for(self, word: Hosts | None) -> None:
         """Tell the coordinator that a shard is open or cannot be opened, and go on with the pieces of an open one."""
         if word is not None:
-            self._uplink.send(_hosts(word))
+            self._uplink.send(_word(word))
             self._issue(self._issuer.opened(self._shards.shut(self._agent.orders.view)))
 
     def _hear_beat(self, position: int, beat: pb.Beat) -> None:
@@ -430,11 +430,11 @@ class Leader:
         else:
             known, view = change is Change.NONE, self._agent.orders.view
             for word in self._shards.told(view, time.monotonic()) if kind == "view" and not known else ():
-                self._uplink.send(_hosts(word))
+                self._uplink.send(_word(word))
             words = TicketStream() if known else self._issuer.told(view, shut=self._shards.shut(view))
             self._issue(words, None if kind == "asked" else order)
             if not known and self._issuer.answer is not None:
-                self._uplink.send(_gave_back(self._issuer.answer))
+                self._uplink.send(_word(self._issuer.answer))
             self._say_if_it_runs_out()
         if kind == "welcome":
             self._welcome = order
@@ -524,25 +524,20 @@ class Leader:
         return order
 
 
-def _gave_back(answer: GaveBack) -> pb.GroupReport:
-    message = pb.GroupReport()
-    protobuf_codec.fill(message.gave_back, answer)
-    return message
-
-
-def _hosts(word: Hosts) -> pb.GroupReport:
-    message = pb.GroupReport()
-    protobuf_codec.fill(message.hosts, word)
-    return message
-
-
-def _word(word: GroupWord) -> pb.GroupReport:
+def _word(word: GroupWord | GaveBack | Hosts) -> pb.GroupReport:
     message, name = pb.GroupReport(), _FIELDS[type(word)]
     protobuf_codec.fill(getattr(message, name), word)
     return message
 
 
-_FIELDS: dict[type, str] = {Ready: "ready", CaughtUp: "caught_up", Void: "void", Withdrawn: "withdrawn"}
+_FIELDS: dict[type, str] = {
+    Ready: "ready",
+    CaughtUp: "caught_up",
+    Void: "void",
+    Withdrawn: "withdrawn",
+    GaveBack: "gave_back",
+    Hosts: "hosts",
+}
 
 
 def _of_position(order: pb.Order, position: int) -> pb.Order:

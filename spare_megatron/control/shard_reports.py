@@ -33,8 +33,7 @@ class ShardReports:
 
     def told(self, view: View, now_s: float) -> list[Hosts]:
         """Take the newest view; returns the answers that the coordinator does not know."""
-        if (view.group, view.incarnation) != self.me:
-            self.me = (view.group, view.incarnation)
+        self.me = view.receiver
         for shard, _ in view.adopts:
             self._asked_s.setdefault(shard, now_s)
             if shard not in self._answers and len(self._open_on.get(shard, ())) == self.size:

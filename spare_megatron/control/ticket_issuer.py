@@ -8,9 +8,9 @@ pause, as megatron-core's own schedules need it. Behind a pause the stream is cl
 
 Promises: a Close of epoch e comes after all tickets of the plan of e; the newest epoch of a member is closed at last,
 if the first stage begins what it is told, the coordinator takes in what is given back, and shards are opened or cannot
-be; a ticket of a shard that is not open, and those behind it, wait; a piece that was given back
-gets no ticket before a view has it and no ask; a step that is left half-way (a joiner that is sent back, the end of the
-job) ends with a pause, so no rank waits between a forward pass and its backward pass for a ticket that never comes.
+be; a ticket of a shard that is not open, and those behind it, wait; a piece that was given back gets no ticket before a
+view has it and no ask; a step that is left half-way (a joiner that is sent back, the end of the job) ends with a pause,
+so no rank waits between a forward pass and its backward pass for a ticket that never comes.
 """
 
 from __future__ import annotations

@@ -21,26 +21,19 @@ Adopted = Mapping[int, Mapping[int, bool]]
 
 def bare(state: State) -> list[int]:
     """The shards that no member hosts."""
-    live = np.zeros(state.job.num_groups, dtype=np.bool_)
-    live[list(state.live)] = True
-    found: list[int] = np.flatnonzero(~state.where.by_layer.among(live).any(axis=0)).tolist()
+    found: list[int] = np.flatnonzero(~state.where.hosted_by(state.live).any(axis=0)).tolist()
     return found
 
 
-def able(state: State, shard: int) -> frozenset[int]:
-    """Who could adopt a shard: groups that hold a state which votes have compared, and have not said that they cannot
-    open it."""
-    if not state.job.adoption:
-        return frozenset()
-    known = (state.holders & state.live.keys()) - state.untried
-    return known - {group for group, shards in state.unable.items() if shard in shards}
-
-
 def adopters(state: State, shard: int) -> list[int]:
-    """Who adopts a shard: up to r groups, none that is to leave while there is another; those first that have adopted
-    least and then have the least to do."""
-    there = able(state, shard)
-    staying = there - state.drained or there
+    """Who adopts a shard: up to r of the groups that hold a state which votes have compared, and have not said that
+    they cannot open it; none that is to leave while there is another; those first that have adopted least and then have
+    the least to do."""
+    if not state.job.adoption:
+        return []
+    able = (state.holders & state.live.keys()) - state.untried
+    able -= {group for group, shards in state.unable.items() if shard in shards}
+    staying = able - state.drained or able
     size = state.job.num_groups
     loads = np.zeros(size, dtype=np.int64) if state.standing is None else state.standing.assignment.loads
 
@@ -58,7 +51,7 @@ def adopt(state: State, shard: int, groups: Collection[int]) -> State:
 
 def covered(state: State) -> State:
     """The state in which groups have adopted the shards that no member hosts, as far as there are any."""
-    for shard in bare(state) if state.job.adoption else ():
+    for shard in bare(state):
         state = adopt(state, shard, adopters(state, shard))
     return state
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spare_megatron.controller.assign import WipeOut, assign
 from spare_megatron.controller.assign_slowness import slowness_of
@@ -41,8 +40,8 @@ def leaving(state: State, live: Collection[int]) -> frozenset[int]:
     if not out:
         return out
     where, staying = state.where, set(live) - out
-    there = where.by_layer.among(_among(where, live)).any(axis=0)
-    sure = sure_hosts(state).by_layer.among(_among(where, staying)).any(axis=0)
+    there = where.hosted_by(live).any(axis=0)
+    sure = sure_hosts(state).hosted_by(staying).any(axis=0)
     needed: set[int] = set()
     for shard in np.flatnonzero(there & ~sure).tolist():
         hosts = [group for group in where.hosts_of(shard) if group in out]
@@ -62,14 +61,6 @@ def sure_hosts(state: State) -> Placement:
 
 def only_hosts(where: Placement, live: Collection[int]) -> frozenset[int]:
     """The groups of ``live`` that are the only host in it of some shard."""
-    layers = where.by_layer
-    there = layers.among(_among(where, live))
+    there = where.hosted_by(live)
     alone = there & (there.sum(axis=0) == 1)
-    return frozenset(layers.hosts[alone].tolist())
-
-
-def _among(where: Placement, groups: Collection[int]) -> NDArray[np.bool_]:
-    """[N]: whether a group is one of ``groups``."""
-    among = np.zeros(where.num_groups, dtype=np.bool_)
-    among[list(groups)] = True
-    return among
+    return frozenset(where.by_layer.hosts[alone].tolist())

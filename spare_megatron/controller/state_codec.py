@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spare_megatron.controller.adoption import placed
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.codec import decode, encode
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
-from spare_megatron.placement import Placement, placement_from_offsets
+from spare_megatron.placement import placement_from_offsets
 
 _ARRAYS = ("owner", "units", "slots", "loads", "slowness")
 
@@ -48,17 +48,13 @@ def decode_state(plain: Mapping[str, Any]) -> State:
     table = [_decode_assignment(one) for one in plain["assignments"]]
     values = {name: of_plain(plain[name]) for name, (_, of_plain) in _FIELDS.items()}
     spec, standing = values["spec"], _decode_standing(plain["standing"], table)
-    return State(
+    state = State(
         **values,
-        placement=None if spec is None else _placement(spec, values["adopted"]),
+        placement=None if spec is None else placement_from_offsets(spec.num_groups, spec.offsets),
         standing=standing,
         plan=_decode_plan(plain["plan"], standing, table),
     )
-
-
-def _placement(spec: JobSpec, adopted: Mapping[int, Mapping[int, bool]]) -> Placement:
-    pairs = [(shard, group) for group, shards in adopted.items() for shard in shards]
-    return placement_from_offsets(spec.num_groups, spec.offsets).adopting(pairs)
+    return placed(state, state.adopted, state.unable) if state.adopted else state
 
 
 # -------------------------------------------------------------------------------------------------- plans in flight

@@ -73,7 +73,14 @@ from spare_megatron.coordinator.suspicion import Suspicion
 from spare_megatron.coordinator.watched_figures import speeds, watched_figures
 
 STATUS_INTERVAL_S = 0.5
-_LEARNING = {"ready": Ready, "caught_up": CaughtUp, "void": Void, "withdrawn": Withdrawn}
+_WORDS = {
+    "ready": Ready,
+    "caught_up": CaughtUp,
+    "void": Void,
+    "withdrawn": Withdrawn,
+    "gave_back": GaveBack,
+    "hosts": Hosts,
+}
 """Kind of report -> event."""
 PUBLISHED_INTERVAL_S = 1.0
 """Time between two checks that coordinator.json still names this coordinator."""
@@ -426,16 +433,12 @@ class Coordinator:
             self._apply(protobuf_codec.read(report.applied, Applied))
         elif kind == "saved":
             self._apply(protobuf_codec.read(report.saved, Saved))
-        elif kind in _LEARNING:
-            self._apply(protobuf_codec.read(getattr(report, kind), _LEARNING[kind]))
+        elif kind in _WORDS:
+            self._apply(protobuf_codec.read(getattr(report, kind), _WORDS[kind]))
         elif kind == "runs_out" and not self._nothing_is_decided:
             event = self._paces.running_out(self._state, report.runs_out.step, report.runs_out.epoch, now_s)
             if event is not None:
                 self._apply(event)
-        elif kind == "gave_back":
-            self._apply(protobuf_codec.read(report.gave_back, GaveBack))
-        elif kind == "hosts":
-            self._apply(protobuf_codec.read(report.hosts, Hosts))
         elif kind == "step_report":
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)

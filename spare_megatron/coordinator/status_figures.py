@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.machine import State
@@ -54,10 +52,8 @@ def _slow_for_long(state: State) -> dict[str, Any]:
 def live_hosts(state: State) -> tuple[int, list[int]]:
     """(How many live hosts the shard has that has the fewest, the groups that are the only live host of a shard), where
     adopters count that have opened it."""
-    alive = np.zeros(state.job.num_groups, dtype=np.bool_)
-    alive[list(state.live)] = True
     where = sure_hosts(state)
-    return int(where.by_layer.among(alive).sum(axis=0).min()), sorted(only_hosts(where, state.live))
+    return int(where.hosted_by(state.live).sum(axis=0).min()), sorted(only_hosts(where, state.live))
 
 
 def _adopted(state: State) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ layer is a permutation. Pure arrays in, arrays out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -73,6 +73,12 @@ class Placement:
         """The groups that host a shard, in the order of the layers, then those that have adopted it."""
         own: list[int] = self._hosts[shard].tolist()
         return own + [group for adopted, group in self.adopted if adopted == shard]
+
+    def hosted_by(self, groups: Collection[int]) -> NDArray[np.bool_]:
+        """[L, N]: whether there is a host of shard i at layer l, and it is one of ``groups``."""
+        among = np.zeros(self.num_groups, dtype=np.bool_)
+        among[list(groups)] = True
+        return self.by_layer.among(among)
 
     def stack_of(self, group: int) -> list[int]:
         """The shards that a group hosts, in the order of the layers, then those that it has adopted."""

@@ -40,13 +40,11 @@ class JobLoaders:
 
     def move(self, group: int) -> None:
         """From now on the loaders read the shards that ``group`` hosts: a standby has got its place."""
-        stack = self._placement.stacks()[group].tolist()
-        self._hosted = None if self._job.spare.data == "shared" else frozenset(stack)
+        stack = self._placement.stack_of(group)
         if any(loader.reads for loader in self._made):
             stage(self._job, stack)
             self._check_mapped()
-        for loader in self._made:
-            loader.host(self._hosted)
+        self._host(None if self._job.spare.data == "shared" else frozenset(stack))
 
     def make(self, name: str, dataset: Any, needed: int) -> MicrobatchLoader:
         """A loader of ``dataset``, which must have ``needed`` samples; it is None on a rank that reads no data."""
@@ -76,10 +74,13 @@ class JobLoaders:
         self._check_mapped()
         for loader in self._made:
             loader.try_shard(step, shard)
-        if self._hosted is not None:
-            self._hosted |= {shard}
+        self._host(None if self._hosted is None else self._hosted | {shard})
+
+    def _host(self, shards: frozenset[int] | None) -> None:
+        """From now on the loaders read these shards; None: all."""
+        self._hosted = shards
         for loader in self._made:
-            loader.host(self._hosted)
+            loader.host(shards)
 
     def _check_mapped(self) -> None:
         """StagingError where a file has been replaced that the data sets have mapped: they would read the old one."""

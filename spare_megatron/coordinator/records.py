@@ -40,9 +40,10 @@ END_PATIENCE_S = 30.0
 """How long a job that is over waits for a failing disk to take its last records."""
 
 
-WATCHED_S, WATCHED_MAX_S = 2.0, 8.0
-"""How long after status.json was written it says anew where each group is, at the earliest and at the latest."""
-WATCHED_SHARE = 1e-3
+PAUSE_S, PAUSE_MAX_S = 2.0, 8.0
+"""How long after status.json was written what changes with each step is written again, at the earliest and at the
+latest."""
+STATUS_SHARE = 1e-3
 """Of this process's time that may take so much, between these bounds."""
 YOUNG_S = 600.0
 """A process that says it is older when it makes its records is in a container whose clocks have other origins."""
@@ -66,12 +67,11 @@ class Records:
         self._boards = BoardThread(run_dir.path, say)
         self._lost_s: dict[int, float] = {}
         """Group -> when it was lost last, in this life; seconds since 1970."""
-        self._shown_status: dict[str, Any] = {}
         self._status_of: tuple[State | None, Mapping[str, Any]] = (None, {})
-        """The state and the line of which the status was made last."""
+        """The state and the line of which status.json was made last."""
         self._status_s = 0.0
-        """When status.json was written last."""
-        self._pause_s = WATCHED_S
+        """When that was."""
+        self._pause_s = PAUSE_S
         self.life_began_unix_s = time.time()
         self._withdrawals: set[tuple[int, int]] = set()
         """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
@@ -188,14 +188,15 @@ class Records:
         return step > self._job.train_iters > 0
 
     def write_status(self, state: State, watched: Callable[[], Mapping[str, Any]] = dict, force: bool = False) -> None:
-        """Replace status.json if anything in it has changed; for ``watched``, which changes all the time, now and
-        then."""
-        now_s, trains = round(time.time(), 3), state.phase in ("running", "ending")
-        is_due = trains and not 0 <= now_s - self._status_s < self._pause_s
-        known, line = self._status_of
-        if state is known and self._last_line is line and not is_due and not force:
-            return
-        self._status_of = state, self._last_line
+        """Replace status.json: at once where it is about more than the next step; for steps, and for ``watched``, which
+        changes all the time, now and then."""
+        now_s, (known, line) = round(time.time(), 3), self._status_of
+        if not force and known is not None and _told_at_once(state) == _told_at_once(known):
+            trains = state.phase in ("running", "ending")
+            changed = state is not known or self._last_line is not line
+            if not (trains or changed) or 0 <= now_s - self._status_s < self._pause_s:
+                return
+        self._status_of, self._status_s, began_s = (state, self._last_line), now_s, time.thread_time()
         status = {
             "phase": state.phase,
             "life": state.life,
@@ -215,14 +216,13 @@ class Records:
             "loss": self._last_line.get("loss"),
             "outcome": state.outcome,
             "reason": state.outcome_reason,
+            **watched(),
+            "time_unix_s": now_s,
         }
-        if force or is_due or status != self._shown_status:
-            self._shown_status, self._status_s, began_s = status, now_s, time.thread_time()
-            whole = {**status, **watched(), "time_unix_s": now_s}
-            path = self._run_dir.status
-            self.side.write(path.name, lambda: write_json(path, whole))
-            took_s = time.thread_time() - began_s
-            self._pause_s = min(max(WATCHED_S, took_s / WATCHED_SHARE), WATCHED_MAX_S)
+        path = self._run_dir.status
+        self.side.write(path.name, lambda: write_json(path, status))
+        took_s = time.thread_time() - began_s
+        self._pause_s = min(max(PAUSE_S, took_s / STATUS_SHARE), PAUSE_MAX_S)
 
     def finish(self, state: State) -> None:
         """The job is over: write the lines that are left, status and summary, and close the boards."""
@@ -270,6 +270,13 @@ class Records:
             for point in points(line, self._job, self._lines.consumed_samples, batch_size):
                 self._boards.do(partial(_write, point))
             self._boards.do(partial(_tell, line))
+
+
+def _told_at_once(state: State) -> tuple[object, ...]:
+    """What status.json says of a state that is news: all but what changes with each step of a job that nothing
+    happens to."""
+    members = state.live, state.learners, state.drained, state.adopted, state.slowness
+    return state.phase, state.life, state.outcome, state.saved_step, *members
 
 
 def _write(point: BoardPoint, boards: Boards) -> None:

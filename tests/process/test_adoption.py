@@ -3,6 +3,7 @@ undisturbed run."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,9 +63,12 @@ def test_both_hosts_of_a_shard_are_killed(tmp_path: Path, late: float) -> None:
 
 
 def test_an_adopter_that_cannot_open_the_data_is_followed_by_another(tmp_path: Path) -> None:
-    job = start(tmp_path, "--shut", "0", steps=12)
+    job = start(tmp_path, "--shut", "0", steps=4000)
     lose_both(job)
-    job.finish()
+    job.wait_for("both answers", lambda: len(answers(job)) == 2)
+    job.wait_for_step(job.metrics[-1]["step"] + 3)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
     assert answers(job) == {(0, 2, False), (3, 2, True)}
     assert "OSError: no such file: shard-2.bin" in (tmp_path / "journal.jsonl").read_text()
     check_whole(job)

@@ -162,8 +162,8 @@ def test_the_status_says_who_is_behind_what_threatens_and_how_long_it_takes() ->
     ]
 
 
-def test_what_changes_all_the_time_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the job trains; at once where anything else changes."""
+def test_steps_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what changes all the time, while the job trains; a loss is written at once."""
     run_dir, job, clock = RunDirectory(tmp_path), ToldJob(), [1000.0]
     monkeypatch.setattr(records.time, "time", lambda: clock[-1])
     monkeypatch.setattr(records.time, "thread_time", lambda: 0.0)
@@ -185,14 +185,20 @@ def test_what_changes_all_the_time_is_written_now_and_then(tmp_path: Path, monke
         | {"speed": 0.5, "left": 2}
     }
     job.step()
-    clock.append(1003.0)
-    written.write_status(job.state, watched)
-    assert asked[2:] == [1003.0]
-    job.lose(0, 1)
-    for now_s in (1003.5, 1010.0):
+    for now_s in (1003.0, 1003.5, 1004.0):
         clock.append(now_s)
         written.write_status(job.state, watched)
-    assert asked[3:] == [1003.5], "the life is over"
+    assert asked[2:] == [1004.0]
+    assert json.loads(run_dir.status.read_text())["step"] == job.state.committed[0]
+    job.lose(0)
+    clock.append(1004.5)
+    written.write_status(job.state, watched)
+    assert asked[3:] == [1004.5]
+    job.lose(1)
+    for now_s in (1005.0, 1010.0):
+        clock.append(now_s)
+        written.write_status(job.state, watched)
+    assert asked[4:] == [1005.0], "the life is over"
 
 
 @pytest.mark.parametrize(("old_s", "believed"), [(3.0, True), (900.0, False), (-5.0, False), (None, False)])

@@ -86,13 +86,13 @@ def build_datasets(
 
 def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stage: int | None, args: Namespace) -> Any:
     """The provider's three data sets; an OSError while indices are written becomes a ConfigError of one sentence."""
-    from spare_megatron.megatron_adapter.data.datasets import whole_files_only
+    from spare_megatron.megatron_adapter.data.datasets import only_what_is_drawn, whole_files_only
 
     parameters = inspect.signature(provider).parameters
     takes = "vp_stage" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     options = {"vp_stage": stage} if takes and stage is not None else {}
     try:
-        with whole_files_only():
+        with whole_files_only(), only_what_is_drawn():
             return provider(list(counts), **options)
     except Exception as error:
         cause: BaseException | None = error

@@ -135,6 +135,20 @@ def _no_dynamo_in_optimizer() -> None:
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         method = getattr(torch.optim.Optimizer, name)
         setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
+    for kind in (torch.optim.Adam, torch.optim.SGD):  # AdamW is an Adam
+        if hasattr(kind.step, "__wrapped__"):
+            kind.step = _differentiable_or_not(kind.step.__wrapped__)  # type: ignore[method-assign]
+
+
+def _differentiable_or_not(step: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch.optim.optimizer's ``_use_grad_for_differentiable``, without the breaks for a compiler."""
+
+    @functools.wraps(step)
+    def in_its_mode(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return in_its_mode
 
 
 # -------------------------------------------------------------------------------------------------- after import
@@ -216,7 +230,7 @@ CPU_SHIMS: tuple[CpuShim, ...] = (
     ),
     CpuShim(
         "no_dynamo_in_optimizer",
-        "torch.optim.Optimizer's methods without the wrapper that imports torch._dynamo (0.4 s) at the first call",
+        "torch.optim's methods without the wrapper that imports torch._dynamo (0.4 s) at the first call",
         _no_dynamo_in_optimizer,
     ),
     CpuShim(

@@ -103,7 +103,8 @@ def run_megatron_job(
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
     if place.warm:
-        importlib.import_module("torch._dynamo")  # as the first update of an optimizer does
+        if torch.cuda.is_available():
+            importlib.import_module("torch._dynamo")  # as the first update of an optimizer does there
         times.done("tokenizer")
         job = _placed(job, args)
         place = job.place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ CASES = {
     "window": "--window-size 7,0 --window-attn-skip-freq 2 --qk-layernorm --attention-output-gate",
     "shared": "--num-experts 4 --disable-bias-linear --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate "
     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-token-dispatcher-type alltoall",
+    "unevaluated": "--eval-iters 0",
 }
 
 
@@ -67,6 +69,8 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     return {
         "losses": losses,
         "layers": args.transformer_impl,
+        "sizes": [None if part is None else len(part) for part in (built.train, built.valid, built.test)],
+        "compiler": "torch._dynamo" in sys.modules,
         "frequencies": None if rotary is None else rotary.inv_freq.tolist(),
     }
 
@@ -89,6 +93,13 @@ def test_two_steps(trained: dict[str, Any], name: str) -> None:
     assert first == pytest.approx(math.log(1024), rel=0.1)
     assert second == pytest.approx(first, rel=0.05)
     assert trained[name]["layers"] == "local"
+    assert not trained[name]["compiler"], "0.4 s of a first step"
+
+
+def test_mock_data_of_which_nothing_is_drawn_is_not_built(trained: dict[str, Any]) -> None:
+    assert min(trained["plain"]["sizes"]) > 1000
+    assert trained["unevaluated"]["sizes"] == [trained["plain"]["sizes"][0], None, None]
+    assert trained["unevaluated"]["losses"] == trained["plain"]["losses"]
 
 
 def test_rope_is_scaled_as_llama_3_does_it(trained: dict[str, Any]) -> None:

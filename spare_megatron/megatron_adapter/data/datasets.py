@@ -38,10 +38,11 @@ __all__ = [
     "IndexedDatasetBuilder",
     "MockGPTDataset",
     "Split",
+    "only_what_is_drawn",
     "whole_files_only",
 ]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def save_whole(path: str, array: Any, **options: Any) -> None:
@@ -74,3 +75,22 @@ def whole_files_only() -> Iterator[None]:
             yield
         finally:
             gpt_dataset.numpy = blended_dataset.numpy = numpy
+
+
+@contextlib.contextmanager
+def only_what_is_drawn() -> Iterator[None]:
+    """Inside, megatron-core builds no mock data of which no sample is wanted (a start is 0.2 s shorter for each such
+    split), as it builds none of real data for a split of 0."""
+
+    def wanted(self: Any, path: str | None, split: list[Any], sizes: list[int], *more: Any, **options: Any) -> Any:
+        if self.config.mock:
+            split = [part if size != 0 else None for part, size in zip(split, sizes, strict=True)]
+        return build(self, path, split, sizes, *more, **options)
+
+    with _lock:
+        build = BlendedMegatronDatasetBuilder._build_megatron_dataset_splits
+        BlendedMegatronDatasetBuilder._build_megatron_dataset_splits = wanted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            BlendedMegatronDatasetBuilder._build_megatron_dataset_splits = build  # type: ignore[method-assign]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+
+import torch
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.controller.messages import SendView, Vote
@@ -93,11 +97,38 @@ def check_voted(journal: Path, groups: int, pieces: int = 2) -> None:
 
 def calm_weights(steps: int, groups: int, pieces: int) -> list[str]:
     """The digests of the weights after each step from 0 on, where one engine computes all pieces."""
-    engine = ToyEngine(0, 1, groups, pieces, 0.0)
-    digests = [engine.weights_digest()]
-    for step in range(1, steps + 1):
-        engine.begin_step(step)
-        engine.run(step, run_of(range(pieces * groups)))
-        engine.apply(step, engine.local_sum(), engine.scalars())
-        digests.append(engine.weights_digest())
-    return digests
+    return [digest for [digest] in calm_pipeline(steps, groups, pieces, size=1)]
+
+
+def calm_pipeline(steps: int, groups: int, pieces: int, size: int = 2, layers: int = 1) -> list[list[str]]:
+    """The same of a pipeline of ``size`` engines, which are threads: after each step the digests by position."""
+    pipes: Pipes = {(a, b): SimpleQueue() for a in range(size) for b in range(size)}
+
+    def trained(position: int) -> list[str]:
+        engine = _Stage(position, size, groups, pieces, 0.0, layers=layers)
+        engine.pipes = pipes
+        digests = [engine.weights_digest()]
+        for step in range(1, steps + 1):
+            engine.begin_step(step)
+            engine.run(step, run_of(range(pieces * groups)))
+            engine.apply(step, engine.local_sum(), engine.scalars())
+            digests.append(engine.weights_digest())
+        return digests
+
+    with ThreadPoolExecutor(size) as stages:
+        return [list(one) for one in zip(*stages.map(trained, range(size)), strict=True)]
+
+
+Pipes = dict[tuple[int, int], "SimpleQueue[torch.Tensor]"]
+
+
+class _Stage(ToyEngine):
+    """A rank whose neighbours are threads of this process."""
+
+    pipes: Pipes
+
+    def _send(self, tensor: torch.Tensor, position: int) -> None:
+        self.pipes[self.position, position].put(tensor.clone())
+
+    def _receive(self, tensor: torch.Tensor, position: int) -> None:
+        tensor.copy_(self.pipes[position, self.position].get(timeout=60.0))

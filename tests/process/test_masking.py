@@ -14,22 +14,16 @@ import pytest
 
 from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
+from tests.process.returning import calm_pipeline
 
 GROUPS, STEPS, PIECES = 5, 24, 2
 WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--piece-s", "0.005")
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Position -> digest of the weights of the run without failures: of one group that computes all pieces, whose sums
-    are the same."""
-    run_dir = tmp_path_factory.mktemp("calm")
-    lines = launch(run_dir, *WORDS, "--pieces", str(GROUPS * PIECES), groups=1).finish()
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert lines[-1]["loss"] < lines[0]["loss"]
-    digests = toy_digests(run_dir)
-    assert len(digests) == 2
-    return {name.rpartition("-")[2]: digest for name, digest in digests.items()}
+def calm() -> dict[str, str]:
+    """Position -> digest of the weights of the run without failures."""
+    return {str(position): digest for position, digest in enumerate(calm_pipeline(STEPS, GROUPS, PIECES)[-1])}
 
 
 def same_as_calm(job: Job, calm: dict[str, str], survivors: int) -> None:
@@ -61,6 +55,7 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, calm: dict[str, str],
     job = launch(tmp_path, *WORDS, groups=GROUPS, inject=inject)
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"]
     assert lost(lines) == [0, 1, 2, 3]
     check_twice(lines)
     same_as_calm(job, calm, survivors=1)

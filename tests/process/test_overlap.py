@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import Job, launch, toy_digests
+from tests.process.returning import calm_pipeline
 
 GROUPS, STEPS, PIECES = 5, 20, 2
-WORDS = (
+OVERLAP = (
     *("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--layers", "4"),
-    *("--layer-s", "0.004"),
+    *("--layer-s", "0.004", "--overlap"),
 )
-OVERLAP = (*WORDS, "--overlap")
 
 
 def by_position(job: Job, survivors: int) -> dict[str, set[str]]:
@@ -33,19 +33,15 @@ def by_position(job: Job, survivors: int) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Of the run without overlap and without failures: of two groups that compute all pieces, whose sums are the
-    same."""
-    words = (*WORDS, "--pieces", str(GROUPS * PIECES // 2), "--layer-s", "0")
-    job = launch(tmp_path_factory.mktemp("plain"), *words, groups=2)
-    lines = job.finish()
-    assert {line["buckets_early"] for line in lines} == {0}
-    return by_position(job, 2)
+def plain() -> dict[str, set[str]]:
+    """Of the run without overlap and without failures."""
+    return {str(position): {one} for position, one in enumerate(calm_pipeline(STEPS, GROUPS, PIECES, layers=4)[-1])}
 
 
 def test_buckets_leave_early_and_the_weights_are_the_same(tmp_path: Path, plain: dict[str, set[str]]) -> None:
     job = launch(tmp_path, *OVERLAP, groups=GROUPS)
     lines = job.finish()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert by_position(job, GROUPS) == plain
     assert max(line["buckets_early"] for line in lines) > 0, "nothing was ever summed while the backward pass ran"
 

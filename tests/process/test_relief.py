@@ -14,6 +14,7 @@ from spare_megatron.controller.messages import GaveBack, RunningOut, SpeedsMeasu
 from spare_megatron.coordinator import journal
 from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
+from tests.process.returning import calm_pipeline
 
 GROUPS, STEPS, PIECES = 4, 8, 8
 WORDS = (
@@ -88,16 +89,14 @@ def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path
     """A coordinator dies after that was found, and a group later on."""
     steps = MEASURED_STEPS + 12
     words = (*WORDS, "--steps", str(steps))
-    calm = launch(tmp_path / "calm", *words, "--ahead", "0", groups=GROUPS)
-    calm.finish()
     inject = (
         *("slow=3x:group=1,step=2", f"coordinator-sigkill:group=0,step={steps - 6},at=forward"),
         f"sigkill:group=3,step={steps - 3},at=forward",
     )
-    job = launch(tmp_path / "slow", *words, groups=GROUPS, inject=inject)
+    job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert set(toy_digests(job.run_dir).values()) == set(toy_digests(calm.run_dir).values())
+    assert set(toy_digests(job.run_dir).values()) == set(calm_pipeline(steps, GROUPS, PIECES)[-1])
     told = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
     assert any(isinstance(event, SpeedsMeasured) and event.paces[0][0] == 1 for event in told), job.report()
     known = status_of(RunDirectory(str(job.run_dir)))["slow_for_long"]

@@ -117,14 +117,20 @@ class ToyEngine:
             value = round(loss.item() * GRID) / GRID
             self._backward(loss, None)
         else:
-            dist.send(y.detach(), self.position + 1)
+            self._send(y.detach(), self.position + 1)
             gradient = torch.empty_like(y)
-            dist.recv(gradient, self.position + 1)
+            self._receive(gradient, self.position + 1)
             self._backward(y, gradient)
         if self.position:
             assert x.grad is not None
-            dist.send(x.grad, self.position - 1)
+            self._send(x.grad, self.position - 1)
         return value
+
+    def _send(self, tensor: torch.Tensor, position: int) -> None:
+        dist.send(tensor, position)
+
+    def _receive(self, tensor: torch.Tensor, position: int) -> None:
+        dist.recv(tensor, position)
 
     def _backward(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
         self.arrivals.pass_begins(0, last=self.last)
@@ -150,7 +156,7 @@ class ToyEngine:
     def _input(self, step: int, piece: int) -> torch.Tensor:
         if self.position:
             x = torch.empty(SAMPLES, self.width)
-            dist.recv(x, self.position - 1)
+            self._receive(x, self.position - 1)
             return x
         generator = torch.Generator().manual_seed(step * 1_000_003 + piece)
         return torch.randn(SAMPLES, self.width, generator=generator)

@@ -27,6 +27,8 @@ from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.ring_links import RingLinks
 
+pytestmark = pytest.mark.beside_others
+
 WAIT_S = 30.0
 TIMEOUT_S = 2.0
 UNIQUE_ID = bytes(range(128))

@@ -20,6 +20,8 @@ from spare_megatron.control.channel import TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from tests.process.control_job import ControlJob
 
+pytestmark = pytest.mark.beside_others
+
 HEARTBEAT_S = 2.0
 SLOW = "--piece-s 0.01 --steps 40"
 PATIENT = f"{SLOW} --heartbeat-timeout-s 10"
@@ -209,7 +211,6 @@ def test_a_place_belongs_to_one_process(job: Callable[..., ControlJob], size: in
     one.check_steps(one.committed())
 
 
-@pytest.mark.beside_others
 def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1)
     one.start_coordinator()
@@ -222,7 +223,6 @@ def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     assert one.records() == []
 
 
-@pytest.mark.beside_others
 def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1, "--heartbeat-timeout-s 0.5")
     one.start_coordinator()
@@ -234,7 +234,6 @@ def test_a_coordinator_that_is_not_there_is_one_sentence(job: Callable[..., Cont
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.beside_others
 def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, PATIENT)
     one.start_coordinator()
@@ -258,7 +257,6 @@ def test_an_address_that_nobody_can_reach_is_one_sentence(job: Callable[..., Con
         assert "give --spare-interface" in text
 
 
-@pytest.mark.beside_others
 def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, PATIENT)
     one.start_coordinator()
@@ -279,7 +277,6 @@ def test_two_ranks_that_tell_one_address_are_named(job: Callable[..., ControlJob
         assert "and so does rank 0 of group 0" in one.output("rank-1-0-0")
 
 
-@pytest.mark.beside_others
 def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[..., ControlJob]) -> None:
     one = job(2, 3, PATIENT)
     one.start_coordinator()
@@ -295,7 +292,6 @@ def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[
         assert one.ranks[0, 3 - refused].poll() is None
 
 
-@pytest.mark.beside_others
 def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, PATIENT)
     one.start_coordinator()
@@ -307,7 +303,6 @@ def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., C
         assert "model is other, elsewhere same" in one.output(f"rank-1-{position}-0")
 
 
-@pytest.mark.beside_others
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:
     one = job()
     published = one.start_coordinator()
@@ -319,7 +314,6 @@ def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob])
     assert one.run_dir.coordinator() == published, "nothing is overwritten"
 
 
-@pytest.mark.beside_others
 def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one, other = job(), job()
     address = one.start_coordinator().address
@@ -336,7 +330,6 @@ def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.beside_others
 def test_a_journal_that_does_not_replay_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1, f"{PATIENT} --steps 5")
     one.start()

@@ -23,9 +23,11 @@ from spare_megatron.controller.messages import AcceptSave, Lost, Opened, SendCom
 from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ROOT, ControlJob
 
+pytestmark = pytest.mark.beside_others
+
 STEPS = 60
-FLAGS = f"--steps {STEPS} --piece-s 0.005 --heartbeat-timeout-s 1"
-OUTAGE_S = 1.3
+FLAGS = f"--steps {STEPS} --piece-s 0.005 --heartbeat-timeout-s 2"
+OUTAGE_S = 2.3
 LONG_OUTAGE_S = 10.0
 ERRORS = ("ENOSPC", "EIO", "ESTALE")
 

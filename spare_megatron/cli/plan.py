@@ -16,14 +16,15 @@ from spare_megatron.cli.plots import write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.plural import counted
+from spare_megatron.config.spare import SpareConfig
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.theory.reduction_cost import ACCUMULATOR_BYTES
-from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity, standbys
+from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.piece_size import PieceSize, with_figures, without_figures
+from spare_megatron.tuner.standbys import SHARE_MAX, Pair, choose_pair
 from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
@@ -76,9 +77,34 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--standby-groups",
         type=int,
-        default=0,
-        help="number of started groups, beyond --gpus, that can replace lost ones (default: 0)",
+        help="number of started groups, beyond --gpus, that can replace lost ones (default: as many as pay)",
     )
+    add(
+        "--standby-groups-max",
+        type=int,
+        metavar="N",
+        help=f"most standby groups that are tried (default: {SHARE_MAX:.0%} of the groups that train)",
+    )
+    add(
+        "--standby-price",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="what an idle GPU of a standby group costs, as a share of one that trains (0: nothing; default: 1)",
+    )
+    adoption = made.add_mutually_exclusive_group()
+    adoption.add_argument(
+        "--adopt-s",
+        type=float,
+        default=SpareConfig.adopt_timeout_s,
+        metavar="S",
+        help="groups adopt a shard that has lost its last host, and open its data in S seconds (default: "
+        f"{SpareConfig.adopt_timeout_s:g}, the longest that a job gives them)",
+    )
+    adoption.add_argument(
+        "--no-adoption", action="store_true", help="where a shard has lost its last host the job restarts"
+    )
+    add("--save-interval-s", type=float, metavar="S", help="save every S seconds (default: the best interval)")
     add(
         "--granularity",
         choices=("auto", "microbatch", "shard"),
@@ -125,21 +151,19 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         ConfigError: a figure is impossible, the model does not fit, or no redundancy makes progress."""
     cluster, microbatches, size = _cluster(args)
     needed = _memory(args, size if isinstance(size, int) else 1)
-    plan, other = _plan(args, cluster)
+    cluster, plan, pairs, other = _plan(args, cluster)
     chosen, advised = _piece_size(args, cluster, plan, microbatches) if size == "auto" else (None, "")
     if chosen is not None:
         needed = _memory(args, chosen.microbatches)
         if chosen.microbatches > 1:
-            cluster = replace(cluster, pieces_per_shard=chosen.pieces_per_shard)
-            plan, other = _plan(args, cluster)
+            pieces = chosen.pieces_per_shard
+            cluster, plan, pairs, other = _plan(args, replace(cluster, pieces_per_shard=pieces))
     cluster = replace(cluster, granularity="shard" if plan.chosen.granularity == "shard" else "microbatch")
     shared: dict[str, object] = {
         "inner_data_parallel": args.inner_data_parallel,
         "context_parallel_size": args.context_parallel_size,
         "memory_gib_per_gpu": None if needed is None else needed.as_json(),
     }
-    count, gain = standbys(cluster, plan.chosen)
-    advice = f"with {counted(count, 'group')} kept as standby it would take {gain:.3f} of that time" if count else None
     found: dict[str, Any] = {
         **plan.chosen.as_json(),
         **shared,
@@ -147,11 +171,13 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "mtbf_s": cluster.mtbf_s,
         "weibull_shape": cluster.weibull_shape,
         "standby_groups": cluster.standby_groups,
-        "advised_standby_groups": cluster.standby_groups + count,
+        "standby_price": cluster.standby_price,
+        "pairs": [pair.as_json() for pair in pairs],
+        "adopt_s": cluster.adopt_s,
         "pieces_per_shard": cluster.pieces_per_shard,
         "piece_microbatches": microbatches // cluster.pieces_per_shard,
         "piece_step_times": None if chosen is None else {str(c): round(time, 6) for c, time in chosen.times.items()},
-        "reason": "; ".join(filter(None, (plan.reason, other, advice, advised))),
+        "reason": "; ".join(filter(None, (plan.reason, other, advised))),
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
     if args.topology is not None:
@@ -179,10 +205,19 @@ def _piece_size(
     return size, size.reason
 
 
-def _plan(args: argparse.Namespace, cluster: ClusterFigures) -> tuple[RedundancyPlan, str]:
-    if args.granularity == "auto":
-        return choose_granularity(cluster, args.redundancy)
-    return choose(cluster, args.redundancy), ""
+def _plan(
+    args: argparse.Namespace, cluster: ClusterFigures
+) -> tuple[ClusterFigures, RedundancyPlan, tuple[Pair, ...], str]:
+    """The cluster with the standby groups that are given or chosen, the plan, the pairs that it was chosen among, and
+    why not another number of standbys or the other granularity."""
+    plan, pairs, why = None, (), []
+    if args.standby_groups is None:
+        found = choose_pair(cluster, args.redundancy, args.standby_groups_max)
+        cluster, plan, pairs, why = found.cluster, found.plan, found.pairs, [found.reason]
+    if args.granularity != "auto":
+        return cluster, plan or choose(cluster, args.redundancy), pairs, "; ".join(why)
+    plan, other = choose_granularity(cluster, args.redundancy, plan)
+    return cluster, plan, pairs, "; ".join([*why, other])
 
 
 def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
@@ -202,6 +237,13 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be a finite number above 0")
     if args.gpu_memory_gib is not None and args.params is None:
         raise ConfigError(f"--gpu-memory-gib {args.gpu_memory_gib:g} is given without --params; give the model's size")
+    if args.standby_groups is not None and args.standby_groups_max is not None:
+        raise ConfigError(
+            f"--standby-groups-max {args.standby_groups_max} has no effect with --standby-groups "
+            f"{args.standby_groups}; leave one of them out"
+        )
+    if args.standby_groups_max is not None and args.standby_groups_max < 0:
+        raise ConfigError(f"--standby-groups-max is {args.standby_groups_max}, but must be at least 0")
     if not 0 <= args.activations_gib < float("inf"):
         raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
     mtbf_s, shape = args.mtbf_s, args.weibull_shape
@@ -224,7 +266,10 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         rejoin_s=args.rejoin_s,
         transfer_s=transfer_s,
         result_s=result_s,
-        standby_groups=args.standby_groups,
+        standby_groups=args.standby_groups or 0,
+        standby_price=args.standby_price,
+        adopt_s=None if args.no_adoption else args.adopt_s,
+        save_interval_s=args.save_interval_s,
         granularity="shard" if args.granularity == "shard" else "microbatch",
         data=args.data,
         jitter=args.jitter,

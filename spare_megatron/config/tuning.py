@@ -26,5 +26,8 @@ class Tuning:
     groups_return: bool = False
     """Lost groups are restarted while the job runs."""
     standby_groups: int = 0
+    adopt_s: float | None = None
+    """--spare-adopt-timeout-s: the longest that groups take to open a shard that they adopt; None with
+    --spare-no-adoption."""
     can_restart: bool = False
     """The launcher starts the job again when it asks for it, and there is a directory to save in."""

@@ -243,6 +243,7 @@ class JobTuning:
             data="shared" if wishes.shared_data else "staged",
             rejoin_s=round(self._restart_s, 3) if wishes.groups_return else None,
             standby_groups=wishes.standby_groups,
+            adopt_s=wishes.adopt_s,
             redundancy=len(spec.offsets),
             redundancy_is_free=wishes.redundancy,
             write_s=round(self._write_s or 0.0, 6),

@@ -40,16 +40,20 @@ class MaxLoad:
     """Mean over the states k = 0, 1, ..., each weighted with the probability that a job reaches it."""
 
 
-def work(num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured) -> MaxLoad:
+def work(
+    num_groups: int, offsets: Sequence[int], pieces_per_shard: int, endured: Endured, adoption: bool = False
+) -> MaxLoad:
     """The load with independent offsets. ``pieces_per_shard`` = 1 is shard granularity; ``endured`` must be computed
-    for the same offsets."""
+    for the same offsets. With ``adoption`` ``after`` goes on to N - 1: shards without a live host, which others have
+    adopted, are in no short set."""
     redundancy = len(offsets)
     reached = np.flatnonzero(endured.survival >= SURVIVAL_MIN)
-    lost = np.arange(min(int(reached[-1]), num_groups - 1) + 1)
+    last = num_groups - 1 if adoption else min(int(reached[-1]), num_groups - 1)
+    lost = np.arange(last + 1)
     bound = bounds(num_groups, lost, pieces_per_shard)
     after = bound
     if 2 <= redundancy <= HOSTS_LOCAL_MAX and redundancy < num_groups and len(lost) > 1:
-        after = bound + _above(num_groups, offsets, pieces_per_shard, lost, bound)
+        after = bound + _above(num_groups, offsets, pieces_per_shard, lost, bound, adoption)
     weights = endured.survival[lost]
     return MaxLoad(after, float((after * weights).sum() / weights.sum()))
 
@@ -59,7 +63,14 @@ def bounds(num_groups: int, lost: NDArray[np.int64], pieces_per_shard: int) -> F
     return -(-num_groups * pieces_per_shard // (num_groups - lost)) / pieces_per_shard
 
 
-def _above(num_groups: int, offsets: Sequence[int], pieces: int, lost: NDArray[np.int64], bound: Floats) -> Floats:
+def _above(
+    num_groups: int,
+    offsets: Sequence[int],
+    pieces: int,
+    lost: NDArray[np.int64],
+    bound: Floats,
+    adoption: bool,
+) -> Floats:
     """Expected excess over the bound: integral over loads x >= bound of P(some set needs more than x | none lost).
 
     Short sets of size n are Poisson in number for large N: P(none) = exp(-N (v(x) - v(wipe-out)))."""
@@ -67,7 +78,7 @@ def _above(num_groups: int, offsets: Sequence[int], pieces: int, lost: NDArray[n
     caps = np.arange(units, redundancy * units + 1)
     caps = caps[caps <= 3 * units]
     more = np.zeros((len(caps), len(lost)))
-    for row, chances in enumerate(_short(num_groups, offsets, units, caps, lost)):
+    for row, chances in enumerate(_short(num_groups, offsets, units, caps, lost, adoption)):
         more[row] = chances
         if float(chances.max()) < SURVIVAL_MIN:
             break
@@ -77,12 +88,17 @@ def _above(num_groups: int, offsets: Sequence[int], pieces: int, lost: NDArray[n
 
 
 def _short(
-    num_groups: int, offsets: Sequence[int], units: int, caps: NDArray[np.int64], lost: NDArray[np.int64]
+    num_groups: int,
+    offsets: Sequence[int],
+    units: int,
+    caps: NDArray[np.int64],
+    lost: NDArray[np.int64],
+    adoption: bool,
 ) -> Iterator[Floats]:
     """For each cap an array over k: the probability that some set of shards needs more than ``cap`` units per host,
-    given that no shard is lost."""
+    given that no shard is lost; with ``adoption``: of shards that are not."""
     redundancy, triangles = len(offsets), triangles_per_shard(num_groups, offsets)
-    if redundancy == 2 and gcd(num_groups, offsets[1] - offsets[0]) == 1:
+    if not adoption and redundancy == 2 and gcd(num_groups, offsets[1] - offsets[0]) == 1:
         yield from (short_on_ring(num_groups, lost, units, int(cap)) for cap in caps)
         return
     chance = _chance(num_groups, redundancy, lost)

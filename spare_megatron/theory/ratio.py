@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import gamma
+from math import ceil, gamma
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr, xlog1py, xlogy
 
-from spare_megatron.theory.endured import Floats
+from spare_megatron.theory.adoption import Rescue, bare_chance, waiting_s
+from spare_megatron.theory.endured import Floats, certain
 
 INTERVALS = 60
 """Number of save intervals tried, spaced evenly in their logarithm."""
@@ -50,6 +51,8 @@ class Costs:
     result_s: float = 0.0
     """Time in which it takes the result of a step."""
     standby_groups: int = 0
+    save_interval_s: float | None = None
+    """Time between two saves; None: the best."""
     jitter: float = 0.05
     """Relative standard deviation of a group's compute time; a step ends at the slowest group."""
     steps: int = 10_000
@@ -160,24 +163,31 @@ class PatchCost:
 
 
 def outcome(
-    num_groups: int, work: Floats, survival: Floats, patch: PatchCost, costs: Costs, planned: bool = True
+    num_groups: int,
+    work: Floats,
+    survival: Floats,
+    patch: PatchCost,
+    costs: Costs,
+    planned: bool = True,
+    adoption: Rescue | None = None,
 ) -> ExpectedRun | None:
     """The expected course of a job of N groups; None where it makes no progress.
 
     Args:
         num_groups: N.
         work: work[k] is the load of the most loaded group after k losses, in shards.
-        survival: survival[k] is the probability that k losses are endured, k = 0 .. N.
+        survival: survival[k] is the probability that every shard has a live host after k losses, k = 0 .. N.
         patch: what a loss in the middle of a step adds.
         costs: times of cluster and job.
         planned: whether planned restarts are considered.
+        adoption: who adopts a shard that has lost its last host; None: the job restarts from the checkpoint.
     """
     base_s = costs.compute_s + costs.reduce_s
     horizon_s = costs.steps * base_s
     found: ExpectedRun | None = None
     for _ in range(3):
         rate = losses_factor(num_groups, costs, horizon_s)
-        found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned)
+        found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned, adoption)
         if found is None:
             return None
         horizon_s = costs.steps * base_s * found.ratio
@@ -204,8 +214,10 @@ def _masked_s(
     return np.asarray(patch_s + (outlasting + reducing) / np.maximum(step_s, 1e-9))
 
 
-def save_intervals(step_s: float) -> NDArray[np.int64]:
-    """The save intervals that are tried, in steps."""
+def save_intervals(step_s: float, costs: Costs) -> NDArray[np.int64]:
+    """The save intervals that are tried, in steps: the first step boundary after a given one."""
+    if costs.save_interval_s is not None:
+        return np.array([max(1, ceil(costs.save_interval_s / max(step_s, 1e-9)))])
     most = max(2, int(INTERVAL_MAX_S / max(step_s, 1e-9)))
     return np.unique(np.geomspace(1, most, INTERVALS).astype(np.int64))
 
@@ -219,22 +231,29 @@ def _cycles(
     rate: float,
     horizon_s: float,
     planned: bool,
+    adoption: Rescue | None,
 ) -> ExpectedRun | None:
     """No re-join: all cycles are alike. Columns are the losses after which a restart is planned, rows the intervals."""
     standing = np.concatenate([np.zeros(costs.standby_groups, dtype=np.int64), np.arange(len(work))])
-    reach = survival[standing]
+    endures = survival if adoption is None else certain(num_groups, num_groups - 1).survival
+    reach = endures[standing]
     time_s = num_groups * costs.mtbf_s / rate / (num_groups - standing)
     step_s = _steps_s(num_groups, work[standing], standing, costs)
     starts = np.cumsum(time_s) - time_s
     part = np.clip((horizon_s - starts) / time_s, 0.0, 1.0)
     states = int(np.count_nonzero(part))
     reach, time_s, step_s, part = reach[:states], (time_s * part)[:states], step_s[:states], part[:states]
-    onward = _onward(survival, standing)[:states]
+    onward = _onward(endures, standing)[:states]
     masked_s = _masked_s(num_groups, work[standing[:states]], standing[:states], step_s, patch, costs)
+    if adoption is not None:
+        bare = bare_chance(survival, standing, np.diff(standing, append=standing[-1] + 1))[:states]
+        own_s = costs.compute_s * num_groups / (num_groups - standing[:states])
+        computing_s = np.maximum(step_s - costs.reduce_s, own_s)
+        masked_s = masked_s + bare * waiting_s(adoption, own_s, computing_s, costs.reduce_s, costs.compute_s)
     disturbed = np.minimum(masked_s * part, time_s)
     fatal = np.cumsum((reach - onward) * part)
     up_s = np.cumsum(reach * time_s)
-    intervals = save_intervals(float(step_s[0]))
+    intervals = save_intervals(float(step_s[0]), costs)
     made = np.cumsum(
         (reach * (time_s - disturbed))[None, :] / (step_s[None, :] + costs.save_s / intervals[:, None]), axis=1
     )

@@ -101,6 +101,7 @@ class JobArguments:
             shared_data=spare.data == "shared",
             groups_return=spare.max_group_restarts > 0 and self.place.starts_again,
             standby_groups=spare.standby_groups,
+            adopt_s=None if spare.no_adoption else spare.adopt_timeout_s,
             can_restart=saves and self.place.starts_again,
         )
 

@@ -46,6 +46,8 @@ class Measured:
     data: Literal["shared", "staged"] = "staged"
     rejoin_s: float | None = None
     standby_groups: int = 0
+    adopt_s: float | None = None
+    """Time in which groups open a shard that has lost its last host and that they adopt; None where they do not."""
     redundancy: int | None = None
     """The redundancy in effect, which the choice keeps, because the placement lasts as long as the processes; None
     where it is to be chosen."""
@@ -208,6 +210,7 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
         pieces_per_shard=measured.pieces_per_shard,
         rejoin_s=measured.rejoin_s,
         standby_groups=measured.standby_groups,
+        adopt_s=measured.adopt_s,
         granularity=measured.granularity,
         data=measured.data,
         steps=max(1, measured.steps),

@@ -20,6 +20,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
 from spare_megatron.theory import depth, endured, ratio, rejoin
+from spare_megatron.theory.adoption import Rescue
 from spare_megatron.theory.catching_up import RESULTS_KEPT, commits_to_admission, without_a_share_s
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 
@@ -27,8 +28,6 @@ TIE = 0.005
 """Candidates whose times to train differ by at most this share count as equal."""
 REDUNDANCY_MAX = 20
 """Largest r among the candidates, besides N for shared data and a given redundancy."""
-STANDBY_SHARES = (0.01, 0.03)
-"""Shares of the groups that are tried as standbys."""
 MTBF_S_MAX = 1e12
 """Longest mean time between losses that is tried for the advice to a cluster without progress, seconds."""
 SHARD_PATCHES = 0.1
@@ -43,9 +42,9 @@ class Candidate:
     redundancy: int
     granularity: str
     endurable_failures: float
-    """Mean number of losses before the fatal one."""
+    """Mean number of losses before the one that takes a shard's last host."""
     mean_work: float
-    """Load of the most loaded survivor in shards, mean over the states before the fatal loss."""
+    """Load of the most loaded survivor in shards, mean over the states before that loss."""
     mean_work_until_restart: float
     """The same mean over the states before the planned restart; ``mean_work`` where there is none."""
     stage_gib_per_group: float
@@ -76,15 +75,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RedundancyPlan:
-    """The chosen candidate, all candidates in order of r, and a sentence that says why."""
+    """The chosen candidate, and a sentence that says why."""
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
+    """All, in order of r."""
+    allowed: tuple[Candidate, ...]
+    """Those that could be chosen and make progress, in order of r."""
     reason: str
 
 
-def choose(cluster: ClusterFigures, redundancy: int | None = None) -> RedundancyPlan:
-    """The best plan for a cluster; a given ``redundancy`` is kept.
+def choose(cluster: ClusterFigures, redundancy: int | None = None, longest: float | None = None) -> RedundancyPlan:
+    """The best plan for a cluster; a given ``redundancy`` is kept. ``longest``: the longest time to train, over the
+    failure-free one, that counts as equal to the best; None: ``TIE`` more than the best.
 
     ConfigError when no allowed redundancy makes progress, or the given one is not in 1..N.
     """
@@ -110,70 +113,49 @@ def choose(cluster: ClusterFigures, redundancy: int | None = None) -> Redundancy
     possible = [each for each in allowed if each.outcome is not None]
     if not possible:
         raise ConfigError(_impossible(cluster, allowed))
-    best = min(_ratio(each) for each in possible)
-    chosen = next(each for each in possible if _ratio(each) <= best * (1 + TIE))
-    return RedundancyPlan(chosen, candidates, _reason(cluster, chosen, candidates, redundancy is not None))
+    best = min(ratio_of(each) for each in possible)
+    enough = best * (1 + TIE) if longest is None else max(best, longest)
+    chosen = next(each for each in possible if ratio_of(each) <= enough)
+    return RedundancyPlan(
+        chosen, candidates, tuple(possible), _reason(cluster, chosen, candidates, redundancy is not None)
+    )
 
 
-def choose_granularity(cluster: ClusterFigures, redundancy: int | None = None) -> tuple[RedundancyPlan, str]:
+def choose_granularity(
+    cluster: ClusterFigures, redundancy: int | None = None, plan: RedundancyPlan | None = None
+) -> tuple[RedundancyPlan, str]:
     """The plan in the granularity with the shorter time to train (``cluster.granularity`` is ignored), and a clause
-    that says what the other would take."""
-    plan = choose(replace(cluster, granularity="microbatch"), redundancy)
+    that says what the other would take. ``plan``: that of single microbatches, where it is known."""
+    plan = plan or choose(replace(cluster, granularity="microbatch"), redundancy)
     try:
         whole = choose(replace(cluster, granularity="shard"), redundancy)
     except ConfigError:
         return plan, "with whole shards (--granularity shard) the job would make no progress"
-    share, r = _ratio(whole.chosen) / _ratio(plan.chosen), whole.chosen.redundancy
+    share, r = ratio_of(whole.chosen) / ratio_of(plan.chosen), whole.chosen.redundancy
     if share < 1 - TIE:
         return whole, f"single microbatches (--granularity microbatch) would take {1 / share:.3f} of that time"
     return plan, f"whole shards (--granularity shard, r = {r}) would take {share:.3f} of that time"
 
 
-def standbys(cluster: ClusterFigures, chosen: Candidate) -> tuple[int, float]:
-    """How many of the cluster's groups are best kept as standbys, and the time to train with them over that of
-    ``chosen``.
-
-    The others take the standbys' share of the batch, so each computes N / (N - n) of a shard."""
-    num_groups, base = cluster.num_groups, _ratio(chosen)
-    best = (0, 1.0)
-    for share in STANDBY_SHARES:
-        count = max(1, round(share * num_groups))
-        active = num_groups - count
-        redundancy = active if chosen.redundancy == num_groups else chosen.redundancy
-        if cluster.standby_groups or active < max(2, redundancy):
-            continue
-        wider = num_groups / active
-        fewer = replace(
-            cluster,
-            gpus=active * cluster.gpus_per_group,
-            standby_groups=count,
-            compute_s=cluster.compute_s * wider,
-            mtbf_s=cluster.mtbf_s * wider,
-        )
-        step = (fewer.compute_s + fewer.reduce_s) / (cluster.compute_s + cluster.reduce_s)
-        gain = _ratio(candidate(fewer, redundancy)) * step / base
-        if gain < best[1] - TIE:
-            best = (count, gain)
-    return best
-
-
+@lru_cache(maxsize=1024)
 def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     """The candidate with this redundancy on this cluster."""
     num_groups = cluster.num_groups
     whole = cluster.granularity == "shard"
     pieces = 1 if whole else cluster.pieces_per_shard
-    lives, loads = expected_load(num_groups, redundancy, pieces)
+    adoption = _adoption(cluster, redundancy)
+    lives, loads = expected_load(num_groups, redundancy, pieces, adoption is not None)
     hosts = max(1, redundancy - 1)
     patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
     if cluster.rejoin_s is None:
-        found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts)
+        found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts, adoption)
         if _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
             found = None
     else:
         shard_patch = SHARD_PATCHES if whole else None
-        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch)
+        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch, adoption)
         found = rejoin.steady_course(num_groups, sharing, costs)
     until = loads.mean
     if found is not None and found.restart_after is not None:
@@ -186,17 +168,39 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     )
 
 
+def _survived(cluster: ClusterFigures, endurable_failures: float) -> float:
+    """Losses before the wipe-out: with adoption all groups but one."""
+    return endurable_failures if cluster.adopt_s is None else cluster.num_groups - 1.0
+
+
 def _lasting_s(cluster: ClusterFigures, endurable_failures: float) -> float:
-    """Mean seconds from a start to the wipe-out at the loss rate of all groups: it takes the endured losses, those that
-    standbys replace, and the fatal one. docs/theory.md, section 5."""
-    return (endurable_failures + 1 + cluster.standby_groups) * cluster.mtbf_s
+    """Mean seconds from a start to the wipe-out at the loss rate of all groups: it takes the losses before it, those
+    that standbys replace, and the fatal one. docs/theory.md, section 5."""
+    return (_survived(cluster, endurable_failures) + 1 + cluster.standby_groups) * cluster.mtbf_s
+
+
+def _adoption(cluster: ClusterFigures, redundancy: int) -> Rescue | None:
+    """Up to r groups adopt a shard that has lost its last host. Its data are staged first."""
+    if cluster.adopt_s is None:
+        return None
+    return Rescue(cluster.adopt_s + cluster.stage_s(1), min(redundancy, cluster.num_groups - 1))
 
 
 @lru_cache(maxsize=256)
-def expected_load(num_groups: int, redundancy: int, pieces: int) -> tuple[endured.Endured, depth.MaxLoad]:
-    """How many losses are endured, and the load after them, with ``pieces`` pieces to a shard."""
+def expected_load(
+    num_groups: int, redundancy: int, pieces: int, adoption: bool = False
+) -> tuple[endured.Endured, depth.MaxLoad]:
+    """How many losses are endured without adoption, and the load after them, with ``pieces`` pieces to a shard; with
+    ``adoption`` after any number."""
     lives, offsets = _lives(num_groups, redundancy)
-    return lives, depth.work(num_groups, offsets, pieces, lives)
+    return lives, depth.work(num_groups, offsets, pieces, lives, adoption)
+
+
+def lasting_load(cluster: ClusterFigures, redundancy: int, pieces: int) -> tuple[endured.Floats, depth.MaxLoad]:
+    """[N + 1]: the chance that a life endures k losses, and the load after them."""
+    adopted = cluster.adopt_s is not None
+    lives, loads = expected_load(cluster.num_groups, redundancy, pieces, adopted)
+    return (endured.certain(cluster.num_groups, cluster.num_groups - 1) if adopted else lives).survival, loads
 
 
 @lru_cache(maxsize=256)
@@ -227,12 +231,14 @@ def _costs(cluster: ClusterFigures, stage_s: float) -> ratio.Costs:
         transfer_s=cluster.transfer_s,
         result_s=cluster.result_s,
         standby_groups=cluster.standby_groups,
+        save_interval_s=cluster.save_interval_s,
         jitter=cluster.jitter,
         steps=cluster.steps,
     )
 
 
-def _ratio(each: Candidate) -> float:
+def ratio_of(each: Candidate) -> float:
+    """Time to train / failure-free time; infinite where there is no progress."""
     return each.outcome.ratio if each.outcome is not None else float("inf")
 
 
@@ -245,7 +251,7 @@ def _impossible(cluster: ClusterFigures, tried: list[Candidate]) -> str:
     longer = f"use --mtbf-s {needed.mtbf_s:.3g} or more, or" if needed.mtbf_s < MTBF_S_MAX else "use"
     return (
         f"--mtbf-s {cluster.mtbf_s:g} is too short: redundancy {longest.redundancy} endures "
-        f"{longest.endurable_failures:.1f} losses and ends with the next, after "
+        f"{_survived(cluster, longest.endurable_failures):.1f} losses and ends with the next, after "
         f"{_lasting_s(cluster, longest.endurable_failures):.0f} s, before a restart of "
         f"{cluster.restart_s + longest.stage_s:g} s and a save of {cluster.save_s:g} s; "
         f"{longer} shorter restarts and saves"
@@ -260,12 +266,14 @@ def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candid
         f"{chosen.endurable_failures:.1f} losses at a mean load of {chosen.mean_work_until_restart:.3f} shards and "
         f"takes {found.ratio:.3f} times the failure-free time"
     ]
+    if cluster.adopt_s is not None and chosen.endurable_failures < cluster.num_groups - 1:
+        parts.append(f"a shard without a host is adopted within {cluster.adopt_s + cluster.stage_s(1):.4g} s")
     if given:
         parts.append("the redundancy was given")
     elif cluster.data == "shared":
         parts.append("every group reads every shard, so redundancy costs nothing and is the number of groups")
     else:
-        best = min(candidates, key=_ratio)
+        best = min(candidates, key=ratio_of)
         if best is not chosen:
             parts.append(f"{best.redundancy} is at most {TIE:.1%} faster and needs more data per group")
         losers = [each for each in candidates if abs(each.redundancy - chosen.redundancy) == 1]

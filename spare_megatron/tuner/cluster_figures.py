@@ -16,7 +16,7 @@ WEIBULL_SHAPES = (0.1, 20.0)
 overflows or all groups fail at the same time."""
 _MAY_BE_ZERO = (
     *("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups"),
-    *("transfer_s", "result_s"),
+    *("transfer_s", "result_s", "adopt_s", "standby_price"),
 )
 
 
@@ -44,6 +44,14 @@ class ClusterFigures:
     result_s: float = 0.0
     """Time in which they give it the result of one step."""
     standby_groups: int = 0
+    """Started groups beyond ``gpus``."""
+    standby_price: float = 1.0
+    """What an idle GPU of a standby group costs, as a share of one that trains; 0: nothing."""
+    adopt_s: float | None = None
+    """Time in which groups open a shard that has lost its last host and that they adopt, staging not included; None:
+    they do not, and the job restarts from the checkpoint."""
+    save_interval_s: float | None = None
+    """Time between two saves; None: the best."""
     granularity: Literal["microbatch", "shard"] = "microbatch"
     data: Literal["shared", "staged"] = "staged"
     jitter: float = 0.05

@@ -21,7 +21,7 @@ from spare_megatron.config.piece_sizes import sizes_that_fit
 from spare_megatron.theory.ratio import PatchCost, slowest
 from spare_megatron.theory.time_shares import time_shares
 from spare_megatron.theory.uneven import heavy_groups, slowest_of_both
-from spare_megatron.tuner.choose import expected_load
+from spare_megatron.tuner.choose import lasting_load
 from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 
 TIE = 0.001
@@ -108,11 +108,11 @@ def step_time(
 
     Few groups have the largest load where few are lost, and all wait for the slowest of many others anyway."""
     num_groups = cluster.num_groups
-    lives, loads = expected_load(num_groups, redundancy, pieces)
+    survival, loads = lasting_load(cluster, redundancy, pieces)
     base_s = cluster.compute_s + cluster.reduce_s
     shares = time_shares(
         num_groups,
-        lives.survival,
+        survival,
         cluster.mtbf_s,
         cluster.steps * base_s,
         cluster.rejoin_s,

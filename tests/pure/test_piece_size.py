@@ -28,7 +28,19 @@ from spare_megatron.tuner.piece_size import (
 
 CLUSTER = ClusterFigures(1600, 8, 300, 3600, 60, 64, 2, rejoin_s=600.0)
 PLAN = ["--gpus", "1600", "--gpus-per-group", "8", "--mtbf-s", "300", "--restart-s", "3600", "--save-s", "60"]
-PLAN += ["--compute-s", "64", "--reduce-s", "2", "--rejoin-s", "600", "--redundancy", "7", "--json"]
+PLAN += [
+    "--compute-s",
+    "64",
+    "--reduce-s",
+    "2",
+    "--rejoin-s",
+    "600",
+    "--redundancy",
+    "7",
+    "--standby-groups",
+    "0",
+    "--json",
+]
 SIMULATE = ["--num-groups", "12", "--redundancy", "3", "--steps", "20", "--jitter", "0", "--mtbf-s", "1e9"]
 SIMULATE += ["--save-interval-s", "1e9", "--trials", "1", "--json"]
 

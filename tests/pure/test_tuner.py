@@ -222,7 +222,9 @@ def test_granularity_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     """Single pieces spread what was lost over all survivors; with one piece a shard there is nothing to spread."""
     ratios = {}
     for granularity in ("auto", "microbatch", "shard"):
-        assert cli.main([*FLAGS, "--mtbf-s", "300", "--granularity", granularity, "--json"]) == 0
+        assert (
+            cli.main([*FLAGS, "--mtbf-s", "300", "--standby-groups", "0", "--granularity", granularity, "--json"]) == 0
+        )
         found = json.loads(capsys.readouterr().out)
         ratios[granularity] = found["time_to_train_ratio"]
         if granularity == "auto":

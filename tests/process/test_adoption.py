@@ -15,6 +15,8 @@ from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole, records
 
+pytestmark = pytest.mark.beside_others
+
 GROUPS = 4
 PIECES = 4
 HOSTS = (1, 2)
@@ -25,9 +27,9 @@ def start(
     run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None, back: str = "0", size: int = 1
 ) -> Job:
     """A job of four groups, each shard on two."""
-    shape = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.05", "--heartbeat-s", "3", "--adoption")
+    shape = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.05", "--adoption")
     flags = (*shape, "--steps", str(steps), RESTARTS, back)
-    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ)
+    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ, light=True)
 
 
 def lose_both(job: Job, step: int = 3) -> None:

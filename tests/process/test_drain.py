@@ -16,14 +16,18 @@ from spare_megatron.watch.run_files import RunFiles
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole
 
+pytestmark = pytest.mark.beside_others
+
 GROUPS = 4
 PIECES = 4
-WORDS = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.03", "--heartbeat-s", "3")
+WORDS = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.03")
 
 
 def start(run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None) -> Job:
     """A job of four groups of one rank."""
-    return launch(run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ)
+    return launch(
+        run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ, light=True
+    )
 
 
 def check_weights(run_dir: Path) -> None:

@@ -171,6 +171,7 @@ def test_frames_of_an_epoch_that_is_over_are_thrown_away(three: Groups) -> None:
             assert torch.equal(outcome.tensors[0], torch.full((1 << 20,), 6.0)), again
 
 
+@pytest.mark.beside_others
 def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
     """Who calls a member's listener and says nothing, or something else, hears a challenge and is hung up on."""
     host, _, port = three.replicas[0].address.rpartition(":")

@@ -20,13 +20,14 @@ from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, voted
 from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300)]
 PAUSE = ("--spare-group-restart-pause-s", "0.5")
 
 
 def start(run_dir: Path, *words: str, inject: tuple[str, ...] = (), restarts: int = 3) -> Job:
     toy = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
-    return launch(run_dir, *toy, "--spare-max-group-restarts", str(restarts), *words, groups=GROUPS, inject=inject)
+    flags = ("--spare-max-group-restarts", str(restarts), *words)
+    return launch(run_dir, *toy, *flags, groups=GROUPS, inject=inject, light=True)
 
 
 def waiting(job: Job) -> dict[str, list[int]]:

@@ -67,7 +67,7 @@ class LastingPaces:
             row[list(piece_s)] = list(piece_s.values())
             row /= median_low(piece_s.values())
         if self._live is not state.live:
-            others = [group for group in range(len(row)) if self._live.get(group) != state.live.get(group)]
+            others = sorted({group for group, _ in self._live.items() ^ state.live.items()})
             for known in self._rows:
                 known[others] = np.nan
             self._live = state.live

@@ -7,8 +7,10 @@ again, a commit or a new epoch: so a donor copies its part before the state that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 from spare_megatron.controller.adoption import adopt, adopters, bare
 from spare_megatron.controller.audits import name_groups
@@ -29,21 +31,33 @@ def offered(state: State) -> State:
     ready = sorted(g for g, known in state.learners.items() if known.ready and known.offer is None)
     if not ready:
         return state
-    able = sorted(state.holders - state.untried)
-    number, size = state.offers_made, state.job.num_groups
+    able, number = sorted(state.holders - state.untried), state.offers_made
     learners, serves = dict(state.learners), {group: len(offers) for group, offers in state.serves.items()}
     for group in ready:
-        free = [donor for donor in able if group in state.live or serves.get(donor, 0) < SERVES_MAX]
+        most = None if group in state.live else SERVES_MAX
+        free = _least_busy(able, group, serves, state.job.donors_max, most)
         if not free:
             continue
         number += 1
-        free.sort(key=lambda donor: (serves.get(donor, 0), (donor - group) % size))
-        donors = tuple((donor, state.live[donor]) for donor in free[: state.job.donors_max])
+        donors = tuple((donor, state.live[donor]) for donor in free)
         known = learners[group]
         offer = Offer((group, known.incarnation), number, state.committed[0], donors)
         learners[group] = replace(known, offer=offer)
         serves |= {donor: serves.get(donor, 0) + 1 for donor, _ in donors}
     return replace(state, learners=learners, offers_made=number)
+
+
+def _least_busy(able: Sequence[int], group: int, serves: Mapping[int, int], number: int, most: int | None) -> list[int]:
+    """Up to ``number`` donors of ``able``, in ascending order, for a learner: those that serve fewest, and of these the
+    next ones after ``group``; none that serves ``most`` already."""
+    cut = bisect_left(able, group)
+    idle = list(islice((donor for donor in chain(able[cut:], able[:cut]) if not serves.get(donor)), number))
+    if len(idle) == number:
+        return idle
+    serving = [donor for donor in chain(able[cut:], able[:cut]) if serves.get(donor)]
+    if most is not None:
+        serving = [donor for donor in serving if serves[donor] < most]
+    return [*idle, *sorted(serving, key=lambda donor: serves[donor])][:number]
 
 
 def voided(known: Learner, counts: bool, wrong: bool = False) -> Learner:

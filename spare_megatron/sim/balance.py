@@ -54,13 +54,14 @@ def completion_s(
     bound = _earliest(low, high, lambda until_s: bool(slots(until_s).sum() >= total))
     if not len(units):
         return bound
+    room = _Room(left, units, placement)
     more = STEP * float(np.median(per_piece[alive]))
     finest, below = more, bound
-    while bound < high and not _fits(left, slots(bound), units, placement):
+    while bound < high and not room.fits(slots(bound)):
         below, bound, more = bound, min(bound + more, high), 2 * more
     while bound - below > finest:
         middle = (below + bound) / 2
-        if _fits(left, slots(middle), units, placement):
+        if room.fits(slots(middle)):
             bound = middle
         else:
             below = middle
@@ -78,29 +79,41 @@ def _earliest(low: float, high: float, enough: Callable[[float], bool]) -> float
     return high
 
 
-def _fits(left: Ints, slots: Ints, units: Ints, placement: Placement) -> bool:
-    """Whether the hosts of what groups cannot compute themselves can take it, assigned layer by layer. Of [N] groups,
-    ``left`` is how many pieces they have, and ``slots`` how many they have time for."""
-    table = placement.hosts()
-    surplus, spare = np.maximum(left - slots, 0), np.maximum(slots - left, 0)
-    others = max(1, table.shape[1] - 1)
-    takes = spare.astype(np.float64)
-    for _ in range(LINKS):  # a host keeps an equal share of what it takes for each of the shards that it hosts
-        onward = (takes[table].sum(axis=1) - takes) / others
-        takes = np.maximum(spare + np.minimum(left, onward) - surplus, 0.0)
-    by_shard = np.zeros_like(surplus)
-    layers = placement.by_layer
-    for layer in np.flatnonzero(units.any(axis=1)):
-        group_of = layers.hosts[layer]
-        given = np.minimum(surplus[group_of], units[layer])
-        by_shard += given
-        surplus[group_of] -= given
-    room = np.minimum(np.floor(takes + 1e-9).astype(np.int64), slots)
-    shards = np.flatnonzero(by_shard)
-    by_shard, hosts = by_shard[shards], layers.hosts[:, shards]
-    real = np.ones_like(hosts, dtype=np.bool_) if layers.real is None else layers.real[:, shards]
-    for group_of, there in zip(hosts, real, strict=True):
-        taken = np.minimum(by_shard, room[group_of]) * there
-        by_shard -= taken
-        room[group_of] -= taken
-    return not by_shard.any()
+class _Room:
+    """Whether the hosts of what groups cannot compute themselves can take it, assigned layer by layer."""
+
+    def __init__(self, left: Ints, units: Ints, placement: Placement) -> None:
+        """``left``: [N] how many pieces groups have; ``units`` and ``placement``: see :func:`completion_s`."""
+        layers, rows = placement.by_layer, np.flatnonzero(units.any(axis=1))
+        self._left, self._others = left, np.ascontiguousarray(placement.hosts().T)
+        self._hosts, self._real = layers.hosts, layers.real
+        self._layers = [(layers.hosts[row], units[row]) for row in rows]
+
+    def fits(self, slots: Ints) -> bool:
+        """Whether that is so where the groups have time for ``slots`` [N] pieces."""
+        surplus, spare = np.maximum(self._left - slots, 0), np.maximum(slots - self._left, 0)
+        room = np.minimum(self._takes(surplus, spare), slots)
+        by_shard = np.zeros_like(surplus)
+        for group_of, units in self._layers:
+            given = np.minimum(surplus[group_of], units)
+            by_shard += given
+            surplus[group_of] -= given
+        shards = np.flatnonzero(by_shard)
+        by_shard, hosts = by_shard[shards], self._hosts[:, shards]
+        real = None if self._real is None else self._real[:, shards]
+        for layer, group_of in enumerate(hosts):
+            taken = np.minimum(by_shard, room[group_of])
+            if real is not None:
+                taken *= real[layer]
+            by_shard -= taken
+            room[group_of] -= taken
+        return not by_shard.any()
+
+    def _takes(self, surplus: Ints, spare: Ints) -> Ints:
+        """[N] pieces that each group can take, of which it passes on as many of its own as their hosts can take."""
+        others = max(1, len(self._others) - 1)
+        takes = spare.astype(np.float64)
+        for _ in range(LINKS):  # a host keeps an equal share of what it takes for each of the shards that it hosts
+            onward = (takes.take(self._others).sum(axis=0) - takes) / others
+            takes = np.maximum(spare + np.minimum(self._left, onward) - surplus, 0.0)
+        return np.floor(takes + 1e-9).astype(np.int64)

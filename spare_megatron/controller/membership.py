@@ -111,17 +111,19 @@ def lose(state: State, event: Lost) -> Transition:
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
     shrunk = _shrink(after, state, members | back, dict(event.progress), fences, why)
-    if costs_a_shard(state, shrunk[0]) and all(loss.cause == "stalled" for loss in losses):
-        # Standing still is no proof of a death, so a loss that would end the job, or would if nobody could adopt what
-        # the group hosts, is not acted on: the step is tried again.
-        retries = replace(state.retries, failures=state.retries.failures + 1)
+    retries = replace(state.retries, failures=state.retries.failures + 1)
+    if all(loss.cause == "stalled" for loss in losses) and costs_too_much(state, shrunk[0], retries, event.failing_s):
+        # Standing still is no proof of a death.
         return retry(state, retries, f"{why}; its loss would leave a shard without a host", event.failing_s)
     return shrunk
 
 
-def costs_a_shard(before: State, after: State) -> bool:
-    """Whether a loss has ended the job, or has others adopt what the lost groups hosted."""
-    return bool(after.stopped) or not set(after.where.adopted) <= set(before.where.adopted)
+def costs_too_much(before: State, after: State, retries: Retries, failing_s: float) -> bool:
+    """Whether a loss without proof is not to be acted on, because it ends the job, or would if nobody could adopt what
+    the group hosts; the latter while the step may be tried again."""
+    if after.stopped:
+        return True
+    return not set(after.where.adopted) <= set(before.where.adopted) and not is_hopeless(before, retries, failing_s)
 
 
 def _concerns(state: State, loss: Loss) -> bool:
@@ -254,19 +256,27 @@ def _patched_plan(
 
 
 def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transition:
-    """The same members try the step again in a new epoch, with increasing delays (protocol rule 11). The job gives up
-    when the step has failed both often and for long: many quick failures may be one short disturbance."""
-    give_up_s = GIVE_UP_HEARTBEATS * state.job.heartbeat_timeout_s
-    if retries.failures > state.job.retry_limit and failing_s >= give_up_s:
+    """The same members try the step again in a new epoch, with increasing delays (protocol rule 11), until that is
+    hopeless."""
+    if is_hopeless(state, retries, failing_s):
         reason = (
             f"{why}; step {state.step_in_flight} failed {retries.failures} times in {failing_s:.0f} s (the limits are "
-            f"{state.job.retry_limit} and {give_up_s:g} s) and no group whose loss can be masked explains it"
+            f"{state.job.retry_limit} and {_give_up_s(state):g} s) and no group whose loss can be masked explains it"
         )
         return stop(state, "failed", with_checkpoint(state, reason))
     again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, retries=retries))
     delay_s = backoff_s(retries.failures)
     reason = f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
+
+
+def is_hopeless(state: State, retries: Retries, failing_s: float) -> bool:
+    """Whether the step has failed both often and for long: many quick failures may be one short disturbance."""
+    return retries.failures > state.job.retry_limit and failing_s >= _give_up_s(state)
+
+
+def _give_up_s(state: State) -> float:
+    return GIVE_UP_HEARTBEATS * state.job.heartbeat_timeout_s
 
 
 def backoff_s(failures: int) -> float:

@@ -121,7 +121,7 @@ def _failed_vote(state: State, event: Vote) -> Transition:
     retries = replace(old, failures=old.failures + current, evidence=old.evidence.after(event))
     patient = event.failing_s >= state.job.heartbeat_timeout_s
     found = culprit(retries.evidence, state.live, retries.failures, patient)
-    fenced = None if found is None else _fence_culprit(state, found, retries.failures, why)
+    fenced = None if found is None else _fence_culprit(state, found, retries, event.failing_s, why)
     if fenced is not None:
         return fenced
     if not current:
@@ -130,12 +130,11 @@ def _failed_vote(state: State, event: Vote) -> Transition:
     return retry(state, retries, why, event.failing_s)
 
 
-def _fence_culprit(state: State, found: Culprit, failures: int, why: str) -> Transition | None:
-    """Lose the culprit; None if that would end the job, or would if nobody could adopt what it hosts, because trying
-    the step again is better then."""
-    detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {failures}, the last one: {why}"
+def _fence_culprit(state: State, found: Culprit, retries: Retries, failing_s: float, why: str) -> Transition | None:
+    """Lose the culprit; None where that costs too much, because trying the step again is better then."""
+    detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {retries.failures}, the last one: {why}"
     outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
-    return None if membership.costs_a_shard(state, outcome[0]) else outcome
+    return None if membership.costs_too_much(state, outcome[0], retries, failing_s) else outcome
 
 
 def _all_ok(state: State) -> Transition:

@@ -13,6 +13,8 @@ from tests.explore.process import Process, Processes, Result, Serving
 from tests.explore.shape import Shape
 from tests.explore.world import World
 
+LONG_S = 1e6
+
 
 class Effects:
     """Makes the next world of a shape from a world. ``n`` is an index of ``World.processes``."""
@@ -62,12 +64,12 @@ class Effects:
         assert number is not None
         return self._feed_ghost(w, number, self.keeper.keep(self._lost(w, ((p.group, p.incarnation),), "silent")))
 
-    @staticmethod
-    def _lost(w: World, gone: tuple[tuple[int, int], ...], cause: str) -> m.Lost:
+    def _lost(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> m.Lost:
         """The event that loses these groups, with the progress of the live ones."""
         done = {p.group: len(p.ran) for p in w.processes if p.applied + 1 == w.brain.state.step_in_flight}
         progress = tuple((group, done.get(group, 0)) for group in sorted(w.brain.state.live))
-        return m.Lost(tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone), progress)
+        losses = tuple(m.Loss(group, incarnation, cause) for group, incarnation in gone)
+        return m.Lost(losses, progress, failing_s=LONG_S if self.shape.hasty and cause == "stalled" else 0.0)
 
     @staticmethod
     def running_out(state: State, slow: tuple[int, ...]) -> m.RunningOut | None:

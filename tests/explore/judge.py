@@ -23,7 +23,7 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
     before, after = w.brain.state, done.after.state
     if after.phase == "stopped" and before.phase != "stopped":
         if not shape.late_finals:
-            _ended(w, done)
+            _ended(w, shape, done)
         w = w._replace(offered=NOTHING)
     return w
 
@@ -51,10 +51,11 @@ def _offered(w: World, event: m.Event, done: Step) -> World:
     return w._replace(offered=NOTHING) if done.after.state.saved_step >= w.offered[0] else w
 
 
-def _ended(w: World, done: Step) -> None:
+def _ended(w: World, shape: Shape, done: Step) -> None:
     """Check that the job fails only for a cause, ends with its last step saved, and throws no good checkpoint away."""
     before, after = w.brain.state, done.after.state
-    if after.outcome == "failed" and not (w.guilty or before.phase == "forming"):
+    nobody_adopts = shape.hasty and (len(before.live) == 1 or bool(before.unable))
+    if after.outcome == "failed" and not (w.guilty or before.phase == "forming" or nobody_adopts):
         raise Violation(f"the job fails without a cause: {done.reason}")
     complete = after.outcome in ("finished", "left") and before.phase == "ending"
     if complete and after.saved_step != after.committed[0]:

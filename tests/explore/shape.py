@@ -41,6 +41,8 @@ class Shape:
     granularity: str = "microbatch"
     emergency_saves: bool = False
     adoption: bool = False
+    hasty: bool = False
+    """A step that has failed once has failed too often and for too long."""
     formed: bool = False
     """Start with all groups in their first step."""
     late_finals: bool = False
@@ -60,7 +62,7 @@ class Shape:
             last_step=self.steps,
             min_groups=1,
             fingerprint="job",
-            retry_limit=99,
+            retry_limit=0 if self.hasty else 99,
             audit_rate=self.audit_rate,
             audit_seed=7,
             save_every=self.save_every,

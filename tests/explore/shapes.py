@@ -40,6 +40,9 @@ PLAIN = {
     "two groups without redundancy, a shard adopted, and any fault": Shape(
         2, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
     ),
+    "two groups without redundancy, the last host of a shard stands still for too long": Shape(
+        2, 1, faults=2, kinds=frozenset({"stall", "kill", "unable"}), adoption=True, hasty=True, formed=True
+    ),
     "three groups without redundancy, a shard adopted or not": Shape(
         3, 1, steps=1, faults=3, kinds=frozenset({"kill", "unable"}), each=(("kill", 1),), adoption=True, formed=True
     ),
@@ -191,6 +194,17 @@ FULL = {
         kinds=frozenset({"kill", "unable", "drain"}),
         each=(("kill", 1), ("drain", 1)),
         adoption=True,
+        formed=True,
+    ),
+    "three groups without redundancy, last hosts stand still for too long": Shape(
+        3,
+        1,
+        steps=1,
+        faults=3,
+        kinds=frozenset({"stall", "kill", "unable", "cut"}),
+        each=(("stall", 2), ("kill", 1), ("cut", 1)),
+        adoption=True,
+        hasty=True,
         formed=True,
     ),
     "two groups without redundancy, a shard adopted, lost and back, and a save": Shape(

@@ -191,6 +191,42 @@ def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_pat
     check_voted(job.run_dir.journal, groups=3)
 
 
+@pytest.mark.beside_others
+def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
+    """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
+    words = (
+        *OWN,
+        "--no-requeue",
+        "--group-size",
+        "1",
+        "--num-groups",
+        "3",
+        *TOY,
+        "--steps",
+        "3000",
+        "--piece-s",
+        "0.1",
+        "--redundancy",
+        "3",
+    )
+    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+    job.until_step(4)
+    before = job.ranks()
+    cluster.kill_node("n3")
+    job.until("the move", lambda: "group 2 moves from n3 to the spare node n4" in job.output.read_text(), timeout_s=200)
+    cluster.kill_node("n1")
+    job.until("the loss is masked", lambda: "0" not in live(job))
+    job.until_step(job.metrics[-1]["step"] + 3)
+    assert job.ranks()[1] == before[1]
+    cluster.call("scancel", "--signal=TERM", job.id)
+    job.until("the job left", lambda: job.run_dir.summary.exists())
+    assert job.until_ended()["Restarts"] == "0", job.report()
+    job.check_every_step_once(job.metrics[-1]["step"])
+    summary = json.loads(job.run_dir.summary.read_text())
+    assert (summary["lives"], summary["steps_lost"], summary["wipe_outs"]) == (1, 0, 0)
+    check_voted(job.run_dir.journal, groups=3)
+
+
 @pytest.mark.full
 def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
     words = (

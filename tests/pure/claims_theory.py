@@ -52,6 +52,7 @@ def theory() -> Iterator[Claim]:
         figures = [simulated("ratio", policy=name, groups=groups, redundancy=r, pieces=k) for name, r, k in rows]
         cells = " | ".join(f"{{}} | {value}" for value in theory)
         yield Claim(page, f"| {groups} | {cells} |", tuple(figures))
+    yield from _adoption(page)
     yield from _piece_size(page)
     time = Results("plan_time.json")
     yield Claim(
@@ -59,6 +60,38 @@ def theory() -> Iterator[Claim]:
         "takes {} s of CPU (staged) and {} s (shared), and {} s where lost groups come back",
         tuple(time("cpu_s", data=data) for data in ("staged", "shared", "staged, re-join")),
     )
+
+
+def _adoption(page: str) -> Iterator[Claim]:
+    """How far the predictions for the grid of redundancy and standbys are off, and the chosen pairs."""
+    grid = Results("adoption_grid.json")
+    config = grid.content["config"]
+    rows, cells = [], []
+    for redundancy in sorted({row["redundancy"] for row in config["errors"]}):
+        both = {row["adoption"]: row for row in config["errors"] if row["redundancy"] == redundancy}
+        rows.append(f"| {redundancy} | {{}} | {{}} | {{}} | {{}} |")
+        for adoption in (True, False):
+            for key in ("mean_off_percent", "largest_off_percent"):
+                cells.append(grid.of(both[adoption][key], f"errors: {key} (r={redundancy}, adoption={adoption})"))
+    yield Claim(page, " ".join(rows), tuple(cells))
+    rows, cells = [], []
+    for groups in config["groups"]:
+        rows.append(f"| {groups} |" + " {}, {}: {}% |" * 4)
+        ways = [(price, adopts) for price in (0.0, 1.0) for adopts in (False, True)]
+        for price, adopts in ways:
+            (row,) = (
+                row
+                for row in config["choices"]
+                if (row["groups"], row["price"], row["adopt_s"] is not None) == (groups, price, adopts)
+                and row["given"] is None
+            )
+            where = f"choices (N={groups}, price={price}, adoption={adopts})"
+            cells += [grid.of(row[key], f"{where}: {key}") for key in ("redundancy", "standbys", "off_percent")]
+    yield Claim(page, " ".join(rows), tuple(cells))
+    keys = ("adopt_s", "rejoin_s", "transfer_s", "result_s", "steps")
+    words = "A = {} s, a return after T = {} s, S = {} s, rho = {} s, no jitter, {} steps, means"
+    yield Claim(page, words, tuple(grid.config(key) for key in keys))
+    yield Claim(page, "The largest excess over the grid is {}%;", (grid.config("choice_off_percent_max"),))
 
 
 def _piece_size(page: str) -> Iterator[Claim]:

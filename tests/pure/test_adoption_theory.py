@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -26,6 +27,7 @@ from spare_megatron.tuner.choose import TIE, candidate, choose, ratio_of
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.standbys import choose_pair, paid
 
+GRID = Path(__file__).parents[2] / "benchmarks" / "results" / "adoption_grid.json"
 SEED = 5_521
 SMALL = ClusterFigures(
     *(320, 8, 1500.0, 600.0, 20.0, 40.0, 2.0), rejoin_s=300.0, transfer_s=60.0, result_s=5.0, jitter=0.02, steps=3000
@@ -99,6 +101,24 @@ def test_theory_with_adoption_against_the_simulator(redundancy: int, standbys: i
     ratios = [run_one(Case(cluster, policy), seed).ratio for seed in (SEED, SEED + 1)]
     print(f"seed {SEED}: theory {found.ratio:.4f}, simulated {ratios}")
     assert found.ratio == pytest.approx(fmean(ratio for ratio in ratios if ratio is not None), rel=0.04)
+
+
+def test_the_grid_is_of_this_theory_and_the_chosen_pairs_are_within_two_percent_of_its_best() -> None:
+    grid = json.loads(GRID.read_text())
+    config = grid["config"]
+    assert config["choice_off_percent_max"] <= 2
+    assert all(abs(row["mean_off_percent"]) <= 3 for row in config["errors"] if row["adoption"])
+    for row in grid["results"][::9]:
+        cluster = ClusterFigures(
+            *(row["groups"] * 600, 600, 300.0, 3600.0, 60.0, 64.0, row["groups"] / 100),
+            weibull_shape=0.78,
+            standby_groups=row["standbys"],
+            adopt_s=row["adopt_s"],
+            **{
+                key: config[key] for key in ("rejoin_s", "transfer_s", "result_s", "save_interval_s", "jitter", "steps")
+            },
+        )
+        assert ratio_of(candidate(cluster, row["redundancy"])) == pytest.approx(row["predicted"], abs=1e-4)
 
 
 clusters = st.builds(

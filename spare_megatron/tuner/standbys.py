@@ -33,12 +33,13 @@ class Pair:
     """``time``, times the GPUs that are paid / those that train."""
 
     def as_json(self) -> dict[str, object]:
-        """For spare-plan --json."""
+        """For spare-plan --json; null where there is no progress."""
+        there = self.time < inf
         return {
             "standby_groups": self.standby_groups,
-            "redundancy": self.redundancy,
-            "time_to_train_ratio": float(f"{self.time:.6g}"),
-            "cost_ratio": float(f"{self.cost:.6g}"),
+            "redundancy": self.redundancy if there else None,
+            "time_to_train_ratio": float(f"{self.time:.6g}") if there else None,
+            "cost_ratio": float(f"{self.cost:.6g}") if there else None,
         }
 
 
@@ -70,7 +71,8 @@ def choose_pair(cluster: ClusterFigures, redundancy: int | None = None, most: in
     Raises:
         ConfigError: no pair makes progress.
     """
-    search = _Search(cluster, redundancy, ceil(SHARE_MAX * cluster.num_groups) if most is None else most)
+    limit = ceil(SHARE_MAX * cluster.num_groups) if most is None else min(most, cluster.num_groups)
+    search = _Search(cluster, redundancy, limit)
     search.run()
     cheapest = min(search.pairs.values(), key=lambda each: each.cost, default=None)
     if cheapest is None or cheapest.cost == inf:

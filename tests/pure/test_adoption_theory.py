@@ -193,6 +193,22 @@ def test_no_pair_makes_progress() -> None:
         choose_pair(replace(SMALL, mtbf_s=1.0, rejoin_s=None), most=2)
 
 
+def test_standbys_can_be_what_makes_progress() -> None:
+    """A loss every 170 s and restarts of 600 s: two hosts endure too few losses, standbys make up for it."""
+    cluster = replace(SMALL, gpus=96, mtbf_s=170.0, rejoin_s=None)
+    with pytest.raises(ConfigError, match="too short"):
+        choose(cluster, 2)
+    found = choose_pair(cluster, 2, most=12)
+    assert found.cluster.standby_groups > 0
+    assert "without there is no progress" in found.reason
+    assert found.pairs[0].as_json() == {
+        "standby_groups": 0,
+        "redundancy": None,
+        "time_to_train_ratio": None,
+        "cost_ratio": None,
+    }
+
+
 def test_spare_plan_counts_on_adoption_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
     for more in ("", "--no-adoption", "--adopt-s 60"):

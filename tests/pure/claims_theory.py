@@ -91,7 +91,13 @@ def _adoption(page: str) -> Iterator[Claim]:
     keys = ("adopt_s", "rejoin_s", "transfer_s", "result_s", "steps")
     words = "A = {} s, a return after T = {} s, S = {} s, rho = {} s, no jitter, {} steps, means"
     yield Claim(page, words, tuple(grid.config(key) for key in keys))
-    yield Claim(page, "The largest excess over the grid is {}%;", (grid.config("choice_off_percent_max"),))
+    worst = tuple(grid.config(f"{which}_off_percent_max") for which in ("choice", "given"))
+    yield Claim(
+        page,
+        "The largest excess over the grid is {}%; where r = 2 or 3 is given, as on groups without room for more data, {}%: "
+        "there",
+        worst,
+    )
 
 
 def _piece_size(page: str) -> Iterator[Claim]:

@@ -94,8 +94,8 @@ def _adoption(page: str) -> Iterator[Claim]:
     worst = tuple(grid.config(f"{which}_off_percent_max") for which in ("choice", "given"))
     yield Claim(
         page,
-        "The largest excess over the grid is {}%; where r = 2 or 3 is given, as on groups without room for more data, {}%: "
-        "there",
+        "The largest excess over the grid is {}%; where r = 2 or 3 is given, as on groups without room for more data, "
+        "{}%: there",
         worst,
     )
 

@@ -85,19 +85,23 @@ class _Room:
     def __init__(self, left: Ints, units: Ints, placement: Placement) -> None:
         """``left``: [N] how many pieces groups have; ``units`` and ``placement``: see :func:`completion_s`."""
         layers, rows = placement.by_layer, np.flatnonzero(units.any(axis=1))
-        self._left, self._others = left, np.ascontiguousarray(placement.hosts().T)
         self._hosts, self._real = layers.hosts, layers.real
-        self._layers = [(layers.hosts[row], units[row]) for row in rows]
+        self._left, self._left_float = left, left.astype(np.float64)
+        self._others = np.ascontiguousarray(placement.hosts().T)
+        of_group = np.take_along_axis(units[rows], layers.stacks[rows], axis=1)
+        self._up_to = of_group.cumsum(axis=0)
+        """[L, N]: a group's pieces of its shards up to this layer."""
+        self._place = layers.hosts[rows] + np.arange(len(rows))[:, None] * len(left)
+        """[L, N]: where a shard's pieces at a layer are in such a table."""
 
     def fits(self, slots: Ints) -> bool:
         """Whether that is so where the groups have time for ``slots`` [N] pieces."""
-        surplus, spare = np.maximum(self._left - slots, 0), np.maximum(slots - self._left, 0)
+        more = self._left - slots
+        surplus, spare = np.maximum(more, 0), np.maximum(-more, 0)
         room = np.minimum(self._takes(surplus, spare), slots)
-        by_shard = np.zeros_like(surplus)
-        for group_of, units in self._layers:
-            given = np.minimum(surplus[group_of], units)
-            by_shard += given
-            surplus[group_of] -= given
+        given = np.minimum(self._up_to, surplus)
+        given[1:] -= given[:-1].copy()
+        by_shard = given.take(self._place).sum(axis=0)
         shards = np.flatnonzero(by_shard)
         by_shard, hosts = by_shard[shards], self._hosts[:, shards]
         real = None if self._real is None else self._real[:, shards]
@@ -112,8 +116,12 @@ class _Room:
     def _takes(self, surplus: Ints, spare: Ints) -> Ints:
         """[N] pieces that each group can take, of which it passes on as many of its own as their hosts can take."""
         others = max(1, len(self._others) - 1)
-        takes = spare.astype(np.float64)
+        own, takes, theirs = (spare - surplus).astype(np.float64), spare.astype(np.float64), np.empty(self._others.shape)
         for _ in range(LINKS):  # a host keeps an equal share of what it takes for each of the shards that it hosts
-            onward = (takes.take(self._others).sum(axis=0) - takes) / others
-            takes = np.maximum(spare + np.minimum(self._left, onward) - surplus, 0.0)
+            onward = takes.take(self._others, out=theirs, mode="clip").sum(axis=0)
+            onward -= takes
+            onward /= others
+            np.minimum(onward, self._left_float, out=onward)
+            onward += own
+            takes = np.maximum(onward, 0.0, out=onward)
         return np.floor(takes + 1e-9).astype(np.int64)

@@ -16,7 +16,8 @@ from tests.tickets import Late, run_of
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 20
+STEPS = 12
+"""The cuts of a step repeat after twelve."""
 FEWER = 8
 """Where four processes share two cores."""
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}

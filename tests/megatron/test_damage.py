@@ -29,7 +29,7 @@ from spare_megatron.cli import checkpoint as command
 from spare_megatron.config.errors import ConfigError
 from tests.process.harness import launch
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
 
 SEED, SMALL_BYTES, PLACES = 5, 4096, 12
 FLAGS = (
@@ -37,6 +37,7 @@ FLAGS = (
     *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--global-batch-size", "2", "--lr", "1e-3"),
     *("--train-iters", "6", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--eval-iters", "0", "--split", "100,0,0", "--num-workers", "0", "--log-interval", "1"),
+    *("--spare-heartbeat-timeout-s", "60"),
 )
 OLDER, NEWER, LAST = 2, 4, 6
 
@@ -99,7 +100,8 @@ def test_a_job_passes_over_the_damaged_one(save: Path, tmp_path: Path, capsys: p
     largest = max((save / iteration_name(NEWER)).glob("*.distcp"), key=lambda path: path.stat().st_size)
     words = ("--load", str(save), "--save", str(save), "--save-interval", "2")
     with flipped(largest, largest.stat().st_size // 2, 1):
-        job = launch(tmp_path / "run", *FLAGS, *words, groups=1, group_size=None, script="pretrain_gpt.py")
+        shape: dict[str, Any] = {"groups": 1, "group_size": None, "beside": True}
+        job = launch(tmp_path / "run", *FLAGS, *words, **shape, script="pretrain_gpt.py")
         lines = job.finish(timeout_s=110)
         data = largest.read_bytes()
     largest.write_bytes(data)

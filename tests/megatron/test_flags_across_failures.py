@@ -22,7 +22,7 @@ FLAGS = (
     *("--log-params-norm", "--log-num-zeros-in-grad", "--log-memory-to-tensorboard", "--log-timers-to-tensorboard"),
     *("--log-validation-ppl-to-tensorboard", "--timing-log-level", "2", "--manual-gc", "--manual-gc-interval", "3"),
     *("--profile", "--use-pytorch-profiler", "--profile-step-start", "3", "--profile-step-end", "4", "--log-progress"),
-    *("--overlap-grad-reduce", "--ddp-average-in-collective"),
+    *("--overlap-grad-reduce", "--ddp-average-in-collective", "--spare-heartbeat-timeout-s", "60"),
 )
 WITHOUT_EFFECT = (
     *("--verify-integrity", "--async-strategy", "nvrx", "--async-ckpt-use-cpu-shm", "--ckpt-format", "fsdp_dtensor"),
@@ -37,10 +37,12 @@ not."""
 def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     """The metrics of one job of two groups, and the digest of what it saved last."""
     words = (*FLAGS, *more, "--save", str(run_dir / "save"), "--tensorboard-dir", str(run_dir / "boards"))
-    job = launch(run_dir, *words, groups=2, group_size=None, script="pretrain_gpt.py", inject=inject)
+    shape: dict[str, Any] = {"groups": 2, "group_size": None, "beside": True}
+    job = launch(run_dir, *words, **shape, script="pretrain_gpt.py", inject=inject)
     return job.finish(timeout_s=240), digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
 
+@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_a_scheduled_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
     calm, expected = train(tmp_path / "calm")

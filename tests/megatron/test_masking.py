@@ -42,7 +42,8 @@ def train(
     """One job through spare-launch to its end."""
     alone = ("--spare-piece-microbatches", "1") if groups == 1 else ()  # as several groups choose
     words = (*FLAGS, *flags, *alone, "--spare-redundancy", str(redundancy))
-    job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+    shape: dict[str, Any] = {"groups": groups, "group_size": None, "beside": True}
+    job = launch(run_dir, *words, **shape, script="pretrain_gpt.py", inject=inject)
     return job, job.finish(timeout_s=240)
 
 
@@ -54,6 +55,7 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, lines
 
 
+@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
     layout, expected = calm

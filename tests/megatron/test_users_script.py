@@ -31,6 +31,7 @@ FLAGS = (
         "0",
     ),
     *("--pipeline-model-parallel-size", "2", "--mlp-scale", "0.5", "--timing-log-level", "2", "--num-workers", "0"),
+    *("--spare-heartbeat-timeout-s", "60"),
 )
 
 
@@ -76,10 +77,12 @@ def ported(folder: Path, *, flags_first: bool) -> Path:
 def train(folder: Path, *inject: str, flags_first: bool = False) -> tuple[Job, list[dict[str, Any]]]:
     folder.mkdir()
     script = ported(folder, flags_first=flags_first)
-    job = launch(folder / "run", *FLAGS, groups=2, group_size=None, script=str(script), inject=inject)
+    shape: dict[str, Any] = {"groups": 2, "group_size": None, "beside": True}
+    job = launch(folder / "run", *FLAGS, **shape, script=str(script), inject=inject)
     return job, job.finish(timeout_s=240)
 
 
+@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
     _, calm = train(tmp_path / "calm")

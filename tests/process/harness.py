@@ -148,12 +148,12 @@ def launch(
     script: str = TOY,
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    light: bool = False,
+    beside: bool = False,
 ) -> Job:
     """Start ``spare-launch`` with its output in RUN_DIR/launch.out. Lost groups stay lost, unless ``words`` say
-    otherwise. ``light``: its ranks are few and mostly sleep, and no bound of its test is short, so that others may run
+    otherwise. ``beside``: no time of its test is short, and no moment in it is the test's own, so that others may run
     beside it."""
-    if not light:
+    if not beside:
         needs_all_cores("a job")
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [

@@ -29,7 +29,7 @@ def start(
     """A job of four groups, each shard on two."""
     shape = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.05", "--adoption")
     flags = (*shape, "--steps", str(steps), RESTARTS, back)
-    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ, light=True)
+    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ, beside=True)
 
 
 def lose_both(job: Job, step: int = 3) -> None:

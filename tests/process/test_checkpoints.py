@@ -34,8 +34,8 @@ WORDS = ("--steps", "18", "--pieces", "2", "--piece-s", "0.02", "--redundancy", 
 SEED, MOMENTS = 20, 20
 
 
-def start(run_dir: Path, *words: str, light: bool = False) -> Job:
-    return launch(run_dir, *WORDS, "--save", str(run_dir / "save"), *words, groups=2, light=light)
+def start(run_dir: Path, *words: str, beside: bool = False) -> Job:
+    return launch(run_dir, *WORDS, "--save", str(run_dir / "save"), *words, groups=2, beside=beside)
 
 
 def whole(save: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
     """The coordinator accepted it: it is neither forgotten nor removed because its new name is refused for a while."""
     places = ("checkpoint.publish", "checkpoint.published", f"{TRACKER}.write", f"{TRACKER}.rename")
     monkeypatch.setenv(VARIABLE, ";".join(f"rank:{place}=ESTALE,after=1,times=2" for place in places))
-    job = start(tmp_path, light=True)
+    job = start(tmp_path, beside=True)
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -182,7 +182,7 @@ def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
 ) -> None:
     """Again and again, each time with the record on the disk: the next one is asked again, and says so."""
     monkeypatch.setenv(VARIABLE, f"coordinator:{place}=kill,after={after}")
-    job = start(tmp_path, light=True)
+    job = start(tmp_path, beside=True)
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -202,7 +202,7 @@ def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(
 ) -> None:
     """It counts, so no other group saves again, and no other life follows: the launcher gives it its name."""
     monkeypatch.setenv(VARIABLE, "rank-0-0:checkpoint.publish=kill,after=5")
-    job = start(tmp_path, light=True)
+    job = start(tmp_path, beside=True)
     assert job.finish()[-1]["step"] == 18
     save = tmp_path / "save"
     whole(save)

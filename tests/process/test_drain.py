@@ -26,7 +26,7 @@ WORDS = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.03")
 def start(run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None) -> Job:
     """A job of four groups of one rank."""
     return launch(
-        run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ, light=True
+        run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ, beside=True
     )
 
 

@@ -138,7 +138,7 @@ def test_a_command_gets_no_file_of_this_process(tmp_path: Path) -> None:
 def begin(run_dir: Path, command: str, *words: str, **options: Any) -> Job:
     flags = ("--spare-on-event", command, "--piece-s", "0.01", *words)
     client = {"script": "tests.process.control_client", "options": ("-m",)}
-    return launch(run_dir, *flags, groups=2, light=True, **client, **options)
+    return launch(run_dir, *flags, groups=2, beside=True, **client, **options)
 
 
 def events(job: Job) -> list[dict[str, Any]]:

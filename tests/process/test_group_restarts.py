@@ -33,7 +33,7 @@ def begin() -> Iterator[Begin]:
     def make(run_dir: Path, *words: str, restarts: int = 3, toy: bool = False, inject: Sequence[str] = ()) -> Job:
         flags = ("--spare-max-group-restarts", str(restarts), *words)
         script, options = (TOY, ()) if toy else ("tests.process.control_client", ("-m",))
-        jobs.append(launch(run_dir, *flags, groups=2, script=script, options=options, inject=inject, light=True))
+        jobs.append(launch(run_dir, *flags, groups=2, script=script, options=options, inject=inject, beside=True))
         return jobs[-1]
 
     yield make

@@ -27,7 +27,7 @@ PAUSE = ("--spare-group-restart-pause-s", "0.5")
 def start(run_dir: Path, *words: str, inject: tuple[str, ...] = (), restarts: int = 3) -> Job:
     toy = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
     flags = ("--spare-max-group-restarts", str(restarts), *words)
-    return launch(run_dir, *toy, *flags, groups=GROUPS, inject=inject, light=True)
+    return launch(run_dir, *toy, *flags, groups=GROUPS, inject=inject, beside=True)
 
 
 def waiting(job: Job) -> dict[str, list[int]]:

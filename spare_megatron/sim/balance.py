@@ -116,7 +116,8 @@ class _Room:
     def _takes(self, surplus: Ints, spare: Ints) -> Ints:
         """[N] pieces that each group can take, of which it passes on as many of its own as their hosts can take."""
         others = max(1, len(self._others) - 1)
-        own, takes, theirs = (spare - surplus).astype(np.float64), spare.astype(np.float64), np.empty(self._others.shape)
+        own, takes = (spare - surplus).astype(np.float64), spare.astype(np.float64)
+        theirs = np.empty(self._others.shape)
         for _ in range(LINKS):  # a host keeps an equal share of what it takes for each of the shards that it hosts
             onward = takes.take(self._others, out=theirs, mode="clip").sum(axis=0)
             onward -= takes

@@ -30,7 +30,7 @@ from spare_megatron.sim.policy_trial import TrialResult
 from spare_megatron.sim.trials import Case
 from spare_megatron.tuner.choose import candidate, ratio_of
 from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.standbys import choose_pair
+from spare_megatron.tuner.standby_choice import choose_pair
 
 PIECES, MTBF_S, SHAPE, RESTART_S, SAVE_S, COMPUTE_S = 16, 300.0, 0.78, 3600.0, 60.0, 64.0
 REJOIN_S, TRANSFER_S, RESULT_S, SAVE_INTERVAL_S = 600.0, 300.0, 20.0, 3600.0

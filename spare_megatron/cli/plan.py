@@ -24,7 +24,7 @@ from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granulari
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.piece_size import PieceSize, with_figures, without_figures
-from spare_megatron.tuner.standbys import SHARE_MAX, Pair, choose_pair
+from spare_megatron.tuner.standby_choice import SHARE_MAX, CostedPair, choose_pair
 from spare_megatron.tuner.trace import parse_trace
 
 EXAMPLE = (
@@ -207,7 +207,7 @@ def _piece_size(
 
 def _plan(
     args: argparse.Namespace, cluster: ClusterFigures
-) -> tuple[ClusterFigures, RedundancyPlan, tuple[Pair, ...], str]:
+) -> tuple[ClusterFigures, RedundancyPlan, tuple[CostedPair, ...], str]:
     """The cluster with the standby groups that are given or chosen, the plan, the pairs that it was chosen among, and
     why not another number of standbys or the other granularity."""
     plan, pairs, why = None, (), []

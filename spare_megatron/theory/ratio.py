@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr, xlog1py, xlogy
 
-from spare_megatron.theory.adoption import Rescue, bare_chance, waiting_s
+from spare_megatron.theory.bare_shards import Rescue, bare_chance, waiting_s
 from spare_megatron.theory.endured import Floats, certain
 
 INTERVALS = 60

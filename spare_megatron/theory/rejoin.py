@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from spare_megatron.theory.adoption import Rescue, bare_chance, waiting_s
+from spare_megatron.theory.bare_shards import Rescue, bare_chance, waiting_s
 from spare_megatron.theory.catching_up import without_a_share_s
 from spare_megatron.theory.depth import bounds
 from spare_megatron.theory.endured import Floats

@@ -20,7 +20,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
 from spare_megatron.theory import depth, endured, ratio, rejoin
-from spare_megatron.theory.adoption import Rescue
+from spare_megatron.theory.bare_shards import Rescue
 from spare_megatron.theory.catching_up import RESULTS_KEPT, commits_to_admission, without_a_share_s
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 

@@ -19,13 +19,13 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.trials import Case, run_one
-from spare_megatron.theory.adoption import Rescue, bare_chance, waiting_s
+from spare_megatron.theory.bare_shards import Rescue, bare_chance, waiting_s
 from spare_megatron.theory.endured import endured
 from spare_megatron.theory.rejoin import displaced
 from spare_megatron.tuner.at_start import Measured, at_start
 from spare_megatron.tuner.choose import TIE, candidate, choose, ratio_of
 from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.standbys import choose_pair, paid
+from spare_megatron.tuner.standby_choice import choose_pair, paid
 
 GRID = Path(__file__).parents[2] / "benchmarks" / "results" / "adoption_grid.json"
 SEED = 5_521

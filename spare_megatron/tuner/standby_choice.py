@@ -22,7 +22,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Pair:
+class CostedPair:
     """A number of standby groups and a redundancy, and what they come to."""
 
     standby_groups: int
@@ -50,7 +50,7 @@ class PairPlan:
     cluster: ClusterFigures
     """With the chosen number of standby groups."""
     plan: RedundancyPlan
-    pairs: tuple[Pair, ...]
+    pairs: tuple[CostedPair, ...]
     """The cheapest of each number of standby groups that was tried; of the chosen number the chosen one."""
     reason: str
 
@@ -82,7 +82,7 @@ def choose_pair(cluster: ClusterFigures, redundancy: int | None = None, most: in
     found = search.having(min(each.standby_groups for each in search.pairs.values() if each.cost <= enough))
     plan = choose(found, redundancy, enough / paid(found))
     chosen = search.pair(found.standby_groups, plan.chosen.redundancy)
-    best: dict[int, Pair] = {}
+    best: dict[int, CostedPair] = {}
     for each in sorted(search.pairs.values(), key=lambda each: each.cost):
         best.setdefault(each.standby_groups, each)
     best[chosen.standby_groups] = chosen
@@ -97,7 +97,7 @@ class _Search:
 
     def __init__(self, cluster: ClusterFigures, redundancy: int | None, most: int) -> None:
         self._cluster, self._redundancy, self._most = cluster, redundancy, most
-        self.pairs: dict[tuple[int, int], Pair] = {}
+        self.pairs: dict[tuple[int, int], CostedPair] = {}
         self.why_none: ConfigError | None = None
         """Why the smallest number of standbys that was tried makes no progress."""
 
@@ -105,7 +105,7 @@ class _Search:
         """Fill ``pairs``."""
         r, known = self._fastest(0), {0}
         if r is None and self._most:
-            self.pairs[0, 0] = Pair(0, 0, inf, inf)
+            self.pairs[0, 0] = CostedPair(0, 0, inf, inf)
             r, known = self._fastest(self._most), {0, self._most}
         for _ in range(ROUNDS):
             if r is None:
@@ -124,17 +124,17 @@ class _Search:
         """The cluster with so many standby groups."""
         return replace(self._cluster, standby_groups=count)
 
-    def pair(self, count: int, redundancy: int) -> Pair:
+    def pair(self, count: int, redundancy: int) -> CostedPair:
         """This pair, which is kept."""
         key = count, redundancy
         if key not in self.pairs:
             cluster = self.having(count)
             time = ratio_of(candidate(cluster, redundancy))
-            self.pairs[key] = Pair(count, redundancy, time, time * paid(cluster))
+            self.pairs[key] = CostedPair(count, redundancy, time, time * paid(cluster))
         return self.pairs[key]
 
     @property
-    def _cheapest(self) -> Pair:
+    def _cheapest(self) -> CostedPair:
         return min(self.pairs.values(), key=lambda each: each.cost)
 
     def _climbed(self, count: int, start: int) -> int:
@@ -159,7 +159,7 @@ class _Search:
             return None
         for each in plan.allowed:
             time = ratio_of(each)
-            self.pairs[count, each.redundancy] = Pair(count, each.redundancy, time, time * paid(cluster))
+            self.pairs[count, each.redundancy] = CostedPair(count, each.redundancy, time, time * paid(cluster))
         return min(plan.allowed, key=ratio_of).redundancy
 
 
@@ -169,7 +169,7 @@ def _numbers(most: int) -> Sequence[int]:
     return sorted({each for each in (1, *steps, most) if 1 <= each <= most})
 
 
-def _why(chosen: Pair, pairs: Sequence[Pair], cluster: ClusterFigures) -> str:
+def _why(chosen: CostedPair, pairs: Sequence[CostedPair], cluster: ClusterFigures) -> str:
     """Why so many standbys, in a clause."""
     if not chosen.standby_groups:
         others = [each for each in pairs if each.standby_groups]

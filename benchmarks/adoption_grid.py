@@ -100,7 +100,7 @@ def row(cell: Cell, trials: list[TrialResult], predicted: float) -> dict[str, ob
 
 
 def errors(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The largest and the mean absolute error of the prediction, for each r with and without adoption."""
+    """The mean error of the prediction and the largest in size, signed, for each r with and without adoption."""
     found: list[dict[str, object]] = []
     for redundancy, adopts in sorted({(int(str(one["redundancy"])), one["adopt_s"] is not None) for one in rows}):
         those = [one for one in rows if (one["redundancy"], one["adopt_s"] is not None) == (redundancy, adopts)]

@@ -62,6 +62,14 @@ def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = 
     return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
 
 
+def until_told(*flags: str, groups: int | None = None) -> tuple[str, ...]:
+    """The command of a job of groups of one rank that trains until it is told to leave, and is not queued again. With
+    ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
+    number = () if groups is None else ("--num-groups", str(groups))
+    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
+    return (*OWN, "--no-requeue", "--group-size", "1", *number, *toy)
+
+
 def lives(job: SlurmJob) -> list[tuple[int, int]]:
     """(life, step) of every committed step."""
     return [(line["life"], line["step"]) for line in job.metrics]
@@ -128,19 +136,7 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
 
 @pytest.mark.beside_others
 def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    words = (
-        *OWN,
-        "--no-requeue",
-        "--group-size",
-        "1",
-        *TOY,
-        "--steps",
-        "2000",
-        "--piece-s",
-        "0.1",
-        "--redundancy",
-        "2",
-    )
+    words = until_told("--redundancy", "2")
     job = submit(cluster, tmp_path, words, nodes=2, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -158,19 +154,7 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
 @pytest.mark.beside_others
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
     """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
-    words = (
-        *OWN,
-        "--no-requeue",
-        "--group-size",
-        "1",
-        "--num-groups",
-        "3",
-        *TOY,
-        "--steps",
-        "3000",
-        "--piece-s",
-        "0.1",
-    )
+    words = until_told(groups=3)
     job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -194,21 +178,7 @@ def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_pat
 @pytest.mark.beside_others
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
     """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
-    words = (
-        *OWN,
-        "--no-requeue",
-        "--group-size",
-        "1",
-        "--num-groups",
-        "3",
-        *TOY,
-        "--steps",
-        "3000",
-        "--piece-s",
-        "0.1",
-        "--redundancy",
-        "3",
-    )
+    words = until_told("--redundancy", "3", groups=3)
     job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -229,20 +199,7 @@ def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, 
 
 @pytest.mark.full
 def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    words = (
-        *OWN,
-        "--no-requeue",
-        "--group-size",
-        "1",
-        "--num-groups",
-        "2",
-        *TOY,
-        "--steps",
-        "3000",
-        "--piece-s",
-        "0.1",
-    )
-    words = (*words, "--redundancy", "2", "--spare-group-restart-pause-s", "0")
+    words = until_told("--redundancy", "2", "--spare-group-restart-pause-s", "0", groups=2)
     job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=3, ranks=1)
     job.until_step(2)
     for again in (1, 2, 3):

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 START_PATIENCE_S = 30.0
 """How long a process that starts waits for a disk that fails."""
+END_PATIENCE_S = 30.0
+"""How long a job that is over waits for a disk that fails to take its last records."""
 FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 1.0
 """The first pause between two attempts, and the longest; each pause is twice the one before."""

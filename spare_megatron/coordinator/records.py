@@ -22,7 +22,7 @@ import psutil
 
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.disk import SideFiles
+from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
@@ -36,8 +36,6 @@ from spare_megatron.observe.iteration_line import IterationLines, evaluation_lin
 from spare_megatron.observe.metrics import MetricsBook, RealPieces
 
 LOSSES_SHOWN = 5
-END_PATIENCE_S = 30.0
-"""How long a job that is over waits for a failing disk to take its last records."""
 
 
 PAUSE_S, PAUSE_MAX_S = 2.0, 8.0

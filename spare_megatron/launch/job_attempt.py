@@ -61,14 +61,16 @@ class Life:
         number: int,
         memory: LaunchMemory,
         say: Callable[[str], None],
+        side: SideFiles,
         stopped_hard: asyncio.Event,
     ) -> None:
-        """``say`` shows one line to the user, behind the launcher's name. ``stopped_hard`` ends the life at once."""
+        """``say`` shows one line to the user, behind the launcher's name. ``side`` writes processes.json.
+        ``stopped_hard`` ends the life at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
         self._memory, self._say, self._stopped_hard = memory, say, stopped_hard
         security = Security(self._dir.token(create=True), launch.tls_dir)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
-        self._side = SideFiles(say)
+        self._side = side
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
         self._ending = False

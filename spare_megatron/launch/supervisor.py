@@ -7,13 +7,13 @@ it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
+from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import Life
 from spare_megatron.launch.life_report import ended_life, forget_last_life
@@ -37,6 +37,7 @@ class Supervisor:
         self._stopped_hard = asyncio.Event()
         most, pause_s = launch.max_group_restarts, launch.group_restart_pause_s
         self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
+        self._side = SideFiles(self._say)
         self._life: Life | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
@@ -58,8 +59,8 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(OSError):  # nobody decides by it, and the job is over
-                publish_processes(self._dir.processes, None, ())
+            self._side.write(self._dir.processes.name, lambda: publish_processes(self._dir.processes, None, ()))
+            self._side.settle(0.0 if self._stopped_hard.is_set() else END_PATIENCE_S)
             self._dir.sweep()
             lock.release()
 
@@ -67,7 +68,8 @@ class Supervisor:
         number, idle = 1, 0
         while True:
             forget_last_life(self._dir)
-            life = self._life = Life(self._launch, processes, number, self._memory, self._say, self._stopped_hard)
+            memory, say, hard = self._memory, self._say, self._stopped_hard
+            life = self._life = Life(self._launch, processes, number, memory, say, self._side, hard)
             code = await life.run(self._stop_reason)
             decision = await self._decide(life, code, idle)
             if decision.sentence:

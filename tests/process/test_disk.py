@@ -315,15 +315,25 @@ def test_standard_output_on_a_full_disk(job: Callable[..., ControlJob]) -> None:
 # ------------------------------------------------------------------------------------------------------ spare-launch
 
 
-def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    places = ("processes.json.write", "processes.json.rename", "summary.json.read", "coordinator.json.read")
+def launched(run_dir: Path, faults: str, flags: str) -> str:
+    """What spare-launch writes over a job of two groups that ends in order."""
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2"]
-    command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *FLAGS.split()]
-    spec = faults(tuple(f"launch:{place}" for place in places), "ESTALE", f",for_s={OUTAGE_S}")
-    environment = {**os.environ, VARIABLE: f"{spec};launch:processes.log=ENOSPC,times=2;launch:token.write=EIO,times=1"}
+    command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *flags.split()]
+    environment = {**os.environ, VARIABLE: faults}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == ExitCode.FINISHED, done.stdout + done.stderr
     assert done.stdout.count("spare-launch: processes.json cannot be written: ESTALE") == 1, done.stdout
-    assert done.stdout.count("spare-launch: processes.json is written again") == 1
+    assert done.stdout.count("spare-launch: processes.json is written again") == 1, done.stdout
     assert read_json(run_dir / "processes.json") == {"coordinator": {"pid": None}, "ranks": [], "waiting": []}
+    return done.stdout
+
+
+def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
+    places = ("processes.json.write", "processes.json.rename", "summary.json.read", "coordinator.json.read")
+    spec = faults(tuple(f"launch:{place}" for place in places), "ESTALE", f",for_s={OUTAGE_S}")
+    launched(tmp_path, f"{spec};launch:processes.log=ENOSPC,times=2;launch:token.write=EIO,times=1", FLAGS)
+
+
+def test_spare_launch_writes_at_its_end_what_could_not_be_written_before(tmp_path: Path) -> None:
+    written = launched(tmp_path, f"launch:processes.json.write=ESTALE,for_s={LONG_OUTAGE_S}", "--steps 3")
+    assert written.index("the coordinator leaves") < written.index("processes.json is written again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from spare_megatron.launch.restart_policy import Obstacles, RestartDecision, aft
 
 SIGNALS_WAIT_S = 0.05
 """A pause after work that blocked the event loop, in which signals that came meanwhile are handled."""
+SETTLE_PAUSE_S = 0.5
+"""The pause between two attempts to write what could not be written, at the end."""
 NO_QUEUE = Obstacles(queue="start the same command again, with --load as --save, to go on")
 """On one machine another life can always begin, but there is no queue: only the user can start the job again."""
 
@@ -60,9 +63,17 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._side.write(self._dir.processes.name, lambda: publish_processes(self._dir.processes, None, ()))
-            self._side.settle(0.0 if self._stopped_hard.is_set() else END_PATIENCE_S)
+            await self._settle()
             self._dir.sweep()
             lock.release()
+
+    async def _settle(self) -> None:
+        """Wait for a disk that fails to take the last list of processes, unless a second signal says to end at once."""
+        deadline_s = time.monotonic() + END_PATIENCE_S
+        while self._dir.path.is_dir() and time.monotonic() < deadline_s and not self._stopped_hard.is_set():
+            if self._side.retry():
+                return
+            await asyncio.sleep(SETTLE_PAUSE_S)
 
     async def _lives(self, processes: Processes) -> ExitCode:
         number, idle = 1, 0

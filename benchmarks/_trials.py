@@ -92,14 +92,18 @@ def options(doc: str, steps: int = 10_000, trials: int = 3) -> argparse.Argument
 
 
 def outcomes(
-    args: argparse.Namespace, cases: Sequence[Case]
+    args: argparse.Namespace, cases: Sequence[Case], counts: Sequence[int] = ()
 ) -> tuple[list[list[TrialResult]], dict[str, object]] | None:
     """The outcomes of every case's trials for this command line, and the config for the report; None when the time
-    limit was reached."""
+    limit was reached. ``counts``: how many trials each case has, where that differs."""
     seeds = range(args.seed, args.seed + args.trials)
+    jobs = [
+        [(case, args.seed + n) for n in range(count)]
+        for case, count in zip(cases, counts or [args.trials] * len(cases), strict=True)
+    ]
     began = time.perf_counter()
     trials = Trials(args.resume, args.workers)
-    if not trials.run(((case, seed) for case in cases for seed in seeds), args.limit_s):
+    if not trials.run((job for of_case in jobs for job in of_case), args.limit_s):
         return None
     config = {
         "steps": args.steps,
@@ -108,7 +112,7 @@ def outcomes(
         "cpu_s": round(trials.cpu_s),
         "wall_s": round(time.perf_counter() - began),
     }
-    return [[trials[case, seed] for seed in seeds] for case in cases], config
+    return [[trials[job] for job in of_case] for of_case in jobs], config
 
 
 def mean_ratio(outcomes: Sequence[TrialResult]) -> float:

@@ -2,11 +2,12 @@
 by the simulator, which has the real controller; beside it what spare-plan predicts, and the pair that it chooses.
 
     python benchmarks/adoption_grid.py [--groups N ...] [--redundancy r ...] [--standbys s ...] [--adopt-s S]
-                                       [--steps n] [--trials n] [--workers n] [--resume FILE]
+                                       [--steps n] [--trials n] [--trials-of-two n] [--workers n] [--resume FILE]
 
 The published cluster (600 GPUs a group, a loss every 300 s); pieces of 1/16 shard; a lost group could take the state
 after ``rejoin_s``, which then takes ``transfer_s`` and each result ``result_s``; saves every ``save_interval_s``; means
-over the seeds. Standbys are groups beyond N: a row's ``time_to_train`` leaves out what they cost.
+over the seeds, of which cells with two hosts a shard have more, because a few wipe-outs make their times. Standbys are
+groups beyond N: a row's ``time_to_train`` leaves out what they cost.
 
 ``choices`` have, for each price of an idle GPU (0: a standby costs nothing, 1: as much as a group that trains), the
 pair that spare-plan chooses among as many standbys as the grid has, simulated, and how much more it costs, in percent,
@@ -130,6 +131,7 @@ def main() -> None:
     parser.add_argument("--standbys", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--adopt-s", type=float, default=120.0, help="seconds in which a shard is opened")
     parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument("--trials-of-two", type=int, default=8, help="of cells with two hosts a shard")
     args = parser.parse_args()
     ways = tuple(product(args.groups, (None, args.adopt_s)))
     cells: list[Cell] = [(n, r, s, adopt_s) for n, adopt_s in ways for r in args.redundancy for s in args.standbys]
@@ -140,7 +142,8 @@ def main() -> None:
         choice = (groups, pair.plan.chosen.redundancy, pair.cluster.standby_groups, adopt_s)
         chosen[groups, adopt_s, price, given] = choice
     every = list(dict.fromkeys([*cells, *chosen.values()]))
-    found = outcomes(args, [case(cell, args.steps, args.jitter) for cell in every])
+    counts = [args.trials_of_two if cell[1] == 2 else args.trials for cell in every]
+    found = outcomes(args, [case(cell, args.steps, args.jitter) for cell in every], counts)
     if found is None:
         return
     rows: dict[Cell, dict[str, object]] = {}
@@ -172,7 +175,10 @@ def main() -> None:
         )
     config = {
         **found[1],
-        **{key: getattr(args, key) for key in ("groups", "redundancy", "standbys", "adopt_s", "jitter")},
+        **{
+            key: getattr(args, key)
+            for key in ("groups", "redundancy", "standbys", "adopt_s", "jitter", "trials_of_two")
+        },
         "rejoin_s": REJOIN_S,
         "transfer_s": TRANSFER_S,
         "result_s": RESULT_S,

@@ -26,7 +26,7 @@ from spare_megatron.controller import rebalance
 from spare_megatron.controller.assign import Assignment, first_assignment
 from spare_megatron.controller.relief import ROUNDS
 from spare_megatron.placement import Placement, build_placement
-from spare_megatron.sim.balance import completion_s
+from spare_megatron.sim.balance import Completion
 
 CASES = [
     (groups, redundancy, pieces, jitter, slow)
@@ -52,12 +52,16 @@ def played_s(per_piece: NDArray[np.float64], where: Placement, standing: Assignm
             free_s[group] = max(free_s[group] + begun * per_piece[group], now_s)
             del plan[:begun]
         paces = {group: (len(plan), float(per_piece[group])) for group, plan in plans.items()}
-        asked = rebalance.wanted(paces, plans.__getitem__, hosts)
-        given = {group: plans[group][-count:] for group, count in asked.items()}
+
+        def movable(group: int) -> list[int]:
+            return rebalance.first_given([plans[group]], pieces)
+
+        asked = rebalance.wanted(paces, movable, hosts)
+        given = {group: movable(group)[:count] for group, count in asked.items()}
         if not given:
             break
         for group, some in given.items():
-            del plans[group][-len(some) :]
+            plans[group] = [piece for piece in plans[group] if piece not in some]
         for group, more in rebalance.shared_out(given, paces, hosts).items():
             plans[group] += more
     return float(max(free_s[g] + len(plans[g]) * per_piece[g] for g in plans))
@@ -73,7 +77,7 @@ def compared(groups: int, redundancy: int, pieces: int, jitter: float, slow: int
         per_piece[draws.choice(groups, slow, replace=False)] *= 2
         alone.append(float(per_piece.max()) * pieces)
         everybody = np.ones(groups, dtype=np.bool_)
-        model.append(completion_s(pieces * per_piece, per_piece, everybody, standing.units, where, 0.0))
+        model.append(Completion(pieces * per_piece, per_piece, everybody, standing.units, where, 0.0).time_s())
         played.append(played_s(per_piece, where, standing))
     return {
         "gain": fmean(played) / fmean(alone),

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.balance import completion_s
+from spare_megatron.sim.balance import Completion
 from tests.process.harness import launch
 from tests.process.sleeping_pipeline import drawn
 
@@ -92,7 +92,9 @@ def _jittered(redundancy: int, found: dict[str, list[list[float]]], piece_s: flo
     for step in range(2, STEPS + 1):
         paces = np.array([piece_s * drawn(JITTER, group, step) for group in range(GROUPS)])
         alone.append(float(paces.max()) * (PIECES + stages - 1))
-        relieved.append(completion_s(paces * PIECES, paces, alive, pieces, placement, 0.0) + (stages - 1) * paces.max())
+        relieved.append(
+            Completion(paces * PIECES, paces, alive, pieces, placement, 0.0).time_s() + (stages - 1) * paces.max()
+        )
     measured = {kind: statistics.fmean(step for job in jobs for step in job[1:]) for kind, jobs in found.items()}
     return {
         "what": "jitter of 20 % drawn in each step",

@@ -157,7 +157,12 @@ def parser() -> argparse.ArgumentParser:
         help="groups adopt a shard that has lost its last host, and open its data in S seconds (default: the job "
         "restarts)",
     )
-    add("--balance", action="store_true", help="slow groups give pieces to faster ones during a step")
+    add("--balance", action="store_true", help="slow groups give pieces to faster ones during a step (a model of it)")
+    add(
+        "--relief",
+        action="store_true",
+        help="the same, decided by the controller in each step; at 1000 groups it takes some tenths of a second a step",
+    )
     add("--async-save", action="store_true", help="a save does not stop training")
     add(
         "--trace",
@@ -221,6 +226,7 @@ def case_of(args: argparse.Namespace) -> Case:
         restart_after=args.restart_after,
         standby_groups=args.standby_groups,
         balance=args.balance,
+        relief=args.relief,
         async_save=args.async_save,
         adopt_s=args.adopt_s,
         reading=Reading(replication_rebuilds=args.rebuild_s is not None),

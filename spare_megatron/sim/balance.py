@@ -27,45 +27,70 @@ LINKS = 8
 """Longest chain that is looked at."""
 
 
-def completion_s(
-    finish: Floats, per_piece: Floats, alive: NDArray[np.bool_], units: Ints, placement: Placement, earliest: float
-) -> float:
-    """The time at which every piece is computed, in seconds.
+class Completion:
+    """When every piece of a step is computed."""
 
-    Args:
-        finish: [N] times at which the groups would be done without giving pieces up.
-        per_piece: [N] seconds per piece.
-        alive: [N] whether a group lives.
-        units: [L, N] pieces as in an assignment; without rows every group hosts every shard.
-        placement: which groups host which shard.
-        earliest: time before which groups do not report; they report when the first one is done, at the earliest then.
-    """
-    own = finish[alive]
-    report = max(earliest, float(own.min()))
-    left = np.where(alive, np.floor(np.maximum(finish - report, 0.0) / per_piece + 1e-9), 0).astype(np.int64)
-    free_at = np.maximum(finish - left * per_piece, report)
-    low, high = float(free_at[alive].max()), float(own.max())
+    def __init__(
+        self,
+        finish: Floats,
+        per_piece: Floats,
+        alive: NDArray[np.bool_],
+        units: Ints,
+        placement: Placement,
+        earliest: float,
+    ) -> None:
+        """
+        Args:
+            finish: [N] times at which the groups would be done without giving pieces up, in seconds.
+            per_piece: [N] seconds per piece.
+            alive: [N] whether a group lives.
+            units: [L, N] pieces as in an assignment; without rows every group hosts every shard.
+            placement: which groups host which shard.
+            earliest: time before which groups do not report; they report when the first one is done, at the earliest
+                then.
+        """
+        own = finish[alive]
+        report = max(earliest, float(own.min()))
+        left = np.where(alive, np.floor(np.maximum(finish - report, 0.0) / per_piece + 1e-9), 0).astype(np.int64)
+        self._free_at = np.maximum(finish - left * per_piece, report)
+        self._alive, self._per_piece, self._left = alive, per_piece, left
+        self._units, self._placement = units, placement
+        low, self._high_s, total = float(self._free_at[alive].max()), float(own.max()), left.sum()
+        self.least_s = _earliest(low, self._high_s, lambda until_s: bool(self._slots(until_s).sum() >= total))
+        """The time at which all could be done if every group hosted every shard: never after :meth:`time_s`."""
 
-    def slots(until_s: float) -> Ints:
-        room = np.floor((until_s - free_at) / per_piece + 1e-9)
-        return np.where(alive, np.maximum(room, 0.0), 0.0).astype(np.int64)
-
-    total = left.sum()
-    bound = _earliest(low, high, lambda until_s: bool(slots(until_s).sum() >= total))
-    if not len(units):
-        return bound
-    room = _Room(left, units, placement)
-    more = STEP * float(np.median(per_piece[alive]))
-    finest, below = more, bound
-    while bound < high and not room.fits(slots(bound)):
-        below, bound, more = bound, min(bound + more, high), 2 * more
-    while bound - below > finest:
-        middle = (below + bound) / 2
-        if room.fits(slots(middle)):
-            bound = middle
+    def time_s(self, near_s: float = 0.0) -> float:
+        """The time at which every piece is computed, in seconds; looked for first at ``near_s`` after the least."""
+        if not len(self._units):
+            return self.least_s
+        room = _Room(self._left, self._units, self._placement)
+        finest = more = STEP * float(np.median(self._per_piece[self._alive]))
+        bound = min(self.least_s + near_s, self._high_s)
+        below = self.least_s
+        if room.fits(self._slots(bound)):
+            while bound > self.least_s:
+                lower = max(bound - more, self.least_s)
+                if not room.fits(self._slots(lower)):
+                    below = lower
+                    break
+                bound, more = lower, 2 * more
         else:
-            below = middle
-    return bound
+            below, bound = bound, min(bound + more, self._high_s)
+            while bound < self._high_s and not room.fits(self._slots(bound)):
+                more *= 2
+                below, bound = bound, min(bound + more, self._high_s)
+        while bound - below > finest:
+            middle = (below + bound) / 2
+            if room.fits(self._slots(middle)):
+                bound = middle
+            else:
+                below = middle
+        return bound
+
+    def _slots(self, until_s: float) -> Ints:
+        """[N] how many pieces every group has time for."""
+        room = np.floor((until_s - self._free_at) / self._per_piece + 1e-9)
+        return np.where(self._alive, np.maximum(room, 0.0), 0.0).astype(np.int64)
 
 
 def _earliest(low: float, high: float, enough: Callable[[float], bool]) -> float:
@@ -83,7 +108,7 @@ class _Room:
     """Whether the hosts of what groups cannot compute themselves can take it, assigned layer by layer."""
 
     def __init__(self, left: Ints, units: Ints, placement: Placement) -> None:
-        """``left``: [N] how many pieces groups have; ``units`` and ``placement``: see :func:`completion_s`."""
+        """``left``: [N] how many pieces groups have; ``units`` and ``placement``: see :class:`Completion`."""
         layers, rows = placement.by_layer, np.flatnonzero(units.any(axis=1))
         self._hosts, self._real = layers.hosts, layers.real
         self._left, self._left_float = left, left.astype(np.float64)

@@ -132,7 +132,9 @@ class Policy:
     """Number of losses after which a planned restart brings all groups back; None means never."""
     standby_groups: int = 0
     balance: bool = False
-    """Slow groups give pieces to faster ones during a step."""
+    """Slow groups give pieces to faster ones during a step, as a model has it."""
+    relief: bool = False
+    """The same, as the controller decides it in each step."""
     async_save: bool = False
     """A save does not stop the training."""
     adopt_s: float | None = None
@@ -166,6 +168,11 @@ class Policy:
                 )
         if self.adopt_s is not None:
             _not_negative("--adopt-s", self.adopt_s)
+        if self.balance and self.relief:
+            raise ConfigError(
+                "--balance is a model of what --relief decides in each step, so only one of them can be given; use "
+                "--balance for jobs of many steps"
+            )
         if self.restart_after is not None and not 1 <= self.restart_after < cluster.num_groups:
             raise ConfigError(
                 f"--restart-after {self.restart_after} must lie in 1..{cluster.num_groups - 1}, as there are "
@@ -181,6 +188,7 @@ class Policy:
             "--standby-groups": self.standby_groups > 0,
             "--restart-after": self.restart_after is not None,
             "--balance": self.balance,
+            "--relief": self.relief,
             "--adopt-s": self.adopt_s is not None,
             "--inject": bool(self.injections),
         }

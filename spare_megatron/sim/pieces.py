@@ -2,14 +2,14 @@
 again, and returning groups and standbys are admitted with commits.
 
 A group computes its pieces one after the other, with a speed drawn for this step. With ``balance`` slow groups give
-pieces up inside a step, and those that are slow for long get a smaller share of each step, by the controller's own
-measure. At a death the controller is told how
-many pieces each group has done; groups compute their pieces of the patch after their own. The reduction starts when the
-last live group is done and the communicators are rebuilt, and starts again after a death during it. A returning
-group is offered the state with the next commit and takes it from its donors (``transfers``), while nobody waits for
-it; without a transfer it has it within the step after that one, and is admitted with that step's commit. Where a shard
-has lost its last host, groups adopt it, whose pieces wait until they have opened it, or a returning group that hosts it
-is called at once.
+pieces up inside a step, as a model has it, with ``relief`` as the controller decides (``relieved_steps``); with both
+those that are slow for long get a smaller share of each step, by the controller's own measure. At a death the
+controller is told how many pieces each group has done; groups compute their pieces of the patch after their own. The
+reduction starts when the last live group is done and the communicators are rebuilt, and starts again after a death
+during it. A returning group is offered the last committed state and takes it from its donors (``transfers``), while
+nobody waits for it; without a transfer it has it at once, and is admitted with the next commit. Where a shard has lost
+its last host, groups adopt it, whose pieces wait until they have opened it, or a returning group that hosts it is
+called at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.sim.balance import completion_s
+from spare_megatron.sim.balance import Completion
 from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
+from spare_megatron.sim.relieved_steps import RelievedSteps
 from spare_megatron.sim.script import Script
 from spare_megatron.sim.transfers import GRACE_S, Transfers
 
@@ -37,7 +38,10 @@ class PiecesEngine(PolicyTrial):
         self.arriving: list[int] = []
         self.leaving = False
         self._transfers = Transfers(self.cluster, self.control) if self.cluster.transfer_s > 0 else None
+        self._relief = RelievedSteps(self.control) if self.policy.relief else None
         self._script = Script(self.policy.injections)
+        self._after_least_s = 0.0
+        """How much later than the least time the pieces of the last step were done, with ``balance``."""
 
     def _spec(self) -> JobSpec:
         policy = self.policy
@@ -62,10 +66,13 @@ class PiecesEngine(PolicyTrial):
             if not self._deaths(began, self._hit(held), total, per_piece, finish):
                 return False
             ready = began + self.cluster.rebuild_s
-        done = self._reduced(finish, ready, per_piece)
-        step = self.control.state.step_in_flight
-        self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
-        while (at := min(self.failures.first, self.returns.next_s, self._transferred_s(finish, ready))) <= done:
+        if self.policy.injections:
+            step, done = self.control.state.step_in_flight, self._reduced(finish, ready, per_piece)
+            self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
+        at = began
+        while (at := self._next_s(at, total, finish, per_piece, ready)) <= (
+            done := self._reduced(finish, ready, per_piece, at)
+        ):
             at = max(at, began)
             for group in self.returns.repaired(at):
                 self._arrive(group)
@@ -76,28 +83,54 @@ class PiecesEngine(PolicyTrial):
                 return False
             if dead or changed:
                 ready = at + self.cluster.rebuild_s
-            done = self._reduced(finish, ready, per_piece)
+            if self._relief is not None and self._relief.next_s(at, total, finish, per_piece) <= at:
+                self._relief.look(at, total, finish, per_piece)
         self.tally.slowest_s += max(0.0, done - self.cluster.reduce_s - began - mean_s)
         self.tally.work += float(total.max()) / self.policy.pieces_per_shard
         self.now_s = done
         self._commit()
-        if self.policy.balance:
+        if self.policy.balance or self.policy.relief:
             self.control.measured(per_piece)
         return True
 
     def _hit(self, groups: list[int]) -> list[int]:
         return self.bury(groups)
 
-    def _reduced(self, finish: NDArray[np.float64], ready: float, per_piece: NDArray[np.float64]) -> float:
-        """The time at which the reduction ends if no further group dies."""
+    def _next_s(
+        self,
+        now_s: float,
+        total: NDArray[np.int64],
+        finish: NDArray[np.float64],
+        per_piece: NDArray[np.float64],
+        ready: float,
+    ) -> float:
+        """When the next group dies, is repaired, holds another step, or runs out of pieces."""
+        relieved_s = np.inf if self._relief is None else self._relief.next_s(now_s, total, finish, per_piece)
+        return min(self.failures.first, self.returns.next_s, self._transferred_s(finish, ready), relieved_s)
+
+    def _reduced(
+        self, finish: NDArray[np.float64], ready: float, per_piece: NDArray[np.float64], at: float = np.inf
+    ) -> float:
+        """The time at which the reduction ends if no further group dies; where that is certainly not before ``at``, any
+        earlier time that is not before it."""
         last = float(finish.max())
-        if self.policy.balance:
-            standing = self.control.state.standing
-            assert standing is not None
-            units, where = standing.assignment.units, self.control.state.where
-            last = min(last, completion_s(finish, per_piece, self.alive, units, where, ready))
         waited_s = 0.0 if self._transfers is None else self._transfers.waited_for_s()
-        return max(last, ready, min(waited_s, max(last, ready) + GRACE_S)) + self.cluster.reduce_s
+
+        def ends(computed_s: float) -> float:
+            begins = max(computed_s, ready)
+            return max(begins, min(waited_s, begins + GRACE_S)) + self.cluster.reduce_s
+
+        if not self.policy.balance:
+            return ends(last)
+        standing = self.control.state.standing
+        assert standing is not None
+        units, where = standing.assignment.units, self.control.state.where
+        completion = Completion(finish, per_piece, self.alive, units, where, ready)
+        if at <= (least := ends(min(last, completion.least_s))):
+            return least
+        computed_s = completion.time_s(self._after_least_s)
+        self._after_least_s = computed_s - completion.least_s
+        return ends(min(last, computed_s))
 
     # ---- state on its way
 

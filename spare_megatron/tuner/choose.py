@@ -21,7 +21,7 @@ from spare_megatron.placement.overlap import overlap_bound
 from spare_megatron.placement.rulers import absent
 from spare_megatron.theory import depth, endured, ratio, rejoin
 from spare_megatron.theory.bare_shards import Rescue
-from spare_megatron.theory.catching_up import RESULTS_KEPT, commits_to_admission, without_a_share_s
+from spare_megatron.theory.catching_up import RESULTS_KEPT, mean_commits_to_admission, without_a_share_s
 from spare_megatron.tuner.cluster_figures import ClusterFigures
 
 TIE = 0.005
@@ -309,7 +309,7 @@ def _return(cluster: ClusterFigures, chosen: Candidate) -> str:
 def check_transfer(cluster: ClusterFigures) -> None:
     """Raise ConfigError where lost groups would start and never catch up."""
     step_s = cluster.compute_s + cluster.reduce_s
-    if cluster.rejoin_s is None or commits_to_admission(cluster.transfer_s, cluster.result_s, step_s) < inf:
+    if cluster.rejoin_s is None or mean_commits_to_admission(cluster.transfer_s, cluster.result_s, step_s) < inf:
         return
     if cluster.result_s >= step_s:
         raise ConfigError(

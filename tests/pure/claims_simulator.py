@@ -81,7 +81,24 @@ def simulator_table() -> Iterator[Claim]:
         extra = {"redundancy": 7} if policy == "microbatch" else {}
         figures = tuple(table("ratio", policy=policy, groups=groups, **extra) for groups in (200, 600, 1000))
         yield Claim(page, f"| {words} | {{}} | {{}} | {{}} |", figures)
+    yield from _relieved(page)
     yield from _turned_around(page, table)
+
+
+def _relieved(page: str) -> Iterator[Claim]:
+    """Jobs whose slow groups are relieved by the controller itself."""
+    jobs = Results("relieved_jobs.json")
+    for words, way, stragglers in (
+        ("no relief", "alone", 0),
+        ("the model, `--balance`", "model", 0),
+        ("the controller, `--relief`", "relief", 0),
+        ("the controller, three groups twice as slow in all steps", "relief", 3),
+    ):
+        row = {"way": way, "stragglers": stragglers}
+        figures = tuple(jobs("time_to_train", groups=groups, **row) for groups in (200, 600, 1000))
+        yield Claim(page, f"| {words} | {{}} | {{}} | {{}} |", figures)
+    spent = jobs("cpu_s_per_step", groups=1000, way="relief", stragglers=0)
+    yield Claim(page, "`--relief` takes {} s of CPU for a step of 1000 groups", (spent,))
 
 
 def _turned_around(page: str, table: Results) -> Iterator[Claim]:

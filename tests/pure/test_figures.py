@@ -220,7 +220,6 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/theory.md", "| planned restart | | |" + " {} / {} |" * 7),
         ("docs/theory.md", "up to 16% too low where a restart comes every few losses (r = 3): clocks of shape 0.78"),
         ("docs/theory.md", "both agree within 3%"),
-        ("docs/theory.md", "took 1.43, for which 1.31"),
         ("docs/theory.md", "are 14% too low at r = 2, 10% too low to 1% too high at 3, and 0 to 3% too low"),
         ("docs/theory.md", "## 6. Failure domains (`placement/domains.py`)"),
         ("docs/when_a_gpu_dies.md", "## The timeline"),

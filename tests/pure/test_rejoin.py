@@ -14,7 +14,11 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.sim.cluster import Cluster, Policy
 from spare_megatron.sim.trials import Case, run_one
-from spare_megatron.theory.catching_up import commits_to_admission, without_a_share_s
+from spare_megatron.theory.catching_up import (
+    commits_to_admission,
+    mean_commits_to_admission,
+    without_a_share_s,
+)
 from spare_megatron.theory.idle import without_work
 from spare_megatron.theory.patched_step import at_random, evenly, patched_step
 from spare_megatron.theory.ratio import binomial
@@ -84,33 +88,44 @@ def test_a_step_with_patches(spread: object, rebuild: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transfer_s", "result_s", "commits"),
+    ("transfer_s", "result_s", "left_s", "commits"),
     [
-        (0.0, 0.0, 1),
-        (1.0, 0.0, 2),
-        (25.0, 0.0, 3),
-        (25.0, 5.0, 4),
-        (25.0, 9.0, 16),
-        (25.0, 10.0, inf),
-        (170.0, 0.0, inf),
+        (0.0, 0.0, 5.0, 1),
+        (1.0, 0.0, 5.0, 2),
+        (9.0, 0.0, 5.0, 2),
+        (25.0, 0.0, 5.0, 3),
+        (25.0, 0.0, 4.9, 4),
+        (25.0, 5.0, 5.0, 5),
+        (25.0, 5.0, 10.0, 4),
+        (25.0, 9.0, 5.0, 21),
+        (25.0, 10.0, 5.0, inf),
+        (170.0, 0.0, 5.0, inf),
     ],
 )
-def test_commits_until_a_learner_is_admitted(transfer_s: float, result_s: float, commits: float) -> None:
-    assert commits_to_admission(transfer_s, result_s, 10.0) == commits
+def test_commits_until_a_learner_is_admitted(transfer_s: float, result_s: float, left_s: float, commits: float) -> None:
+    assert commits_to_admission(transfer_s, result_s, 10.0, left_s) == commits
     if 1 < commits < inf:
         held = transfer_s
-        for step in range(1, 100):
-            if held <= step * 10.0 and step >= 2:
+        for step in range(2, 100):
+            result_at_s = left_s + (step - 2) * 10.0
+            held = max(held, result_at_s) + result_s
+            if held <= result_at_s + 10.0:
                 break
-            held = max(held, step * 10.0) + result_s
         assert step == commits
+
+
+@pytest.mark.parametrize(("transfer_s", "result_s"), [(0.0, 0.0), (1.0, 0.5), (9.0, 3.0), (25.0, 0.0), (93.0, 7.0)])
+def test_the_mean_over_the_moments_of_a_step(transfer_s: float, result_s: float) -> None:
+    moments = np.linspace(0.0, 10.0, 20001)
+    mean = np.mean([commits_to_admission(transfer_s, result_s, 10.0, left_s) for left_s in moments])
+    assert mean_commits_to_admission(transfer_s, result_s, 10.0) == pytest.approx(mean, rel=1e-3)
 
 
 def test_who_is_lost_while_it_learns_is_away_for_longer() -> None:
     calm = without_a_share_s(100.0, 50.0, 1.0, 10.0, 1e9)
-    assert calm == pytest.approx(100.0 + 60.0 + 10.0)
+    assert calm == pytest.approx(100.0 + 10.0 * mean_commits_to_admission(50.0, 1.0, 10.0))
     assert without_a_share_s(100.0, 50.0, 1.0, 10.0, 2000.0) > calm + 2
-    assert without_a_share_s(100.0, 0.0, 0.0, 10.0, 2000.0) == 120.0
+    assert without_a_share_s(100.0, 0.0, 0.0, 10.0, 2000.0) == 110.0
 
 
 def figures(num_groups: int, rejoin_s: float, transfer_s: float, result_s: float, steps: int) -> ClusterFigures:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.balance import completion_s
+from spare_megatron.sim.balance import STEP, Completion
 from spare_megatron.sim.cluster import Cluster, Policy, Reading
 from spare_megatron.sim.failures import failures_of, record
 from spare_megatron.sim.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
@@ -183,7 +183,23 @@ def test_balance_moves_pieces_only_to_hosts_with_time_left() -> None:
     alive = np.ones(3, dtype=np.bool_)
     finish = 4 * per_piece
     # The slow group has two pieces left when the others are done; the one host of its shard takes one of them.
-    assert completion_s(finish, per_piece, alive, units, placement, 0.0) == pytest.approx(6.0, abs=0.01)
+    assert Completion(finish, per_piece, alive, units, placement, 0.0).time_s() == pytest.approx(6.0, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_time_of_balanced_pieces_is_the_same_wherever_it_is_looked_for_first(seed: int) -> None:
+    random, groups = np.random.default_rng(seed), 24
+    placement = build_placement(groups, 3)
+    units = np.zeros((3, groups), dtype=np.int64)
+    units[0] = 16
+    per_piece = random.normal(1.0, 0.05, groups) * np.where(random.random(groups) < 0.1, 2.0, 1.0)
+    alive = np.ones(groups, dtype=np.bool_)
+    found = Completion(16 * per_piece, per_piece, alive, units, placement, 0.0)
+    exact = STEP * float(np.median(per_piece))
+    first = found.time_s()
+    assert found.least_s <= first <= float((16 * per_piece).max()), f"seed {seed}"
+    for near_s in (0.1, 0.5, 1.0, 3.0, 100.0):
+        assert found.time_s(near_s) == pytest.approx(first, abs=exact * 1.01), f"seed {seed}"
 
 
 def test_where_every_group_hosts_every_shard_the_job_ends_with_the_last_group() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks import lasting_slowness
 from benchmarks.relief_model import compared
+from spare_megatron.controller import messages as m
 from spare_megatron.sim.cluster import Cluster, Policy
+from spare_megatron.sim.job_control import JobControl
 from spare_megatron.sim.pieces import PiecesEngine
 from spare_megatron.sim.trials import Case, run_one
 
@@ -63,3 +65,39 @@ def test_the_simulated_job_measures_its_stragglers_and_shares_out_by_it() -> Non
     assert state.standing is not None
     loads = state.standing.assignment.loads
     assert all(30 <= known <= 35 and loads[group] <= 35 for group, known in state.slowness.items())
+
+
+def test_steps_that_the_controller_relieves_end_nearly_as_the_model_has_it() -> None:
+    """With losses and jitter, and every invariant checked: patches are relieved too."""
+    cluster = Cluster(30, reduce_s=0.3, rejoin_s=600.0, mtbf_s=300.0, jitter=0.05)
+    policy = Policy("microbatch", 4, 32, steps=60, async_save=True)
+    alone = run_one(Case(cluster, policy), 1)
+    model = run_one(Case(cluster, replace(policy, balance=True)), 1)
+    decided = run_one(Case(cluster, replace(policy, relief=True), check=True), 1)
+    assert alone.ratio is not None
+    assert model.ratio is not None
+    assert decided.ratio is not None
+    assert decided.tally.failures > 10
+    assert decided.ratio == pytest.approx(model.ratio, rel=0.02)
+    assert decided.ratio < 0.92 * alone.ratio
+
+
+def test_who_comes_takes_pieces_of_the_step_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(12, mtbf_s=1e12, reduce_s=0.1, rejoin_s=100.0, transfer_s=5.0, result_s=1.0, jitter=0.0)
+    engine = PiecesEngine(cluster, Policy("microbatch", 3, 16, steps=8, relief=True), 0, [(10.0, 5)], check=True)
+    loads = dict[int, list[list[int]]]()
+    feed = JobControl.feed
+
+    def watched(control: JobControl, event: m.Event) -> m.Decision:
+        decision = feed(control, event)
+        if control.state.phase == "running":
+            loads.setdefault(control.state.step_in_flight, []).append(control.state.plan.loads().tolist())
+        return decision
+
+    monkeypatch.setattr(JobControl, "feed", watched)
+    assert engine.run().tally.joins == 1
+    empty = [step for step, plans in loads.items() if plans[0][5] == 0]
+    first, last = loads[empty[-1]][0], loads[empty[-1]][-1]
+    assert len(empty) >= 2, "it is away for some steps"
+    assert last[5] > 0, f"step {empty[-1]}, which begins when it joins"
+    assert max(last) < max(first) == 18

@@ -56,18 +56,21 @@ class Watched:
 
 @pytest.mark.parametrize(("transfer_s", "result_s"), [(1.0, 0.5), (100.0, 10.0), (150.0, 40.0)])
 def test_a_group_comes_back_as_in_a_job(transfer_s: float, result_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hello, Ready, an offer with the next commit, the state, every result since, the admission m commits later, and
-    the result of that commit."""
+    """Hello, Ready and an offer, the state, every result since, the admission by the m-th commit from the offered state
+    on, and the result of that commit."""
     cluster = Cluster(**{**vars(CALM), "transfer_s": transfer_s, "result_s": result_s})
     job = Watched(monkeypatch, cluster, [(10.0, 5)])
-    [(_, _)] = job.of(m.Ready)
+    [(ready_s, last)] = [(at, committed) for event, committed, at in job.events if isinstance(event, m.Ready)]
     held = [(event.step, committed) for event, committed in job.of(m.CaughtUp)]  # type: ignore[union-attr]
     offered = held[0][0]
     admitted = next(n for n, reason in enumerate(job.reasons) if "group 5 (incarnation 1) joins" in reason)
     commit, committed, _ = job.events[admitted]
     assert isinstance(commit, m.AllVoted)
+    assert offered == last
+    commits = {event.step: at for event, _, at in job.events if isinstance(event, m.AllVoted)}
     # Steps after the loss take longer by a piece on 11 groups.
-    assert committed - offered == commits_to_admission(transfer_s, result_s, STEP_S + 16.0)
+    left_s = commits[offered + 1] - ready_s
+    assert committed - offered == commits_to_admission(transfer_s, result_s, STEP_S + 16.0, left_s)
     assert [step for step, _ in held] == list(range(offered, committed + 1))
     assert job.result.tally.joins == 1
 
@@ -89,7 +92,7 @@ def test_nobody_waits_for_a_learner_and_a_joiner_is_waited_for_at_most_its_grace
 
 
 def test_a_lost_donor_or_learner_ends_the_offer(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The learner is ready at 110 s and has an offer of groups 6 and 7 at about 150 s.
+    # The learner is ready at 110 s and has an offer of groups 6 and 7 at once, which takes 150 s.
     donor = Watched(monkeypatch, CALM, [(10.0, 5), (200.0, 6)])
     numbers = {event.number for event, _ in donor.of(m.CaughtUp)}  # type: ignore[union-attr]
     assert len(donor.of(m.Ready)) == 3, "the learner says it again, and group 6 says it"

@@ -65,9 +65,9 @@ class RecordedTrial(PiecesEngine):
         self.control.now_s = self.now_s
         super()._open(*args)
 
-    def _reduced(self, finish: np.ndarray, ready: float, per_piece: np.ndarray) -> float:
+    def _reduced(self, finish: np.ndarray, ready: float, per_piece: np.ndarray, at: float = np.inf) -> float:
         self._seen = finish, per_piece
-        return super()._reduced(finish, ready, per_piece)
+        return super()._reduced(finish, ready, per_piece, at)
 
     def _deaths(self, at: float, *args: Any) -> bool:
         self.control.now_s = at

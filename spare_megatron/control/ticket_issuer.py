@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from spare_megatron.controller.audits import selected
 from spare_megatron.controller.messages import GaveBack, JobSpec
+from spare_megatron.controller.rebalance import first_given
 from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream, Word
 from spare_megatron.controller.view import View
 
@@ -134,16 +135,17 @@ class TicketIssuer:
             yield Ticket(piece, segment, compared=piece in compared)
 
     def _give_back(self, view: View) -> None:
-        """Answer the view's ask, once, with the last tickets of the queue; not with those that are compared with what
-        an auditor computes, nor of a shard that is not open: the group may have to say that it cannot be. What was
-        answered is kept back while the view has the ask."""
+        """Answer the view's ask, once, with tickets of the queue; not with those that are compared with what an auditor
+        computes, nor of a shard that is not open: the group may have to say that it cannot be. What was answered is
+        kept back while the view has the ask."""
         if view.ask is None:
             self.answer = None
             return
-        free = [t for t in self._queue if not (t.audited or t.compared or self._shard(t) in self._shut)]
         if self.answer is None or (self.answer.step, self.answer.ask) != (view.step, view.ask):
-            pieces = tuple(ticket.piece for ticket in free[max(0, len(free) - view.ask.pieces) :])
-            self.answer = GaveBack(view.group, view.incarnation, view.step, view.ask, pieces)
+            free = [t for t in self._queue if not (t.audited or t.compared or self._shard(t) in self._shut)]
+            segments = ([t.piece for t in free if t.segment == number] for number in range(len(view.segments)))
+            pieces = first_given(segments, self._spec.pieces_per_shard)[: view.ask.pieces]
+            self.answer = GaveBack(view.group, view.incarnation, view.step, view.ask, tuple(pieces))
         given = frozenset(self.answer.pieces)
         self._queue = deque(ticket for ticket in self._queue if ticket.audited or ticket.piece not in given)
 

@@ -96,9 +96,10 @@ def lose(state: State, event: Lost) -> Transition:
     staying = {g: known for g, known in state.learners.items() if (g, known.incarnation) not in gone}
     learners, hurt = offers.without_donors(staying, gone)
     back = {group for group in hurt if group in state.live}
+    out = members | back
     after = replace(
         state,
-        live={g: i for g, i in state.live.items() if g not in members | back},
+        live={g: i for g, i in state.live.items() if g not in out},
         learners=learners,
         highest=_raise_highest(state.highest, losses),
         unproved=without(state.unproved, accused),
@@ -110,7 +111,7 @@ def lose(state: State, event: Lost) -> Transition:
         return decide(after, fences, f"lost before it was a member: {why}")
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
-    shrunk = _shrink(after, state, members | back, dict(event.progress), fences, why)
+    shrunk = _shrink(after, state, out, dict(event.progress), fences, why)
     retries = replace(state.retries, failures=state.retries.failures + 1)
     if all(loss.cause == "stalled" for loss in losses) and costs_too_much(state, shrunk[0], retries, event.failing_s):
         # Standing still is no proof of a death.
@@ -217,9 +218,10 @@ def _shrink(
 
 
 def _answered(relief: Relief, live: Mapping[int, int]) -> Relief:
-    """What is still asked of the groups that are ``live`` in a new epoch, which moves all that was given."""
+    """What is still asked of the groups that are ``live`` in a new epoch, which moves all that was given. With a loss
+    there is other work to share out than before, so groups may be asked as often as in a new step."""
     asked = {group: ask for group, ask in relief.asked.items() if group in live and group not in relief.given}
-    return replace(relief, asked=asked, given={})
+    return replace(relief, rounds=0, asked=asked, given={})
 
 
 def _patched_plan(

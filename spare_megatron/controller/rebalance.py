@@ -1,7 +1,7 @@
 """How much slow groups are asked to give back inside a step, and who takes it. Pure arithmetic on paces.
 
 A *pace* is (pieces that a group has left, seconds that it takes for one), so a group ends its part in the product of
-the two. Pieces are moved one at a time: from the end of the plan of the group that would end last, to a live host of
+the two. Pieces are moved one at a time: from the group that would end last, to a live host of
 their shard that has time for it, or that has when it passes a piece of its own on, and so forth along the shortest such
 chain. The last one must end a share of a piece (``MARGIN``) before the giver would have. The latest end never grows by
 a move, and nothing else could lower it: where there is no chain from the group that ends last, the search is over.
@@ -13,7 +13,8 @@ takers anew, for what was given.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from statistics import median
 
 PaceOf = Mapping[int, tuple[int, float]]
@@ -26,9 +27,32 @@ GAIN = 0.5
 """By how many pieces of the median group the whole must be: groups that would end sooner by less are not asked."""
 
 
+def unbegun(segments: Sequence[Sequence[int]], left: int) -> list[list[int]]:
+    """The last ``left`` pieces of a plan, by segment."""
+    gone, found = sum(map(len, segments)) - left, list[list[int]]()
+    for segment in segments:
+        found.append(list(segment[max(0, gone) :]))
+        gone -= len(segment)
+    return found
+
+
+def first_given(segments: Iterable[Sequence[int]], pieces_per_shard: int) -> list[int]:
+    """What a group may give back, by segment, in the order in which it does: an earlier segment first, of it all shards
+    in turn, and of each from its end. What a patch appended comes last: all hosts of its shard have as much of it."""
+    return [piece for segment in segments for piece in _in_turn(segment, pieces_per_shard)]
+
+
+def _in_turn(pieces: Sequence[int], pieces_per_shard: int) -> list[int]:
+    by_shard = dict[int, list[int]]()
+    for piece in pieces:
+        by_shard.setdefault(piece // pieces_per_shard, []).append(piece)
+    turns = zip_longest(*(reversed(some) for some in by_shard.values()))
+    return [piece for turn in turns for piece in turn if piece is not None]
+
+
 def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: HostsOf) -> dict[int, int]:
     """Group -> how many pieces it is asked for, of those that are. ``movable`` returns the pieces that a group may have
-    to give, in the order of its plan; it gives from the end."""
+    to give, of those that it has left, in the order in which it gives them."""
     ends = {group: left * piece_s for group, (left, piece_s) in paces.items()}
     if len(ends) < 2 or not _may_gain(paces):
         return {}
@@ -36,8 +60,7 @@ def wanted(paces: PaceOf, movable: Callable[[int], Sequence[int]], hosts: HostsO
 
     def last_piece(group: int) -> int | None:
         if group not in stock:
-            left = paces[group][0]
-            stock[group] = list(movable(group)[-left:]) if left else []
+            stock[group] = list(reversed(movable(group)))
         return stock[group][-1] if stock[group] else None
 
     queue = [(-end, group) for group, end in ends.items()]
@@ -116,9 +139,8 @@ def _better(
 def _chain(
     giver: int, ends: Mapping[int, float], paces: PaceOf, last_piece: Callable[[int], int | None], hosts: HostsOf
 ) -> list[int]:
-    """The shortest way from ``giver`` to a group that has time for one more piece: each group on it passes its own last
-    piece on to the next one. Empty where there is none. Breadth first; of equally near takers the one that ends first.
-    """
+    """The shortest way from ``giver`` to a group that has time for one more piece: each group on it passes on what it
+    would give next. Empty where there is none. Breadth first; of equally near takers the one that ends first."""
     latest_s = ends[giver] - MARGIN * paces[giver][1]
     came_from, level = dict[int, int](), [giver]
     while level:

@@ -24,7 +24,7 @@ from spare_megatron.controller.transition import Transition, decide, ignore, vie
 from spare_megatron.controller.view import ReliefAsk
 
 ROUNDS = 2
-"""How often groups are asked in one step."""
+"""How often groups are asked in one step, and again after each loss in it and each group that comes to take part."""
 
 
 def running_out(state: State, event: RunningOut) -> Transition:
@@ -54,7 +54,8 @@ def to_ask(state: State, event: RunningOut) -> Mapping[int, int]:
     paces = {group: (left, piece_s) for group, left, piece_s in event.paces if group in state.holders}
 
     def movable(group: int) -> Sequence[int]:
-        return _free(state, state.plan.pieces(group))
+        left = rebalance.unbegun(state.segments_of(group), paces[group][0])
+        return rebalance.first_given((_free(state, pieces) for pieces in left), spec.pieces_per_shard)
 
     return rebalance.wanted(paces, movable, lambda piece: _hosts(state, piece))
 
@@ -92,7 +93,8 @@ def _moved(state: State, why: str) -> Transition:
         group: execution_order(pieces, state.where, spec.pieces_per_shard) for group, pieces in sorted(taken.items())
     }
     plan = state.plan.without(given).grown(tuple(sorted(state.live)), more)
-    again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, plan=plan, relief=relief))
+    retries = replace(state.retries, since=state.epoch + 1 if state.joiners else state.retries.since)
+    again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, plan=plan, relief=relief, retries=retries))
     total = counted(sum(map(len, given.values())), "piece")
     reason = (
         f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}; step {again.step_in_flight}: {total} "

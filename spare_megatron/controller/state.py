@@ -138,7 +138,7 @@ class Relief:
     """How slow groups are relieved in the step in flight (controller.relief)."""
 
     rounds: int = 0
-    """How often groups were asked."""
+    """How often groups were asked since the step began, a member was lost or one that came held the state."""
     asked: Mapping[int, ReliefAsk] = field(default_factory=dict)
     """Group -> what it is asked for, until its answer has changed plans."""
     given: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

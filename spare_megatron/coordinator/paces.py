@@ -1,13 +1,15 @@
 """Estimates what every group has left of the step in flight, and so when slow ones should be relieved.
 
 The beats of leaders tell how many tickets a group had begun, how long ago the last of them was, and how long it takes
-for one. From then on it is taken to go on at its pace. Estimates only decide who is asked for how much: what a group
+for one. From then on it is taken to go on at its pace; a group that has just come, and has told
+none and has nothing to do, is taken for the median one. Estimates only decide who is asked for how much: what a group
 gives back is its own leader's to say. Pure: the time comes in as an argument.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 
 from spare_megatron.control.reports import Pace
@@ -50,26 +52,40 @@ class Paces:
         self._looked: tuple[int, int] = (0, 0)
         """(step, epoch) in which nobody was asked when a group ran out last."""
         self._again_s = 0.0
+        self._said: dict[int, tuple[int, int]] = {}
+        """Group -> (step, epoch) in which it last ran out of tickets."""
 
     def hear(self, group: int, incarnation: int, pace: Pace | None, now_s: float) -> None:
         """A leader's beat came."""
         if pace is not None:
             self._heard[group] = incarnation, now_s, pace
 
-    def running_out(self, state: State, step: int, epoch: int, now_s: float) -> RunningOut | None:
-        """The event that a group runs out of tickets; None where nobody would be asked."""
-        if state.phase != "running" or (step, epoch) != (state.step_in_flight, state.epoch):
+    def runs_out(self, state: State, group: int, at: tuple[int, int], now_s: float) -> RunningOut | None:
+        """The event that ``group`` runs out of tickets in this (step, epoch); None where nobody would be asked."""
+        self._said[group] = at
+        if at == self._looked and now_s < self._again_s:
             return None
-        if self._looked == (step, epoch) and now_s < self._again_s:
+        return self._look(state, at, now_s)
+
+    def holds(self, state: State, group: int, now_s: float) -> RunningOut | None:
+        """The event that ``group`` has nothing to do, now that it holds the state and may take pieces; None where it
+        has not run out of tickets, or nobody would be asked."""
+        at = state.step_in_flight, state.epoch
+        return self._look(state, at, now_s) if self._said.get(group) == at else None
+
+    def _look(self, state: State, at: tuple[int, int], now_s: float) -> RunningOut | None:
+        if state.phase != "running" or at != (state.step_in_flight, state.epoch):
             return None
         loads = state.plan.loads().tolist()
-        paces = tuple(self._left(state, group, loads[group], now_s) for group in sorted(state.live))
-        known = all(piece_s for _, _, piece_s in paces)
-        event = RunningOut(step, epoch, paces)
-        if known and to_ask(state, event):
+        paces = [self._left(state, group, loads[group], now_s) for group in sorted(state.live)]
+        known = [piece_s for *_, piece_s in paces if piece_s]
+        if not known or any(left and not piece_s for _, left, piece_s in paces):
+            return None
+        usual_s = statistics.median(known)
+        event = RunningOut(*at, tuple((group, left, piece_s or usual_s) for group, left, piece_s in paces))
+        if to_ask(state, event):
             return event
-        pause_s = max(AGAIN_S, AGAIN * min(piece_s for *_, piece_s in paces))
-        self._looked, self._again_s = (step, epoch), now_s + pause_s
+        self._looked, self._again_s = at, now_s + max(AGAIN_S, AGAIN * min(known))
         return None
 
     def left(self, state: State, now_s: float) -> dict[int, tuple[int, float]]:

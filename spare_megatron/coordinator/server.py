@@ -47,6 +47,7 @@ from spare_megatron.controller.messages import (
     Loss,
     Opened,
     Ready,
+    RunningOut,
     Saved,
     SendFenced,
     StopRequested,
@@ -434,11 +435,13 @@ class Coordinator:
         elif kind == "saved":
             self._apply(protobuf_codec.read(report.saved, Saved))
         elif kind in _WORDS:
+            joins = group in self._state.joiners
             self._apply(protobuf_codec.read(getattr(report, kind), _WORDS[kind]))
-        elif kind == "runs_out" and not self._nothing_is_decided:
-            event = self._paces.running_out(self._state, report.runs_out.step, report.runs_out.epoch, now_s)
-            if event is not None:
-                self._apply(event)
+            if joins and group in self._state.holders:
+                self._relieve(self._paces.holds(self._state, group, now_s))
+        elif kind == "runs_out":
+            at = report.runs_out.step, report.runs_out.epoch
+            self._relieve(self._paces.runs_out(self._state, group, at, now_s))
         elif kind == "step_report":
             told = json.loads(report.step_report.report_json)
             self._records.report(report.step_report.step, told)
@@ -451,6 +454,10 @@ class Coordinator:
                 self._detector.closed(group, stream.incarnation, now_s, position)
             else:
                 self._detector.opened(group, stream.incarnation, position, now_s)
+
+    def _relieve(self, event: RunningOut | None) -> None:
+        if event is not None and not self._nothing_is_decided:
+            self._apply(event)
 
     # ------------------------------------------------------------------------------------------------------- losses
 

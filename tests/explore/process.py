@@ -18,6 +18,7 @@ from spare_megatron.control.reports import Reduced
 from spare_megatron.controller import audits, member, saves
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.member import Change, Orders, first_orders
+from spare_megatron.controller.rebalance import first_given
 from spare_megatron.controller.view import Offer, View
 from tests.explore.keep import Keeper, Kept
 
@@ -271,8 +272,8 @@ class Processes:
         return view.ask is not None and (answer.step, answer.ask) == (view.step, view.ask)
 
     def answers(self, p: Process) -> list[Process]:
-        """Its answers to an ask that it has not answered: it gives any number of pieces of segments that have not run,
-        from their end."""
+        """Its answers to an ask that it has not answered: it gives any number of pieces of segments that have not
+        run."""
         if p.orders is None or (p.answer is not None and self._is_of(p.answer.value, p.known)):
             return []
         known = p.known
@@ -282,12 +283,9 @@ class Processes:
         audited = audits.selected(self._spec, known.step, new)
         shut = self._shut(p)
         free = [q for q in new if q not in audited and q // self._spec.pieces_per_shard not in shut]
-        free = free if self._may_compute(p) else []
+        free = first_given([free], self._spec.pieces_per_shard) if self._may_compute(p) else []
         ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow or self._is_shut(p) else (0,)
-        said = [
-            m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[len(free) - number :]))
-            for number in ways
-        ]
+        said = [m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[:number])) for number in ways]
         return [p._replace(answer=self._keep(one), up=self._up(p, one)) for one in said]
 
     def compute(self, p: Process, wrong: str = "") -> Process:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spare_megatron.control.pace_meter import PaceMeter
 from spare_megatron.control.reports import Pace
 from spare_megatron.controller import messages as m
@@ -35,19 +37,19 @@ def test_the_filling_of_a_pipeline_is_no_pace() -> None:
 
 def test_a_slow_group_is_asked_when_another_runs_out() -> None:
     state, paces = running(), Paces()
-    assert paces.running_out(state, 1, 1, 0.0) is None, "nothing is known"
+    assert paces.runs_out(state, 1, (1, 1), 0.0) is None, "nothing is known"
     for group, begun, piece_s in ((0, 6, 1.0), (1, 6, 1.0), (2, 3, 2.0)):
         paces.hear(group, 0, Pace(1, begun, 0.5, piece_s), 100.0)
     paces.hear(1, 0, None, 100.0)
-    assert paces.running_out(state, 2, 1, 101.0) is None
-    assert paces.running_out(state, 1, 2, 101.0) is None
-    event = paces.running_out(state, 1, 1, 101.0)
+    assert paces.runs_out(state, 1, (2, 1), 101.0) is None
+    assert paces.runs_out(state, 1, (1, 2), 101.0) is None
+    event = paces.runs_out(state, 1, (1, 1), 101.0)
     assert event == m.RunningOut(1, 1, ((0, 1, 1.0), (1, 1, 1.0), (2, 5, 2.0)))
     after, decision = step(state, event)
     assert [(action.group, action.ask.pieces) for action in decision.actions] == [(2, 4)]
-    assert paces.running_out(after, 1, 1, 101.1) is None, "it is asked already"
+    assert paces.runs_out(after, 1, (1, 1), 101.1) is None, "it is asked already"
     paces.hear(2, 0, Pace(1, 3, 5.0, 2.0), 102.0)
-    stands = paces.running_out(state, 1, 1, 102.0)
+    stands = paces.runs_out(state, 1, (1, 1), 102.0)
     assert stands is not None
     assert stands.paces[2] == (2, 4, 5.0), "it has begun nothing for longer than two of its pieces take"
 
@@ -56,14 +58,36 @@ def test_even_groups_are_not_looked_at_again_at_once() -> None:
     state, paces = running(), Paces()
     for group in range(3):
         paces.hear(group, 0, Pace(1, 4, 0.0, 1.0), 100.0)
-    assert paces.running_out(state, 1, 1, 100.0) is None
+    assert paces.runs_out(state, 1, (1, 1), 100.0) is None
     paces.hear(2, 0, Pace(1, 1, 0.0, 4.0), 100.1)
-    assert paces.running_out(state, 1, 1, 100.2) is None, "within half a piece"
-    assert paces.running_out(state, 1, 1, 100.6) is not None
+    assert paces.runs_out(state, 1, (1, 1), 100.2) is None, "within half a piece"
+    assert paces.runs_out(state, 1, (1, 1), 100.6) is not None
 
 
 def test_another_incarnation_is_not_known() -> None:
     state, paces = running(), Paces()
     for group in range(3):
         paces.hear(group, int(group == 1), Pace(1, 4, 0.0, 1.0 + 7 * (group == 2)), 100.0)
-    assert paces.running_out(state, 1, 1, 100.0) is None
+    assert paces.runs_out(state, 1, (1, 1), 100.0) is None
+
+
+def test_a_group_that_has_just_come_and_has_nothing_to_do_is_taken_for_the_median() -> None:
+    lost = step(running(), m.Lost((m.Loss(2, 0, "exited"),)))[0]
+    joined, paces = replace(lost, live={**lost.live, 2: 1}), Paces()
+    holds = replace(joined, holders=joined.holders | {2})
+    for group in range(2):
+        paces.hear(group, 0, Pace(1, 0, 0.0, 1.0), 100.0)
+    assert paces.holds(holds, 2, 100.0) is None, "it has not run out of tickets"
+    assert paces.runs_out(joined, 2, (1, 2), 100.0) is None, "who does not hold the state takes no pieces"
+    event = paces.holds(holds, 2, 100.0)
+    assert event == m.RunningOut(1, 2, ((0, 12, 1.0), (1, 12, 1.0), (2, 0, 1.0)))
+    decision = step(holds, event)[1]
+    assert [(action.group, action.ask.pieces) for action in decision.actions] == [(0, 4), (1, 4)]
+    assert paces.holds(holds, 1, 100.0) is None
+
+
+def test_a_group_of_unknown_pace_that_has_pieces_is_not_guessed_at() -> None:
+    state, paces = running(), Paces()
+    paces.hear(0, 0, Pace(1, 8, 0.0, 1.0), 100.0)
+    paces.hear(1, 0, Pace(1, 0, 0.0, 4.0), 100.0)
+    assert paces.runs_out(state, 0, (1, 1), 100.0) is None

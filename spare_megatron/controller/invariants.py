@@ -52,14 +52,14 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _audits(before, after)
     _views(after, decision)
     _joiners(event, after)
-    _offers(before, after)
+    _offers(before, after, decision)
     _drained(before, after)
     _standing(before, after)
 
 
-def _offers(before: State, after: State) -> None:
-    """Who holds no state has a learner's place; offers are by members that hold the state, and are made only where all
-    donors must hear of them before they vote again."""
+def _offers(before: State, after: State, decision: Decision) -> None:
+    """Who holds no state has a learner's place; offers are by members that hold the state, of the last commit, and all
+    their donors are told in the record that makes them: so they hear of them before they apply the next step."""
     if after.phase not in ("running", "ending"):
         return
     joiners = after.joiners
@@ -71,14 +71,29 @@ def _offers(before: State, after: State) -> None:
             raise InvariantError(f"joiner {group} has no offer, or is another incarnation than the member")
         if group not in joiners and (group in after.live or any(after.segments_of(group))):
             raise InvariantError(f"learner {group} has a part in the step")
+    told = _told_to_serve(decision)
+    commits = any(isinstance(action, SendCommit) for action in decision.actions)
     for offer in after.offers:
         if any(after.live.get(group) != inc or group not in after.holders for group, inc in offer.donors):
             raise InvariantError(f"a donor of offer {offer.number} is gone or holds no state")
         if not offer.donors or offer.step > after.committed[0]:
             raise InvariantError(f"offer {offer.number} has no donor, or is of a step that is not committed")
-        told = after.epoch > before.epoch or after.committed > before.committed
-        if offer.number not in known and not (told and offer.number > before.offers_made):
-            raise InvariantError(f"offer {offer.number} was made where its donors need not hear of it")
+        is_new = offer.number not in known
+        if is_new and (offer.step != after.committed[0] or offer.number <= before.offers_made):
+            raise InvariantError(f"offer {offer.number} is new, and not of the last commit or not numbered anew")
+        if (is_new or commits) and any((group, offer.number) not in told for group, _ in offer.donors):
+            raise InvariantError(f"offer {offer.number} is made or kept where its donors need not hear of it")
+
+
+def _told_to_serve(decision: Decision) -> set[tuple[int, int]]:
+    """(group, number of an offer) of what the decision's commit and views list."""
+    listed = set[tuple[int, int]]()
+    for action in decision.actions:
+        if isinstance(action, SendCommit):
+            listed |= {(group, offer.number) for group, offers in action.serves for offer in offers}
+        elif isinstance(action, SendView):
+            listed |= {(action.view.group, offer.number) for offer in action.view.serves}
+    return listed
 
 
 def _joiners(event: Event, after: State) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.controller import offers
+from spare_megatron.controller.audits import name_groups
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.membership import lose, send_back
 from spare_megatron.controller.messages import (
     CaughtUp,
+    Deferred,
     Hello,
     Loss,
     Lost,
@@ -43,7 +45,7 @@ def enter(state: State, event: Hello) -> Transition:
         births={**after.births, group: (event.incarnation, event.birth)},
     )
     reason = f"group {group} incarnation {event.incarnation} is here and is to be brought up to date"
-    actions = (*decision.actions, SendView(here.view_of(group)))
+    actions = Deferred(lambda: (*decision.actions, SendView(here.view_of(group))))
     return decide(here, actions, f"{decision.reason}; {reason}" if decision.reason else reason)
 
 
@@ -73,12 +75,23 @@ def _learner(state: State, group: int, incarnation: int, number: int | None) -> 
 
 
 def ready(state: State, event: Ready) -> Transition:
-    """A learner could take an offer: it gets one with the next commit or epoch."""
+    """A learner could take an offer: it gets one in this record, where enough donors are free, else with the next
+    commit or epoch; so does one whose last offer ended by its own fault or a donor's, which may last. The donors are
+    told at once, and by each later commit and view."""
     known = _learner(state, event.group, event.incarnation, None)
     if known is None or known.offer is not None or known.ready:
         return ignore(state, f"group {event.group} is ready, which is known or changes nothing")
-    learners = {**state.learners, event.group: replace(known, ready=True)}
-    return ignore(replace(state, learners=learners), f"group {event.group} is ready to be brought up to date")
+    waiting = replace(state, learners={**state.learners, event.group: replace(known, ready=True)})
+    after = waiting if known.voids else offers.offered(waiting)
+    new = [offer for offer in after.offers if offer.number > state.offers_made]
+    if not new:
+        return ignore(after, f"group {event.group} is ready to be brought up to date")
+    learners = sorted(offer.learner[0] for offer in new)
+    told = sorted({*learners, *(donor for offer in new for donor, _ in offer.donors)})
+    is_or_are = "is" if len(learners) == 1 else "are"
+    why = f"{name_groups(learners)} {is_or_are} offered the state after step {state.committed[0]}"
+    views = Deferred(lambda: (SendView(after.view_of(group)) for group in told))
+    return decide(after, views, f"group {event.group} is ready; {why}")
 
 
 def caught_up(state: State, event: CaughtUp) -> Transition:
@@ -98,7 +111,9 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
         why = f"the weights that group {group} computed after step {step} are others than the voted ones"
         return _void(state, group, why, wrong=True)
     if group in state.live and step == state.committed[0]:
-        return ignore(offers.holding(state, group, checked.proved), f"group {group} holds the state of step {step} now")
+        here = offers.holding(state, group, checked.proved)
+        here = replace(here, relief=replace(here.relief, rounds=0))
+        return ignore(here, f"group {group} holds the state of step {step} now")
     after = replace(state, learners={**state.learners, group: checked})
     return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
 

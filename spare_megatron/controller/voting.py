@@ -261,7 +261,7 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     steps; offers end in which they are donors."""
     assert state.standing is not None, "a running job has a standing assignment"
     drawn = state.standing.assignment
-    out = sorted(group for group in state.drained.intersection(state.live) if not drawn.alive[group])
+    out = sorted(group for group in state.drained if group in state.live and not drawn.alive[group])
     if not out:
         return state, ()
     gone = {(group, state.live[group]) for group in out}

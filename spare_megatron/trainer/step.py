@@ -148,6 +148,8 @@ class StepRunner:
     look: Callable[[View, int], None] = lambda view, step: None
     """``look(view, step)`` is called with each newer view that finds the state after ``step`` in the engine: others may
     need it before the step in flight can be committed."""
+    _shown: int = field(default=0, init=False)
+    """The version of the orders that ``look`` has seen last."""
     _step: int = field(default=0, init=False)
     _pieces: list[int] = field(default_factory=list, init=False)
     _audited: list[int] = field(default_factory=list, init=False)
@@ -193,7 +195,7 @@ class StepRunner:
                 return self._committed(step, view, attempt, times)
             if orders.over:
                 raise LeaveError(orders)
-            self.look(view, step - 1)
+            self._look(orders)
             word = self._reader.next(orders)
             if word is None or isinstance(word, Begin):  # of a later step, whose commit is still on its way
                 if attempt.epoch == view.epoch:
@@ -221,6 +223,7 @@ class StepRunner:
         """Called by the engine before the forward of the ``n``-th piece of a run and after its backward."""
         if phase == "backward":
             self._done += 1
+        self._look(self.session.orders)
         self.session.progress("forward" if phase == "audit" else phase, self._step, self._done)
         if phase in ("evaluate", "audit") or self._run is None:
             return
@@ -236,6 +239,12 @@ class StepRunner:
             self.session.progress("reduce", self._step, self._done)
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
+
+    def _look(self, orders: Orders) -> None:
+        """Show a newer view of the step in flight, between pieces too: a copy of the state is made beside them."""
+        if orders.version > self._shown and orders.view.step == self._step and not orders.over:
+            self._shown = orders.version
+            self.look(orders.view, self._step - 1)
 
     def _compute(self, times: StepTimes) -> None:
         """One run of the pipeline, up to the next pause; the first one of a step also where it has no ticket."""

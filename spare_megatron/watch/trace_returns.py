@@ -93,7 +93,7 @@ class BesideSteps:
         known = self._learns.get(group)
         if group not in self._lost or (known is not None and (known.begun.name, known.offer) == (name, offer)):
             return
-        if known is not None:
+        if known is not None and known.begun.begin_s < now_s:
             self.slices.append(replace(known.begun, end_s=now_s))
         self._learns[group] = _Open(TraceSlice(group_track(group), name, now_s, now_s, details or {}), offer)
 

@@ -15,9 +15,19 @@ import pytest
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.controller.messages import Vote
 from spare_megatron.watch.waiting_counts import waiting_text
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, check_simulated, is_member, leave_whole, voted
+from tests.process.returning import (
+    check_same,
+    check_simulated,
+    check_voted,
+    is_member,
+    leave_whole,
+    records,
+    views,
+    voted,
+)
 from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
 pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300)]
@@ -125,3 +135,22 @@ def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm_of_three: d
     job.kill(job.process.pid)
     job.wait_until_gone()
     check_same(found, calm_of_three)
+
+
+def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path) -> None:
+    """Where groups give pieces that they have not begun, the group that has just come takes its share at once."""
+    pieces, words = 8, ("--joins", "--ahead", "2", "--heartbeat-s", "2")
+    toy = ("--steps", "100", "--pieces", str(pieces), "--redundancy", "3", "--piece-s", "0.1")
+    flags = ("--spare-max-group-restarts", "3", "--spare-standby-groups", "1", *PAUSE)
+    job = launch(tmp_path, *toy, *words, *flags, groups=GROUPS, group_size=1, beside=True)
+    job.wait_for("standby-0", lambda: len(waiting(job).get("standby-0", ())) == 1, timeout_s=120.0)
+    job.wait_for_step(job.metrics[-1]["step"] + 2 if job.metrics else 2)
+    job.kill(job.pid(2, 0))
+    job.wait_for("group 2", lambda: is_member(job, 2, 1), timeout_s=120.0)
+    leave_whole(job, GROUPS)
+    check_voted(tmp_path / "journal.jsonl", GROUPS, pieces)
+    joined = next(view for view in views(job) if view.receiver == (2, 1) and view.is_member)
+    ballots = [record.event for record in records(job) if isinstance(record.event, Vote)]
+    own = [vote.result.pieces for vote in ballots if vote.group == 2 and vote.result.step == joined.step]
+    assert joined.segments == ((),)
+    assert len(own[-1]) >= pieces // 2, "pieces of the step that began when it joined"

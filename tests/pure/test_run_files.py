@@ -143,7 +143,7 @@ BAD = {
     "no run": (lambda run: (run.dir.journal.unlink(), run.dir.metrics.unlink()), "has no status.json and no journal"),
     "another version": (
         lambda run: run.dir.journal.write_text('{"format": 99, "part": 1}\n'),
-        "has journal format 99, and this version of spare_megatron reads and writes format 6",
+        f"has journal format 99, and this version of spare_megatron reads and writes format {journal_parts.FORMAT}",
     ),
     "unknown event": (
         lambda run: run.dir.journal.write_text(run.dir.journal.read_text().replace('"Hello"', '"Howdy"', 1)),

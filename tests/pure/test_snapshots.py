@@ -37,7 +37,15 @@ from spare_megatron.coordinator.journal import (
     resume,
     verify,
 )
-from spare_megatron.coordinator.journal_parts import BEGIN, JournalLines, beside, header_after, packed_path, plain_path
+from spare_megatron.coordinator.journal_parts import (
+    BEGIN,
+    FORMAT,
+    JournalLines,
+    beside,
+    header_after,
+    packed_path,
+    plain_path,
+)
 from spare_megatron.coordinator.records import metrics_lines
 from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot
@@ -239,7 +247,7 @@ def test_a_damaged_snapshot_is_left_out(tmp_path: Path, how: str) -> None:
     elif how == "another state":
         newest.write_bytes(content.replace(b'"committed": [', b'"committed": [1'))
     else:
-        newest.write_bytes(content.replace(b'"format": 6', b'"format": 7'))
+        newest.write_bytes(content.replace(f'"format": {FORMAT}'.encode(), f'"format": {FORMAT + 1}'.encode()))
     assert newest.read_bytes() != content
     seen = Seen()
     found = resume(path, seen.observe, seen.recall)
@@ -402,11 +410,15 @@ def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: 
 # ---------------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize(("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (7, b'{"format":7,"kind":"new"}\n')])
+@pytest.mark.parametrize(
+    ("found", "line"), [(1, b'{"n":1,"time_unix_s":0.0}\n'), (99, b'{"format":99,"kind":"new"}\n')]
+)
 def test_an_older_or_newer_format_is_one_sentence_and_exit_code_2(tmp_path: Path, found: int, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line)
-    with pytest.raises(ConfigError, match=f"has journal format {found}, and this version .* format 6: go on with"):
+    with pytest.raises(
+        ConfigError, match=f"has journal format {found}, and this version .* format {FORMAT}: go on with"
+    ):
         list(read(path))
     command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

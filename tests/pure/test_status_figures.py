@@ -67,12 +67,11 @@ def test_the_stages_of_a_return() -> None:
     job.step()
     job.tell(Hello(3, 1, "f", 0, birth="again"))
     assert status_figures(job.state)["learning"] == {"3": "its processes start"}
+    assert stage_of(replace(job.state.learners[3], ready=True)) == "waits for an offer"
     job.tell(Ready(3, 1))
-    assert status_figures(job.state)["learning"] == {"3": "waits for an offer"}
-    job.step()
     figures = status_figures(job.state)
-    assert figures["learning"] == {"3": "takes the state of step 3"}
-    assert figures["offers"] == {"3": {"number": 1, "step": 3, "donors": [0, 1]}}
+    assert figures["learning"] == {"3": "takes the state of step 2"}
+    assert figures["offers"] == {"3": {"number": 1, "step": 2, "donors": [0, 1]}}
     assert stage_of(replace(job.state.learners[3], applied=4)) == "has applied step 4"
 
 

@@ -34,7 +34,7 @@ from spare_megatron.controller.member import (
     take_view,
 )
 from spare_megatron.controller.messages import GaveBack, JobSpec
-from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, TicketStream
+from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, Tickets, TicketStream
 from spare_megatron.controller.view import Offer, ReliefAsk, View
 from spare_megatron.trainer.step import StepRunner
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
@@ -375,6 +375,39 @@ def test_a_rank_that_reads_of_the_next_step_waits_for_the_commit_of_this_one() -
     engine.step = 0
     runner = StepRunner(engine, session, RankReplicas(session), lambda *_: None)  # type: ignore[arg-type]
     assert (runner.run(1).step, later) == (1, [])
+
+
+def test_an_offer_that_comes_while_a_rank_computes_is_seen_before_the_next_piece() -> None:
+    told = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
+    words = take_tickets(told, TicketStream(0, (Begin(1), Close(1))))[0]
+    session, seen = Rank(0, World(0)), list[tuple[tuple[Offer, ...], int]]()
+    session.orders, session.spec = words, SPEC  # type: ignore[attr-defined]
+    session.progress = session.reduced = lambda *_: None  # type: ignore[attr-defined]
+    offer = Offer((2, 1), 1, 0, ((1, 0),))
+
+    class Engine(RankEngine):
+        def run(self, step: int, tickets: Tickets) -> None:
+            runner.on_piece("evaluate", 0)
+            session.orders = take_view(session.orders, replace(told.view, serves=(offer,)))[0]
+            runner.on_piece("evaluate", 1)
+            runner.on_piece("evaluate", 2)
+            assert seen == [((), 0), ((offer,), 0)]
+            super().run(step, tickets)
+
+    engine = Engine(lambda mine: [mine])
+    engine.step = 0
+
+    def wait(_: int) -> Orders:
+        session.orders = take_commit(session.orders, 1, 1, leave=False)[0]
+        return session.orders
+
+    session.wait = wait  # type: ignore[attr-defined]
+
+    def look(view: View, step: int) -> None:
+        seen.append((view.serves, step))
+
+    runner = StepRunner(engine, session, RankReplicas(session), lambda *_: None, look=look)  # type: ignore[arg-type]
+    assert runner.run(1).step == 1
 
 
 def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:

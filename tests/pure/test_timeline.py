@@ -31,8 +31,8 @@ def failed_and_returned() -> ToldJob:
     job.report()
     job.tell(Hello(1, 1, "f", 0, birth="again"))
     job.now_s += 0.5
-    job.tell(Ready(1, 1))
     job.step()
+    job.tell(Ready(1, 1))
     job.now_s += 1.0
     job.tell(CaughtUp(1, 1, 1, job.state.committed[0]))
     job.step()
@@ -87,8 +87,7 @@ GOLDEN = [
     "group 1: commit 2.75-2.75",
     "group 1: compute, reduce 2.75-5.25",
     "group 1: lost 5.25-13.75 (1,)",
-    "group 1:   start 6.75-7.25",
-    "group 1:   ready 7.25-10",
+    "group 1:   start 6.75-10",
     "group 1:   transfer 10-11",
     "group 1:   catch up 11-13.75",
     "group 1: commit 13.75-14",
@@ -267,7 +266,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     run = Written(tmp_path, failed_and_returned())
     run.go_on()
     assert timeline.main([str(tmp_path)]) == ExitCode.FINISHED
-    assert capsys.readouterr().out == f"{run.dir.timeline}: 90 slices, 0.0 MB, for https://ui.perfetto.dev\n"
+    assert capsys.readouterr().out == f"{run.dir.timeline}: 89 slices, 0.0 MB, for https://ui.perfetto.dev\n"
     assert told_lines(read_trace(run.dir.timeline.read_bytes())) == told_lines(drawn(failed_and_returned()))
 
 

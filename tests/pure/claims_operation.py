@@ -56,13 +56,13 @@ def looking_on() -> Iterator[Claim]:
     waited = Results("standby.json")
     yield Claim(
         page,
-        "is at full strength {} s after the signal, the toy, whose pieces sleep, after {} s, with {} s for a step",
-        (
-            waited("full_strength_median_s", model="megatron"),
-            waited("full_strength_median_s", model="toy"),
-            waited("step_s", model="toy"),
-        ),
+        "steps of the toy, whose pieces sleep, take {} s with all",
+        (waited("step_s", model="toy", way="standby"),),
     )
+    for words, model in (("toy", "toy"), ("small Megatron job, PP2", "megatron")):
+        ways = ("standby", "relieved", "warm", "nothing")
+        figures = tuple(waited("full_strength_median_s", model=model, way=way) for way in ways)
+        yield Claim(page, f"| {words} | {{}} | {{}} | {{}} | {{}} |", figures)
     yield Claim(
         page,
         "showed a loss {} s (median) and {} s (at most) after the journal's record of it, and a return after {} s and "

@@ -63,11 +63,6 @@ def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like
 MACHINES = {
     "page.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon without GPU,"),
     "watched_job.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(on an Intel Xeon, `benchmarks/"),
-    "standby.json": (
-        "Intel(R) Xeon(R) Processor",
-        "docs/operating.md",
-        "of an Intel Xeon, beside other work)",
-    ),
     "relieved_group.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon"),
     "relief_model.json": ("Intel(R) Xeon(R) Processor", "docs/simulator.md", "run on an Intel Xeon"),
 }

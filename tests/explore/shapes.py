@@ -11,7 +11,7 @@ BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeov
 
 PLAIN = {
     "two groups, any two faults": Shape(faults=2, kinds=ANY),
-    "three groups, any fault": Shape(3, 3, faults=1, kinds=ANY),
+    "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY),
     "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(
         steps=5, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
@@ -51,6 +51,7 @@ PLAIN = {
     ),
 }
 FULL = {
+    "three groups, two steps, any fault": Shape(3, 3, faults=1, kinds=ANY),
     "two groups, any two faults, a save after each step": Shape(faults=2, kinds=ANY, save_every=1),
     "three groups, any fault, a save after each step": Shape(3, 3, faults=1, kinds=ANY, save_every=1),
     "two groups, three steps, any two faults, a save after each step": Shape(

@@ -47,21 +47,20 @@ class RelievedSteps:
         if state.relief.rounds >= ROUNDS:
             return np.inf
         at = state.step_in_flight, state.epoch, len(state.holders)
-        if at != self._at:
-            self._at, self._since_s, again = at, now_s, True
-        else:
-            again = False
+        said_anew = at != self._at
+        if said_anew:
+            self._at, self._since_s = at, now_s
         holders = list(state.holders)
         total, finish, per_piece = total[holders], finish[holders], per_piece[holders]
         half = finish - (total // 2 + 1) * per_piece
         words = np.concatenate([half, finish - per_piece])
-        if again:
+        if said_anew:
             return max(float(words.min()), self._since_s)
         later = words[words >= self._since_s]
         return float(later.min()) if len(later) else np.inf
 
-    def look(self, at_s: float, total: Ints, finish: Floats, per_piece: Floats) -> bool:
-        """The coordinator looks; where pieces move, ``total`` and ``finish`` are changed. Returns whether any did."""
+    def look(self, at_s: float, total: Ints, finish: Floats, per_piece: Floats) -> None:
+        """The coordinator looks; where pieces move, ``total`` and ``finish`` are changed."""
         control = self._control
         state = control.state
         left = np.minimum(np.floor(np.maximum(finish - at_s, 0.0) / per_piece + EXACT).astype(np.int64), total)
@@ -70,7 +69,7 @@ class RelievedSteps:
         asked = control.state.relief.asked
         if not asked:
             self._since_s = at_s + max(AGAIN_S, AGAIN * float(per_piece[list(state.live)].min()))
-            return False
+            return
         for group, ask in sorted(asked.items()):
             free = first_given(unbegun(state.segments_of(group), int(left[group])), state.job.pieces_per_shard)
             control.feed(GaveBack(group, state.live[group], state.step_in_flight, ask, tuple(free[: ask.pieces])))
@@ -79,4 +78,3 @@ class RelievedSteps:
         finish[takers] = np.maximum(finish[takers], at_s)
         finish += more * per_piece
         total += more
-        return True

@@ -79,13 +79,12 @@ class Paces:
         loads = state.plan.loads().tolist()
         paces = [self._left(state, group, loads[group], now_s) for group in sorted(state.live)]
         known = [piece_s for *_, piece_s in paces if piece_s]
-        if not known or any(left and not piece_s for _, left, piece_s in paces):
-            return None
-        usual_s = statistics.median(known)
-        event = RunningOut(*at, tuple((group, left, piece_s or usual_s) for group, left, piece_s in paces))
-        if to_ask(state, event):
-            return event
-        self._looked, self._again_s = at, now_s + max(AGAIN_S, AGAIN * min(known))
+        if known and all(piece_s or not left for _, left, piece_s in paces):
+            usual_s = statistics.median(known)
+            event = RunningOut(*at, tuple((group, left, piece_s or usual_s) for group, left, piece_s in paces))
+            if to_ask(state, event):
+                return event
+        self._looked, self._again_s = at, now_s + max(AGAIN_S, AGAIN * min(known, default=0.0))
         return None
 
     def left(self, state: State, now_s: float) -> dict[int, tuple[int, float]]:

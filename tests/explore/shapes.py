@@ -14,10 +14,10 @@ PLAIN = {
     "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY),
     "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(
-        steps=5, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
+        steps=3, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
     ),
     "three groups, each shard on two, a learner called as the last resort": Shape(
-        3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
+        3, 2, steps=1, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
     ),
     "three groups, damaged weights, saves": Shape(
         3, 3, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True
@@ -32,7 +32,7 @@ PLAIN = {
         pieces=2, steps=1, faults=2, kinds=ANY | {"slow", "ask"}, each=(("slow", 1),), formed=True
     ),
     "three groups, one that is drained and is back, each shard on two": Shape(
-        3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+        3, 2, steps=1, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
     ),
     "three groups, each shard on two, speeds that change, and a loss": Shape(
         3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
@@ -52,6 +52,15 @@ PLAIN = {
 }
 FULL = {
     "three groups, two steps, any fault": Shape(3, 3, faults=1, kinds=ANY),
+    "two groups, five steps, a group lost and back, a save after each step": Shape(
+        steps=5, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
+    ),
+    "three groups, each shard on two, three steps, a learner called as the last resort": Shape(
+        3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
+    ),
+    "three groups, two steps, one that is drained and is back, each shard on two": Shape(
+        3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+    ),
     "two groups, any two faults, a save after each step": Shape(faults=2, kinds=ANY, save_every=1),
     "three groups, any fault, a save after each step": Shape(3, 3, faults=1, kinds=ANY, save_every=1),
     "two groups, three steps, any two faults, a save after each step": Shape(

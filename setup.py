@@ -1,8 +1,8 @@
-"""Build hook of spare_megatron: the native kernels. Metadata and tool settings are in pyproject.toml.
+"""Build hook of spare_megatron: the native libraries. Metadata and tool settings are in pyproject.toml.
 
-The CPU library is built by the C++ compiler ($CXX, else c++), the CUDA one by nvcc ($NVCC, or on the path) where there
-is one. Neither is required: what cannot be built is said once, and torch's operations do its work, slower. The
-libraries have a plain C interface; nothing of Python or torch is compiled in.
+Those for the CPU are built by the C++ compiler ($CXX, else c++), the CUDA one by nvcc ($NVCC, or on the path) where
+there is one. None is required: what cannot be built is said once, and torch's operations or Python do its work, slower.
+The libraries have a plain C interface; nothing of Python or torch is compiled in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BuildLibraries(build_ext):
         objects = Path(self.build_temp) / ext.name
         for folder in (target.parent, objects):
             folder.mkdir(parents=True, exist_ok=True)
-        build = build_cuda if ext.name.endswith("_cuda") else build_cpu
+        build, tool, stand_in = LIBRARIES[ext.name]
         try:
             build(target, objects)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -62,11 +62,10 @@ class BuildLibraries(build_ext):
                 stale = Path(*ext.name.split(".")[:-1]).glob(f"{ext.name.split('.')[-1]}.*so")
                 for library in stale:
                     library.unlink()
-            tool = "nvcc, or set NVCC" if ext.name.endswith("_cuda") else "a C++ compiler, or set CXX"
             reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             print(
-                f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); torch's operations do "
-                f"its work, several times slower. Install {tool}, and run pip install -e . again.",
+                f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); {stand_in} its work, "
+                f"several times slower. Install {tool}, and run pip install -e . again.",
                 file=sys.stderr,
             )
 
@@ -82,6 +81,14 @@ def build_cpu(target: Path, objects: Path) -> None:
         made.append(str(objects / f"{name}.o"))
         run([*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made[-1]])
     run([*compiler, "-shared", "-pthread", *made, "-o", str(target)])
+
+
+def build_chains(target: Path, objects: Path) -> None:
+    """The library of the controller; it has no loops that instruction sets matter for."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    made = objects / "chains.o"
+    run([*compiler, *FLAGS, "-c", str(SOURCES / "chains.cpp"), "-o", str(made)])
+    run([*compiler, "-shared", str(made), "-o", str(target)])
 
 
 def build_cuda(target: Path, objects: Path) -> None:
@@ -100,8 +107,18 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
+COMPILER = "a C++ compiler, or set CXX"
+CUDA_LIBRARY = "spare_megatron.kernels._native_cuda"
+LIBRARIES = {
+    "spare_megatron.kernels._native": (build_cpu, COMPILER, "torch's operations do"),
+    "spare_megatron.controller._chains": (build_chains, COMPILER, "Python does"),
+    CUDA_LIBRARY: (build_cuda, "nvcc, or set NVCC", "torch's operations do"),
+}
+"""Name -> what builds it, with what, and what stands in for it."""
+
 if __name__ == "__main__":
-    libraries = [NativeLibrary("spare_megatron.kernels._native")]
-    if nvcc() and (SOURCES / "cuda.cu").exists():
-        libraries.append(NativeLibrary("spare_megatron.kernels._native_cuda"))
-    setup(ext_modules=libraries, cmdclass={"build_ext": BuildLibraries})
+    cuda = bool(nvcc()) and (SOURCES / "cuda.cu").exists()
+    setup(
+        ext_modules=[NativeLibrary(name) for name in LIBRARIES if cuda or name != CUDA_LIBRARY],
+        cmdclass={"build_ext": BuildLibraries},
+    )

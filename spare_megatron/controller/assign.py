@@ -183,7 +183,7 @@ def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> N
     owner = previous.owner.copy()
     changed = np.flatnonzero((owned != previous.units).any(axis=0))
     layers = placement.by_layer
-    hosts = layers.hosts.T[changed]
+    hosts = layers.hosts[:, changed].T
     rows = owner[changed]
     held = rows[:, :, None] == hosts[:, None, :]
     if layers.real is not None:

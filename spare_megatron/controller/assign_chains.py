@@ -7,6 +7,9 @@ Flows*, ch. 9.7): one vectorised Bellman-Ford gives every node's distance to a g
 walks along arcs on which that distance is exact, and so on until nothing waits. The result has the least total cost at
 these caps; or there is a certificate that they are too small (Hall's condition fails).
 
+kernels/chains.cpp does the same, with the same result; what is written here is what it must do, and does it where there
+was no compiler.
+
 Arrays are layer-major, [L, N]. In a *shard table* entry [l, i] is about shard i on its host of layer l; in a *group
 table* entry [l, g] is about group g and its shard of layer l.
 """
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spare_megatron.controller.assign_native import library, run_natively
 from spare_megatron.placement import LayerTables
 
 IntTable = NDArray[np.int64]
@@ -38,8 +42,8 @@ class Shortage:
 class Chains:
     """One redistribution under some caps; ``run`` is called once.
 
-    Distances are measured by numpy on whole tables. Chains touch single cells, for which memoryviews of the same tables
-    (flat: layer * N + column) cost a third of numpy's own indexing; their names begin with an underscore.
+    In Python distances are measured by numpy on whole tables. Chains touch single cells, for which memoryviews of the
+    same tables (flat: layer * N + column) cost a third of numpy's own indexing; their names begin with an underscore.
     """
 
     def __init__(
@@ -67,14 +71,30 @@ class Chains:
         self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
         self.room: IntTable = np.where(live, caps - kept_by_group.sum(axis=0), 0)
         self.waiting: IntTable = units - kept.sum(axis=0)
-        self._arcs: IntTable = np.empty_like(self.take)
-        self._hosts, self._stacks, self._kept = (_flat(table) for table in (tables.hosts, tables.stacks, kept))
-        self._owned, self._take, self._give = (_flat(table) for table in (self.owned, self.take, self.give))
-        self._room = _flat(self.room)
-        self._extra = None if extra is None else _flat(extra)
+        self.kept, self.extra = kept, extra
 
     def run(self) -> IntTable | Shortage:
         """The owned units (shard table) of least cost within the caps, or why there are none."""
+        native = library()
+        if native is None:
+            return self.run_in_python()
+        ends: list[IntTable] = [np.empty_like(self.room) for _ in range(2)]
+        tables = {name: getattr(self, name) for name in ("kept", "extra", "owned", "take", "give", "room", "waiting")}
+        tables.update(hosts=self.tables.hosts, stacks=self.tables.stacks, shard_far=ends[0], group_far=ends[1])
+        if run_natively(native, self.hop, self.move, tables):
+            return self.owned
+        self._shard_far, self._group_far = (_flat(far) for far in ends)
+        return self._shortage()
+
+    def run_in_python(self) -> IntTable | Shortage:
+        """What :meth:`run` returns, by Python alone."""
+        self._arcs: IntTable = np.empty_like(self.take)
+        self._hosts, self._stacks, self._kept = (
+            _flat(table) for table in (self.tables.hosts, self.tables.stacks, self.kept)
+        )
+        self._owned, self._take, self._give = (_flat(table) for table in (self.owned, self.take, self.give))
+        self._room = _flat(self.room)
+        self._extra = None if self.extra is None else _flat(self.extra)
         while True:
             shards = np.flatnonzero(self.waiting).tolist()
             groups = np.flatnonzero(self.room < 0).tolist()

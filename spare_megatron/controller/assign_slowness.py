@@ -29,7 +29,10 @@ def slowness_of(num_groups: int, live: Iterable[int], slow: Mapping[int, int]) -
 def least_end(slowness: NDArray[np.int64], units: int) -> int:
     """The least end by which groups of this ``slowness`` can compute ``units`` pieces together; there is one or more
     of them."""
-    low, high = 0, int(slowness.min()) * units
+    fastest = int(slowness.min())
+    if fastest == slowness.max():
+        return -(-units // len(slowness)) * fastest
+    low, high = 0, fastest * units
     while low < high:
         middle = (low + high) // 2
         if int((middle // slowness).sum()) >= units:

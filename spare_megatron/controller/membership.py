@@ -97,9 +97,12 @@ def lose(state: State, event: Lost) -> Transition:
     learners, hurt = offers.without_donors(staying, gone)
     back = {group for group in hurt if group in state.live}
     out = members | back
+    live = dict(state.live)  # of a thousand groups, few are out
+    for group in out:
+        live.pop(group, None)
     after = replace(
         state,
-        live={g: i for g, i in state.live.items() if g not in out},
+        live=live,
         learners=learners,
         highest=_raise_highest(state.highest, losses),
         unproved=without(state.unproved, accused),
@@ -240,14 +243,15 @@ def _patched_plan(
     if progress:
         told = np.fromiter(progress.keys(), dtype=np.int64, count=len(progress))
         left[told] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
-    left_of = np.maximum(left, 0).tolist()
+    remaining = dict(enumerate(np.maximum(left, 0).tolist()))
+    remaining.update(dict.fromkeys(gone, 0))
     joiners = sorted(set(live) - holders) if len(holders) < len(live) else []
     added = patch(
         after.where,
         able=sorted(holders) if joiners else live,
         last_resort=joiners,
         missing=missing,
-        remaining={group: 0 if group in gone else left_of[group] for group in live},
+        remaining=remaining,
         pieces_per_shard=spec.pieces_per_shard,
         granularity=spec.granularity,
         slow=before.slowness,
@@ -337,6 +341,8 @@ def change_members(state: State, joining: Sequence[int], left: Sequence[int], wh
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
     neither, the standing assignment alone changes, because groups are slow for long (rule 24)."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
+    if joining:  # in order, so that sorting them again and again costs little
+        live = dict(sorted(live.items()))
     members = tuple(sorted(live))
     drawn = draw_standing(state, members)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard, and who leaves is not needed"

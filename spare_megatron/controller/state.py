@@ -74,9 +74,7 @@ class Plan(Mapping[int, Segments]):
             return np.zeros(0, dtype=np.int64)
         loads = self.assignment.loads.copy()
         if self.members != self.assignment.live or self.patched:
-            inside = np.zeros(len(loads), dtype=np.bool_)
-            inside[list(self._set - self.patched)] = True
-            loads[~inside] = 0
+            loads[list(self.assignment.live_set - self._set | self.patched)] = 0
         for group, pieces in self.left.items():
             loads[group] -= len(pieces)
         for group, segments in self.added.items():

@@ -98,7 +98,7 @@ class Placement:
         """The tables of :meth:`hosts` and :meth:`stacks` with the layer as first axis, and layers for what is
         adopted."""
         more, real = _adopting_layers(self.num_groups, self.adopted)
-        hosts = np.vstack([self._hosts.T.astype(np.int64), *more])
+        hosts = np.ascontiguousarray(np.vstack([self._hosts.T.astype(np.int64), *more]))
         stacks = np.empty_like(hosts)
         np.put_along_axis(stacks, hosts, np.arange(self.num_groups)[None, :], axis=1)
         cells = stacks + np.arange(len(hosts))[:, None] * self.num_groups

@@ -1,0 +1,198 @@
+// Chains of units over hosts, as spare_megatron/controller/assign_chains.py has them: the same plans, sooner.
+//
+// Tables are layer-major, [layers, groups], as there. Distances are shortest paths, which are unique however they are
+// found, and chains walk over the same arcs in the same order; so both give the same units, and the same proof where
+// the caps are too small.
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t NEVER = int64_t{1} << 60;
+constexpr int64_t FAR_MAX = NEVER / 2;
+enum Outcome : int32_t { DONE = 0, SHORTAGE = 1, NEGATIVE_CYCLE = 2, NO_MEMORY = 3 };
+
+}  // namespace
+
+// What Python hands over; all tables are int64.
+struct SpareChains {
+  int64_t layers;
+  int64_t groups;
+  int64_t hop;
+  int64_t move;
+  const int64_t* hosts;   // group of shard i at layer l
+  const int64_t* stacks;  // shard of group g at layer l
+  const int64_t* kept;    // units by shard that live groups owned
+  const int64_t* extra;   // cost by shard of a unit beyond those, or null for 0
+  int64_t* owned;         // units by shard
+  int64_t* take;          // lengths by shard of the arcs to its hosts
+  int64_t* give;          // lengths by group of the arcs to its shards
+  int64_t* room;          // [groups]
+  int64_t* waiting;       // [groups]: units of each shard that nobody owns
+  int64_t* shard_far;     // [groups]: distances, at the end those behind the outcome
+  int64_t* group_far;     // [groups]
+};
+
+namespace {
+
+class Run {
+ public:
+  explicit Run(const SpareChains& job)
+      : j_(job), cells_(job.layers * job.groups), following_(2 * job.groups) {}
+
+  Outcome run() {
+    std::vector<int64_t> shards, groups;
+    while (true) {
+      shards.clear();
+      groups.clear();
+      for (int64_t n = 0; n < j_.groups; ++n) {
+        if (j_.waiting[n] != 0) shards.push_back(n);
+        if (j_.room[n] < 0) groups.push_back(n);
+      }
+      if (shards.empty() && groups.empty()) return DONE;
+      if (!measure()) return NEGATIVE_CYCLE;
+      for (int64_t shard : shards)
+        if (j_.shard_far[shard] > FAR_MAX) return SHORTAGE;
+      for (int64_t group : groups)
+        if (j_.group_far[group] > FAR_MAX) return SHORTAGE;
+      for (int64_t n = 0; n < j_.groups; ++n) following_[n] = following_[j_.groups + n] = n;
+      for (int64_t shard : shards) {
+        int64_t wanted = j_.waiting[shard];
+        while (wanted && walk(shard)) wanted -= move_along(wanted);
+        j_.waiting[shard] = wanted;
+      }
+      for (int64_t group : groups)
+        while (j_.room[group] < 0 && walk(j_.groups + group)) j_.room[group] += move_along(-j_.room[group]);
+    }
+  }
+
+ private:
+  // Bellman-Ford, with each new distance used at once. False: there is a cycle of negative length.
+  bool measure() {
+    const int64_t n = j_.groups;
+    for (int64_t i = 0; i < n; ++i) {
+      j_.group_far[i] = j_.room[i] > 0 ? 0 : NEVER;
+      j_.shard_far[i] = NEVER;
+    }
+    for (int64_t sweep = 0; sweep < 2 * n + 2; ++sweep) {
+      lower(j_.shard_far, j_.take, j_.hosts, j_.group_far);
+      if (!lower(j_.group_far, j_.give, j_.stacks, j_.shard_far)) return true;
+    }
+    return false;
+  }
+
+  // Lowers `far` to what the arcs lead to; whether anything became lower. Layer by layer, as the tables lie.
+  bool lower(int64_t* far, const int64_t* length, const int64_t* to, const int64_t* there) const {
+    bool lowered = false;
+    for (int64_t first = 0; first < cells_; first += j_.groups) {
+      for (int64_t i = 0; i < j_.groups; ++i) {
+        const int64_t over = length[first + i] + there[to[first + i]];
+        if (over < far[i]) {
+          far[i] = over;
+          lowered = true;
+        }
+      }
+    }
+    return lowered;
+  }
+
+  // path_: a chain from `start` to a group with room; false where there is none.
+  bool walk(int64_t start) {
+    const int64_t n = j_.groups;
+    path_.clear();
+    int64_t node = start;
+    while (true) {
+      const bool takes = node < n;
+      const int64_t own = takes ? node : node - n;
+      const int64_t far = takes ? j_.shard_far[own] : j_.group_far[own];
+      if (!takes && far == 0 && j_.room[own] > 0) {
+        path_.emplace_back(node, -1);
+        return true;
+      }
+      const int64_t* length = takes ? j_.take : j_.give;
+      const int64_t* to = takes ? j_.hosts : j_.stacks;
+      const int64_t* there = takes ? j_.group_far : j_.shard_far;
+      // Every arc has a length, so none is exact at a group that had room and is full now.
+      int64_t at = takes || far ? following_[node] : cells_;
+      while (at < cells_ && length[at] + there[to[at]] != far) at += n;
+      following_[node] = at;
+      if (at < cells_) {
+        path_.emplace_back(node, at);
+        node = (takes ? n : 0) + to[at];
+      } else if (!path_.empty()) {
+        node = path_.back().first;
+        path_.pop_back();
+        following_[node] += n;
+      } else {
+        return false;
+      }
+    }
+  }
+
+  // Moves as many units along path_ as its arcs and the room at its end allow, at most `wanted`; returns how many.
+  int64_t move_along(int64_t wanted) {
+    const int64_t n = j_.groups, end = path_.back().first - n;
+    int64_t amount = wanted < j_.room[end] ? wanted : j_.room[end];
+    for (std::size_t hop = 0; hop + 1 < path_.size(); ++hop) {
+      const auto [node, arc] = path_[hop];
+      const int64_t cell = cell_of(node, arc), above = j_.owned[cell] - j_.kept[cell];
+      if (node >= n) {
+        const int64_t most = above > 0 ? above : j_.owned[cell];
+        if (most < amount) amount = most;
+      } else if (above < 0 && -above < amount) {
+        amount = -above;
+      }
+    }
+    for (std::size_t hop = 0; hop + 1 < path_.size(); ++hop) {
+      const auto [node, arc] = path_[hop];
+      const int64_t cell = cell_of(node, arc);
+      j_.owned[cell] += node < n ? amount : -amount;
+      relength(cell);
+    }
+    j_.room[end] -= amount;
+    return amount;
+  }
+
+  // Position by shard of what an arc of a node is about.
+  int64_t cell_of(int64_t node, int64_t arc) const {
+    return node < j_.groups ? arc : arc - (node - j_.groups) + j_.stacks[arc];
+  }
+
+  void relength(int64_t cell) {
+    const int64_t owned = j_.owned[cell], kept = j_.kept[cell], extra = j_.extra ? j_.extra[cell] : 0;
+    j_.take[cell] = (owned < kept ? -j_.move : extra) * j_.hop + 1;
+    const int64_t give = cell - cell % j_.groups + j_.hosts[cell];
+    j_.give[give] = owned ? (owned > kept ? -extra : j_.move) * j_.hop + 1 : NEVER;
+  }
+
+  const SpareChains& j_;
+  const int64_t cells_;
+  std::vector<int64_t> following_;
+  std::vector<std::pair<int64_t, int64_t>> path_;
+};
+
+}  // namespace
+
+#ifdef __GNUC__
+#define SPARE_EXPORT __attribute__((visibility("default")))
+#else
+#define SPARE_EXPORT
+#endif
+
+extern "C" {
+
+// Grows when SpareChains or what it means changes; the Python package refuses a library with another number.
+SPARE_EXPORT int32_t spare_chains_version(void) { return 1; }
+
+SPARE_EXPORT int32_t spare_chains_run(const SpareChains* job) {
+  try {
+    return Run(*job).run();
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+}  // extern "C"

@@ -2,9 +2,11 @@
 
     python benchmarks/masked_failure.py [--kills 10]
 
-Real Megatron jobs of 4 groups x PP2; each masks up to three kills at random moments of random steps, from outside, by
-the pids of processes.json. ``total_s`` is this benchmark's own clock, from the signal to the commit's line in
-metrics.jsonl; the parts are the coordinator's and the ranks' figures in that line.
+Real Megatron jobs of 4 groups x PP2, or ``--stages``; each masks up to three kills at random moments of random steps,
+from outside, by the pids of processes.json. Communicators form (``rebuild_s``, of the slowest rank) beside the
+agreement (``agree_s``); ``formed_s`` is how long both took together, from the decision on. ``total_s`` is this
+benchmark's own clock, from the signal to the commit's line in metrics.jsonl; the parts are the coordinator's and the
+ranks' figures in that line.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from benchmarks._report import report
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
-PARTS = ("detect_s", "agree_s", "rebuild_s", "patch_s", "reduce_s")
+PARTS = ("detect_s", "agree_s", "rebuild_s", "formed_s", "patch_s", "reduce_s")
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "128", "--num-attention-heads", "4", "--seq-length", "128"),
     *("--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--lr", "1e-3"),
-    *("--pipeline-model-parallel-size", "2", "--mock-data", "--tokenizer-type", "NullTokenizer"),
+    *("--mock-data", "--tokenizer-type", "NullTokenizer"),
     *("--vocab-size", "1023", "--split", "100,0,0", "--eval-iters", "0", "--log-interval", "1000"),
     *("--spare-redundancy", "4", "--num-workers", "0"),
 )
@@ -43,18 +45,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stages", type=int, nargs="+", default=[2], help="pipeline stages of the jobs")
     options = parser.parse_args()
-    draw = random.Random(options.seed)
-    found: list[dict[str, float]] = []
-    while len(found) < options.kills:
-        found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)))
-    rows = [_row(part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
-    report("masked_failure", {"flags": " ".join(FLAGS), "kills": len(found), "seed": options.seed}, rows)
+    rows = []
+    for stages in options.stages:
+        draw = random.Random(options.seed)
+        found: list[dict[str, float]] = []
+        while len(found) < options.kills:
+            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), stages)
+        rows += [_row(stages, part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
+    report("masked_failure", {"flags": " ".join(FLAGS), "kills": options.kills, "seed": options.seed}, rows)
 
 
-def _row(part: str, found: list[dict[str, float]]) -> dict[str, object]:
+def _row(stages: int, part: str, found: list[dict[str, float]]) -> dict[str, object]:
     values = [one[part] for one in found]
     return {
+        "shape": f"PP{stages} x {GROUPS}",
         "part": part,
         "median_s": round(statistics.median(values), 4),
         "min_s": round(min(values), 4),
@@ -62,12 +68,13 @@ def _row(part: str, found: list[dict[str, float]]) -> dict[str, object]:
     }
 
 
-def _job(draw: random.Random, kills: int) -> list[dict[str, float]]:
+def _job(draw: random.Random, kills: int, stages: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
         command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
-        command += ["pretrain_gpt.py", *FLAGS, "--train-iters", str(steps), "--spare-max-group-restarts", "0"]
+        command += ["pretrain_gpt.py", *FLAGS, "--pipeline-model-parallel-size", f"{stages}"]
+        command += ["--train-iters", f"{steps}", "--spare-max-group-restarts", "0"]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
         try:
@@ -93,7 +100,7 @@ def _kill(
             os.kill(rank["pid"], signal.SIGKILL)
     line = _wait(run_dir, process, lambda line: group in (line["recovery"] or {}).get("lost_groups", ()))
     recovery = {part: line["recovery"][part] for part in PARTS}
-    rest = sum(recovery[part] for part in ("detect_s", "agree_s", "rebuild_s"))
+    rest = recovery["detect_s"] + recovery["formed_s"]
     return {**recovery, "all_but_patch_and_reduce_s": rest, "total_s": time.monotonic() - killed_s}
 
 

@@ -42,6 +42,17 @@ class _Recovery:
     """Groups that have not said when their last rank dropped the communicators of the old epoch."""
     seen_s: float = 0.0
     """When the last of the others did."""
+    seen: dict[int, float] = field(default_factory=dict)
+    """When each of them did."""
+
+    def formed_later_s(self, times: Mapping[int, Mapping[str, float]]) -> float:
+        """For how long some group still formed its new communicators when all had dropped the old ones. Who drops them
+        first forms the new ones while others drop theirs."""
+        formed_s = [
+            self.seen.get(group, self.decided_s) + figures.get("rebuild_s", 0.0) for group, figures in times.items()
+        ]
+        dropped_s = max([self.decided_s, *self.seen.values()])
+        return max([0.0, *(at_s - dropped_s for at_s in formed_s)])
 
 
 @dataclass
@@ -181,7 +192,7 @@ class MetricsBook:
         progress = dict(event.progress if isinstance(event, Lost) else enumerate(before.plan.loads().tolist()))
         recovery.lost |= dead
         recovery.computed_by_dead += sum(self._done(before, group, progress.get(group, 0)) for group in dead)
-        recovery.decided_s, recovery.missing = time_s, set(after.live)
+        recovery.decided_s, recovery.missing, recovery.seen = time_s, set(after.live), {}
 
     def _done(self, before: State, group: int, done: int) -> int:
         """How many of ``done`` computed pieces have samples: a group runs these before its empty ones."""
@@ -254,6 +265,7 @@ class MetricsBook:
         if recovery is None or group not in recovery.missing:
             return
         recovery.missing.discard(group)
+        recovery.seen[group] = time_s
         recovery.seen_s = max(recovery.seen_s, time_s)
         if not recovery.missing:
             recovery.agree_s += max(0.0, recovery.seen_s - recovery.decided_s)
@@ -303,7 +315,12 @@ class MetricsBook:
             "relieved": self.relieved,
             "recovery": None
             if recovery is None
-            else {**asdict(recovery), "lost": sorted(recovery.lost), "missing": sorted(recovery.missing)},
+            else {
+                **asdict(recovery),
+                "lost": sorted(recovery.lost),
+                "missing": sorted(recovery.missing),
+                "seen": list(recovery.seen.items()),
+            },
         }
 
     def recall(self, memo: Mapping[str, Any], complete: Iterable[dict[str, Any]] = ()) -> None:
@@ -316,9 +333,10 @@ class MetricsBook:
         self._times, self._disturbed = list(memo["times"]), list(memo["disturbed"])
         self.relieved = memo.get("relieved", {})
         kept = memo["recovery"]
-        self._recovery = (
-            None if kept is None else _Recovery(**{**kept, "lost": set(kept["lost"]), "missing": set(kept["missing"])})
-        )
+        if kept is not None:
+            sets = {name: set(kept[name]) for name in ("lost", "missing")}
+            kept = _Recovery(**{**kept, **sets, "seen": dict(kept.get("seen", ()))})
+        self._recovery = kept
 
     @property
     def stall_s(self) -> float:
@@ -351,6 +369,7 @@ def _recovery_line(recovery: _Recovery, times: Mapping[int, Mapping[str, float]]
     return {
         "detect_s": round(recovery.detect_s, 6),
         "agree_s": round(recovery.agree_s, 6),
+        "formed_s": round(recovery.agree_s + recovery.formed_later_s(times), 6),
         **{name: round(value, 6) for name, value in greatest.items()},
         "patch_wait_s": round(max(_of_groups(times, "compute_s", "patch_s")) - max(_of_groups(times, "compute_s")), 6),
         "total_s": round(time_s - recovery.first_evidence_s, 6),

@@ -120,7 +120,7 @@ def _of_recovery(
     for name, took_s in (
         ("detect", decided_s - computed_s),
         ("agree", recovery["agree_s"]),
-        ("rebuild", recovery["rebuild_s"]),
+        ("rebuild", recovery.get("formed_s", recovery["agree_s"] + recovery["rebuild_s"]) - recovery["agree_s"]),
     ):
         parts[name] = min(max(0.0, took_s), gap_s)
         gap_s -= parts[name]

@@ -55,13 +55,14 @@ class Story:
         self.log.append((self.now_s, event))
         self.book.observe(self.now_s, before, event, decision, self.state, detect_s)
 
-    def commit(self, seconds: float = 1.0) -> None:
+    def commit(self, seconds: float = 1.0, rebuild_s: Mapping[int, float] | None = None) -> None:
         """Every live group votes ok after ``seconds``."""
         self.now_s += seconds
         state = self.state
         for group, incarnation in state.live.items():
             pieces = tuple(p for segment in state.segments_of(group) for p in segment)
             figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0), ("pieces_joined", 1.0)]
+            figures.append(("rebuild_s", (rebuild_s or {}).get(group, 0.0)))
             self.book.figures(state.step_in_flight, state.epoch, group, figures)
             self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
@@ -99,14 +100,15 @@ def test_a_recovery_has_its_times_and_counts_what_the_dead_had_computed() -> Non
     story.tell(Lost((Loss(1, 0, "exited"),), ((0, 2), (1, 1), (2, 0))), detect_s=0.01)
     story.book.seen(0, story.now_s + 0.002)
     story.book.seen(2, story.now_s + 0.004)
-    story.commit(0.3)
+    story.commit(0.3, rebuild_s={0: 0.005, 2: 0.001})
     [line] = story.report(2)
     assert line["live_groups"] == 2
     assert line["pieces_computed"] == 7, "the batch, and the one piece that the dead had reported"
     assert line["recovery"] == {
         "detect_s": 0.01,
         "agree_s": 0.004,
-        "rebuild_s": 0.0,
+        "formed_s": 0.007,
+        "rebuild_s": 0.005,
         "patch_s": 0.2,
         "reduce_s": 0.2,
         "patch_wait_s": 0.2,

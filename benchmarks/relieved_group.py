@@ -9,7 +9,8 @@ each; in pairs of jobs one has ``--spare-relief``.
 *Half speed*: from step 4 on the pieces of group 2 take twice as long. ``ideal`` is a calm step of the same job, with
 the 64 pieces shared out by speed. *Jitter*: the pace of each group in each step is drawn with a standard deviation of
 20 %; ``predicted`` is what the simulator's model of relief (sim/balance.py) makes of the same paces, over what they
-take without it, and ``measured`` the same of the two jobs.
+take without it, and ``measured`` the same of the two jobs. *Calm*: nobody is slow, and pieces take a sixth as long;
+what a step takes longer with relief, a median of medians, is what its words cost.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.process.sleeping_pipeline import drawn
 
 GROUPS, PIECES, STEPS, SLOW_FROM = 4, 16, 16, 4
 JITTER = 0.2
+CALM_STEPS, CALM_JOBS = 40, 5
 
 
 def main() -> None:
@@ -41,7 +43,8 @@ def main() -> None:
     parser.add_argument("--piece-s", type=float, default=0.12, help="of a piece on one stage, forward and backward")
     parser.add_argument("--stages", type=int, default=2)
     options = parser.parse_args()
-    rows = []
+    rows = [_calm(options)]
+    print(rows[0], flush=True)
     for redundancy in (GROUPS, 2):
         for kind in ("alone", "relieved"):
             jobs = [_steps(kind, redundancy, options, "slow=2x:group=2,step=4") for _ in range(options.rounds)]
@@ -57,9 +60,29 @@ def main() -> None:
     report("relieved_group", vars(options), rows)
 
 
-def _steps(kind: str, redundancy: int, options: argparse.Namespace, inject: str, jitter: float = 0.0) -> list[float]:
+def _calm(options: argparse.Namespace) -> dict[str, object]:
+    """What relief costs a step in which nobody is slow, in jobs one after the other."""
+    short = argparse.Namespace(stages=options.stages, piece_s=options.piece_s / 6)
+    took: dict[str, list[float]] = {"alone": [], "relieved": []}
+    for _ in range(CALM_JOBS):
+        for kind, medians in took.items():
+            medians.append(statistics.median(_steps(kind, GROUPS, short, "", steps=CALM_STEPS)[1:]))
+    alone_s, relieved_s = (statistics.median(medians) for medians in took.values())
+    return {
+        "what": "calm",
+        "redundancy": GROUPS,
+        "kind": "relieved beside alone",
+        "alone_s": round(alone_s, 5),
+        "relieved_s": round(relieved_s, 5),
+        "added_ms": round((relieved_s - alone_s) * 1000, 2),
+    }
+
+
+def _steps(
+    kind: str, redundancy: int, options: argparse.Namespace, inject: str, jitter: float = 0.0, steps: int = STEPS
+) -> list[float]:
     """The length of each step of one job, in seconds."""
-    words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", str(options.piece_s), "--joins", "--stages")
+    words = ("--steps", str(steps), "--pieces", str(PIECES), "--piece-s", str(options.piece_s), "--joins", "--stages")
     words += ("--redundancy", str(redundancy), "--jitter", str(jitter), "--heartbeat-s", "4")
     words += ("--ahead", str(options.stages + 1)) if kind == "relieved" else ()
     with tempfile.TemporaryDirectory() as scratch:

@@ -25,6 +25,8 @@ from tests.spawn import needs_all_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
+STARTED: list[Job] = []
+"""The jobs of the tests and fixtures that are not over."""
 
 
 @dataclass
@@ -175,7 +177,16 @@ def launch(
     environment |= environ or {}
     with (run_dir / "launch.out").open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
-    return Job(run_dir, process)
+    STARTED.append(Job(run_dir, process))
+    return STARTED[-1]
+
+
+def end_since(number: int) -> None:
+    """End the jobs that were started after the first ``number`` and still run: their test has failed."""
+    while len(STARTED) > number:
+        job = STARTED.pop()
+        if job.process.poll() is None:
+            job.end()
 
 
 def toy_digests(run_dir: Path) -> dict[str, str]:

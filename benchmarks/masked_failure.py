@@ -2,16 +2,18 @@
 
     python benchmarks/masked_failure.py [--kills 10]
 
-Real Megatron jobs of 4 groups x PP2, or ``--stages``; each masks up to three kills at random moments of random steps,
-from outside, by the pids of processes.json. Communicators form (``rebuild_s``, of the slowest rank) beside the
-agreement (``agree_s``); ``formed_s`` is how long both took together, from the decision on. ``total_s`` is this
-benchmark's own clock, from the signal to the commit's line in metrics.jsonl; the parts are the coordinator's and the
-ranks' figures in that line.
+Real Megatron jobs of 4 groups x PP2, or ``--stages``, with a hidden size of 128, or ``--hidden-sizes`` (the larger, the
+more of a rank's time goes into products, which leave the interpreter to its other threads). Each masks up to three
+kills at random moments of random steps, from outside, by the pids of processes.json. Communicators form
+(``rebuild_s``, of the slowest rank) beside the agreement (``agree_s``); ``formed_s`` is how long both took together,
+from the decision on. ``total_s`` is this benchmark's own clock, from the signal to the commit's line in metrics.jsonl;
+the parts are the coordinator's and the ranks' figures in that line.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
 PARTS = ("detect_s", "agree_s", "rebuild_s", "formed_s", "patch_s", "reduce_s")
 FLAGS = (
-    *("--num-layers", "4", "--hidden-size", "128", "--num-attention-heads", "4", "--seq-length", "128"),
+    *("--num-layers", "4", "--num-attention-heads", "4", "--seq-length", "128"),
     *("--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--lr", "1e-3"),
     *("--mock-data", "--tokenizer-type", "NullTokenizer"),
     *("--vocab-size", "1023", "--split", "100,0,0", "--eval-iters", "0", "--log-interval", "1000"),
@@ -46,21 +48,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stages", type=int, nargs="+", default=[2], help="pipeline stages of the jobs")
+    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[128])
     options = parser.parse_args()
     rows = []
-    for stages in options.stages:
+    for stages, hidden in itertools.product(options.stages, options.hidden_sizes):
         draw = random.Random(options.seed)
         found: list[dict[str, float]] = []
         while len(found) < options.kills:
-            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), stages)
-        rows += [_row(stages, part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
+            shape = ("--pipeline-model-parallel-size", f"{stages}", "--hidden-size", f"{hidden}")
+            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), shape)
+        name = f"PP{stages} x {GROUPS}"
+        rows += [_row(name, hidden, part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
     report("masked_failure", {"flags": " ".join(FLAGS), "kills": options.kills, "seed": options.seed}, rows)
 
 
-def _row(stages: int, part: str, found: list[dict[str, float]]) -> dict[str, object]:
+def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> dict[str, object]:
     values = [one[part] for one in found]
     return {
-        "shape": f"PP{stages} x {GROUPS}",
+        "shape": shape,
+        "hidden": hidden,
         "part": part,
         "median_s": round(statistics.median(values), 4),
         "min_s": round(min(values), 4),
@@ -68,12 +74,12 @@ def _row(stages: int, part: str, found: list[dict[str, float]]) -> dict[str, obj
     }
 
 
-def _job(draw: random.Random, kills: int, stages: int) -> list[dict[str, float]]:
+def _job(draw: random.Random, kills: int, shape: tuple[str, ...]) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
         command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
-        command += ["pretrain_gpt.py", *FLAGS, "--pipeline-model-parallel-size", f"{stages}"]
+        command += ["pretrain_gpt.py", *FLAGS, *shape]
         command += ["--train-iters", f"{steps}", "--spare-max-group-restarts", "0"]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)

@@ -41,7 +41,7 @@ namespace {
 class Run {
  public:
   explicit Run(const SpareChains& job)
-      : j_(job), cells_(job.layers * job.groups), following_(2 * job.groups) {}
+      : j_(job), cells_(job.layers * job.groups), following_(2 * job.groups), waits_(2 * job.groups) {}
 
   Outcome run() {
     std::vector<int64_t> shards, groups;
@@ -70,33 +70,44 @@ class Run {
   }
 
  private:
-  // Bellman-Ford, with each new distance used at once. False: there is a cycle of negative length.
+  // Bellman-Ford, which goes on from what became nearer only. False: there is a cycle of negative length.
   bool measure() {
     const int64_t n = j_.groups;
+    nearer_.clear();
     for (int64_t i = 0; i < n; ++i) {
       j_.group_far[i] = j_.room[i] > 0 ? 0 : NEVER;
       j_.shard_far[i] = NEVER;
+      if (j_.room[i] > 0) nearer_.push_back(n + i);
     }
-    for (int64_t sweep = 0; sweep < 2 * n + 2; ++sweep) {
-      lower(j_.shard_far, j_.take, j_.hosts, j_.group_far);
-      if (!lower(j_.group_far, j_.give, j_.stacks, j_.shard_far)) return true;
+    for (int64_t round = 0; round < 2 * n + 2; ++round) {
+      if (nearer_.empty()) return true;
+      now_.swap(nearer_);
+      nearer_.clear();
+      for (int64_t node : now_) waits_[node] = false;
+      for (int64_t node : now_) {
+        if (node >= n) {
+          for (int64_t cell = node - n; cell < cells_; cell += n) {
+            const int64_t shard = j_.stacks[cell];
+            lower(j_.shard_far, shard, j_.take[cell - (node - n) + shard] + j_.group_far[node - n], shard);
+          }
+        } else {
+          for (int64_t cell = node; cell < cells_; cell += n) {
+            const int64_t group = j_.hosts[cell];
+            lower(j_.group_far, group, j_.give[cell - node + group] + j_.shard_far[node], n + group);
+          }
+        }
+      }
     }
     return false;
   }
 
-  // Lowers `far` to what the arcs lead to; whether anything became lower. Layer by layer, as the tables lie.
-  bool lower(int64_t* far, const int64_t* length, const int64_t* to, const int64_t* there) const {
-    bool lowered = false;
-    for (int64_t first = 0; first < cells_; first += j_.groups) {
-      for (int64_t i = 0; i < j_.groups; ++i) {
-        const int64_t over = length[first + i] + there[to[first + i]];
-        if (over < far[i]) {
-          far[i] = over;
-          lowered = true;
-        }
-      }
+  void lower(int64_t* far, int64_t at, int64_t over, int64_t node) {
+    if (over >= far[at]) return;
+    far[at] = over;
+    if (!waits_[node]) {
+      waits_[node] = true;
+      nearer_.push_back(node);
     }
-    return lowered;
   }
 
   // path_: a chain from `start` to a group with room; false where there is none.
@@ -170,7 +181,8 @@ class Run {
 
   const SpareChains& j_;
   const int64_t cells_;
-  std::vector<int64_t> following_;
+  std::vector<int64_t> following_, nearer_, now_;
+  std::vector<char> waits_;
   std::vector<std::pair<int64_t, int64_t>> path_;
 };
 

@@ -9,10 +9,10 @@ shard hosts it for good, until its loss. Protocol rule 23.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import numpy as np
 
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.state import State
 
 Adopted = Mapping[int, Mapping[int, bool]]

@@ -9,9 +9,9 @@ members asks for the checksum of each parameter, and then the minority is fenced
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from spare_megatron.controller import audits
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import WEIGHTS, Loss
 from spare_megatron.controller.state import State
 from spare_megatron.controller.transition import Transition, decide, minority, stop, views, with_checkpoint, without

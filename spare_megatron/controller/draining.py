@@ -7,11 +7,10 @@ nothing. Where it is the last live host of a shard it stays until another one is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spare_megatron.controller import offers
 from spare_megatron.controller.assign import WipeOut
 from spare_megatron.controller.audits import name_groups
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import Action, DrainRequested, SendFenced
 from spare_megatron.controller.standing import draw_standing, leaving
 from spare_megatron.controller.state import State

@@ -12,8 +12,8 @@ checkpoint would be given up for a comparison that nobody can make any more.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.divergence import check_weights
 from spare_megatron.controller.messages import Action, Applied, Loss, Saved, SendFenced, Vote
 from spare_megatron.controller.saves import saver

@@ -5,10 +5,9 @@ None of it makes an epoch where only learners are concerned, because nobody wait
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spare_megatron.controller import offers
 from spare_megatron.controller.audits import name_groups
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.membership import lose, send_back
 from spare_megatron.controller.messages import (

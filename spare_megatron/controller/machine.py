@@ -8,10 +8,9 @@ must hold after every event.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spare_megatron.config.plural import counted
 from spare_megatron.controller import draining, ending, hosting, learning, relief, speeds, voting
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.membership import begin, begin_if_ready, joiners_late, lose
 from spare_megatron.controller.messages import (
     AllHere,

@@ -8,13 +8,13 @@ effects.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from spare_megatron.config.plural import counted
 from spare_megatron.controller import adoption, audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
 from spare_megatron.controller.standing import draw_standing
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 
 from spare_megatron.controller.adoption import adopt, adopters, bare
 from spare_megatron.controller.audits import name_groups
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.messages import Action, SendFenced
 from spare_megatron.controller.state import State

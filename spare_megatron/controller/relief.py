@@ -11,12 +11,12 @@ its pieces are then not those of its plan; so no commit can come in between. Pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from spare_megatron.config.plural import counted
 from spare_megatron.controller import offers, rebalance
 from spare_megatron.controller.assign_patch import execution_order
 from spare_megatron.controller.audits import name_groups, selected
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.membership import backoff_s, lose
 from spare_megatron.controller.messages import GaveBack, Loss, Lost, RunningOut, SendAsk
 from spare_megatron.controller.state import Relief, State

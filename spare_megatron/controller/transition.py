@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import (
     AcceptSave,
     Action,

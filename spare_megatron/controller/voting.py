@@ -8,11 +8,11 @@ voted sets are disjoint and together the whole batch. The decision is final.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from spare_megatron.config import plural
 from spare_megatron.controller import adoption, audits, ending, membership, offers, saves
 from spare_megatron.controller.blame import Culprit, culprit
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.divergence import check_weights, diverged
 from spare_megatron.controller.membership import lose, retry
 from spare_megatron.controller.messages import (

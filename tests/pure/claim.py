@@ -20,6 +20,8 @@ HISTORY, GENERATED = "docs/log.md", "docs/flags.md"
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 TWO_GROUPS, FOUR_GROUPS = "PP2 x 2 groups, K=8", "1 x 4 groups, K=8"
 """Cases of the benchmarks of a step."""
+SMALL = {"shape": "PP2 x 4", "hidden": 128}
+"""The job whose failures README tells of."""
 
 
 @dataclass(frozen=True)

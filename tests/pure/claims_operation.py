@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.pure.claim import Claim, Results
+from tests.pure.claim import SMALL, Claim, Results
 
 FUNCTIONAL = ("accepted", "drawn", "steps", "equal", "bits_equal", "largest_difference")
 
@@ -47,8 +47,23 @@ def operation() -> Iterator[Claim]:
     yield Claim(
         "docs/when_a_gpu_dies.md",
         "the median of {} kills was {} s",
-        (masked.config("kills"), masked("median_s", part="total_s")),
+        (masked.config("kills"), masked("median_s", part="total_s", **SMALL)),
     )
+    joined = Results("joined_patch.json")
+    late = [
+        joined("late_s", shape=shape, patch=patch, **{"killed at piece": piece})
+        for shape in ("PP4 x 4", "PP2 x 4")
+        for patch in ("drains", "joins")
+        for piece in (1, 8, 14)
+    ]
+    yield Claim(
+        "docs/when_a_gpu_dies.md",
+        "the commit came {}, {} and {} s later than the missing work needs, and {}, {} and {} s where the patch "
+        "joined; with PP2 {}, {} and {} s, and {}, {} and {} s",
+        tuple(late),
+    )
+    yield Claim("docs/when_a_gpu_dies.md", "sleep for {} s a piece", (joined.config("piece_s"),))
+    yield Claim("docs/when_a_gpu_dies.md", "medians of {} kills", (joined.config("rounds"),))
 
 
 def looking_on() -> Iterator[Claim]:

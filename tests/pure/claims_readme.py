@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from tests.pure.claim import FOUR_GROUPS, RESULTS, TWO_GROUPS, Claim, Figure, Results
+from tests.pure.claim import FOUR_GROUPS, RESULTS, SMALL, TWO_GROUPS, Claim, Figure, Results
 
 
 def readme() -> Iterator[Claim]:
     masked = Results("masked_failure.json")
     rest = "all_but_patch_and_reduce_s"
-    yield Claim("README.md", "A masked failure takes {} s from", (masked("median_s", part="total_s"),))
+    yield Claim("README.md", "A masked failure takes {} s from", (masked("median_s", part="total_s", **SMALL),))
     yield Claim(
         "README.md",
         "Without the patch and the reduction that is {} s, and {} s at most",
-        (masked("median_s", part=rest), masked("max_s", part=rest)),
+        (masked("median_s", part=rest, **SMALL), masked("max_s", part=rest, **SMALL)),
     )
     yield Claim(
         "README.md",

@@ -37,7 +37,8 @@ def test_a_figure_that_differs_is_told_with_page_and_file() -> None:
     claim = next(claim for claim in CLAIMS if claim.words.startswith("A masked failure takes"))
     value = claim.figures[0].value
     assert list(_disagreements(claim, "A masked failure takes 9.99\ns from")) == [
-        f"README.md says 9.99, but {value} is in masked_failure.json: median_s (part=total_s): "
+        f"README.md says 9.99, but {value} is in masked_failure.json: median_s (part=total_s, shape=PP2 x 4, "
+        "hidden=128): "
         "A masked failure takes 9.99 s from"
     ]
     assert next(_disagreements(claim, "A masked failure takes long")).startswith("README.md has 0 times")

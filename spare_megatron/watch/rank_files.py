@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.observe.rank_lines import RankLine, parsed
 
-CHUNK_BYTES = 4096
+CHUNK_BYTES = 1024
 """So short a stretch is read as a whole."""
 OTHERS_MAX = 16
 """After so many lines in a row that are none of ours no more are looked at."""
@@ -27,7 +27,9 @@ class RankFiles:
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self._dir = run_dir
-        self.positions = {int(found[1]): _positions(path) for path, found in _named(run_dir.rank_times, _GROUP)}
+        self.positions: Mapping[int, Sequence[int]] = {
+            int(found[1]): _positions(path) for path, found in _named(run_dir.rank_times, _GROUP)
+        }
         """Group -> the positions whose ranks have told anything."""
         self.left_out = False
         """Whether something could not be read."""

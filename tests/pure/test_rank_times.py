@@ -259,7 +259,8 @@ def test_what_could_not_be_read_is_said(tmp_path: Path) -> None:
 
 def test_with_tracks_of_ranks_fewer_steps_are_shown(tmp_path: Path) -> None:
     """So that a trace stays as small."""
-    lines = [{**told_line(), "step": step} for step in range(1, 5001)]
+    line = told_line()
+    lines = [{**line, "step": step} for step in range(1, 5001)]
     for ranks in (0, 4, 8):
         shown = len(choose_steps(lines, ranks=ranks).steps)
         assert 0.8 * SLICES_MAX < shown * 4 * 5 * (1 + ranks) < 1.1 * SLICES_MAX

@@ -188,6 +188,8 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
     """All clocks are those of one machine. A rank has told of each step that its group voted for and that was
     committed; its times in a step are those of the step's line."""
     lines = {(line["life"], line["step"]): line for line in metrics_lines(ran.run_dir.metrics)}
+    told = {one.name for one in trace.slices if one.track[-1] == "rank 0"}
+    assert told >= {"compute", "patch", "reduce", "reduce, broken off", "vote", "commit", "save"}
     lives = {(one.begin_s, one.end_s): int(one.name.split()[1]) for one in trace.of("job", "lives")}
     for group in range(6):
         rank = trace.of("groups", f"group {group}", "rank 0")
@@ -206,7 +208,7 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
                 assert one.end_s < committed_s + NEAR_S, one
             computed[life, one.details["step"], one.name] += one.end_s - one.begin_s
         for (life, step), line in lines.items():
-            for compute_s, patch_s in (told[1:3] for told in line["slowest"] if told[0] == group):
+            for compute_s, patch_s in (own[1:3] for own in line["slowest"] if own[0] == group):
                 assert computed[life, step, "compute"] == pytest.approx(compute_s, abs=0.005), line
                 assert computed[life, step, "patch"] == pytest.approx(patch_s, abs=0.005), line
 

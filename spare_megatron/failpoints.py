@@ -93,6 +93,7 @@ PLACES = {
     "token.write": "the job token is about to be written",
     "notices.write": "a rank's line for the user is about to be written",
     "errors.write": "a user's error is about to be written",
+    "rank_times.write": "a rank is about to write when it did the parts of a step",
     "injected.write": "the mark that an injection was done is about to be written",
 }
 """Place -> when the code passes it."""

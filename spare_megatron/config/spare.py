@@ -85,6 +85,9 @@ class SpareConfig:
     on_event: str | None = None
     """Shell command that the coordinator runs for each event of the job (a loss, a patch, a return, a save that counts,
     a restart, a wipe-out, the end), with one line of JSON on its standard input; nothing waits for it."""
+    rank_times: bool = False
+    """Let each rank write when it did the parts of each step into a file of its own in the run directory, from which
+    spare-timeline draws a track for it."""
     group_restart_pause_s: float = 5.0
     """Time in seconds that the second restart of a group within an hour waits; each further one waits twice as long,
     up to 60 times as long as the second. The first begins at once; 0: all do."""

@@ -58,6 +58,7 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"
+        self.rank_times = self.path / "rank_times"
         self.standbys = self.path / "standbys"
         self.stage = self.path / "stage"
         self.notices = self.logs / "notices.log"
@@ -83,6 +84,10 @@ class RunDirectory:
         """The file of a rank's output; ``incarnation``: of a group that was started again within a life."""
         later = "" if incarnation is None else f".incarnation-{incarnation}"
         return self.logs / f"group-{group}" / f"rank-{position}{later}.log"
+
+    def rank_times_of(self, group: int, position: int, incarnation: int) -> Path:
+        """The file in which a rank tells when it did what; each start of a group has its own."""
+        return self.rank_times / f"group-{group}" / f"rank-{position}.incarnation-{incarnation}.jsonl"
 
     def place_file(self, name: str) -> Path:
         """Where the place of a process that waits for one is written; ``name``: 'standby-0', 'warm-1'."""

@@ -22,6 +22,7 @@ from spare_megatron.controller.member import Orders
 from spare_megatron.controller.view import Offer
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather
+from spare_megatron.trainer.rank_parts import RankParts
 from spare_megatron.trainer.step import Joined
 from spare_megatron.trainer.ticket_reader import LeaveError
 from spare_megatron.trainer.warm_up import warm_up
@@ -54,10 +55,14 @@ class CatchUp:
     """``inject(point, step, n)`` is called with the number of each thing that has come."""
     cold: bool = True
     """Whether this process has computed nothing yet."""
+    parts: RankParts = field(default_factory=RankParts)
+    """Takes note of what this rank does when."""
     _came: int = field(default=0, init=False)
     """How often something has come."""
     _ended: int = field(default=0, init=False)
     """The newest offer that this rank followed."""
+    _fetched_s: float = field(default=0.0, init=False)
+    """When the state of that offer had come."""
 
     def learn(self) -> Joined:
         """Follow offers until one makes the group a member; the engine then holds t*. Called again when the group was
@@ -76,6 +81,7 @@ class CatchUp:
             assert orders.view.offer is not None, "that is what was waited for"
             joined = self._follow(orders.view.offer, orders.donors_at)
             if joined is not None:
+                self.parts.note("catch up", self._fetched_s, time.monotonic())
                 return joined
 
     def _next_offer(self) -> Orders:
@@ -92,8 +98,10 @@ class CatchUp:
     def _follow(self, offer: Offer, donors_at: tuple[str, ...]) -> Joined | None:
         """Follow one offer; None where it ends before the group is a member that holds t*."""
         sources = [Source(Member(*donor), at) for donor, at in zip(offer.donors, donors_at, strict=True)]
-        self._ended = offer.number
+        self._ended, began_s = offer.number, time.monotonic()
         state = self._fetch(offer, offer.step, sources, self.engine.state_tensors())
+        self._fetched_s = time.monotonic()
+        self.parts.note("transfer", began_s, self._fetched_s)
         if state is None:
             self._all(_Seen.ENDED, offer, offer.step)
             return None

@@ -17,6 +17,7 @@ from spare_megatron.control.session import Session
 from spare_megatron.controller.view import Offer, View
 from spare_megatron.trainer.donor_budget import OfferBudget
 from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.rank_parts import RankParts
 from spare_megatron.trainer.step import Committed
 from spare_megatron.transfer.transport import Parcel, StateTransport
 
@@ -28,8 +29,12 @@ SIGN_S = 1.0
 class Donor:
     """The donor's side of one rank. Belongs to the training thread. What fails here ends offers, never the training."""
 
-    def __init__(self, engine: StepEngine, session: Session, transport: StateTransport) -> None:
+    def __init__(
+        self, engine: StepEngine, session: Session, transport: StateTransport, parts: RankParts | None = None
+    ) -> None:
+        """``parts`` takes note of how long this rank is kept from its update."""
         self._engine, self._session, self._transport = engine, session, transport
+        self._parts = parts or RankParts()
         self._open: dict[int, Offer] = {}
         self._budgets: dict[int, OfferBudget] = {}
         """Of the offers whose state this rank serves."""
@@ -67,6 +72,7 @@ class Donor:
         """Keep what the offers need of the result that is about to be applied; returns when the state before it may be
         changed."""
         self.look(view, committed.step - 1)
+        began_s = time.monotonic()
         copies, self._copies = self._copies, {}
         for number, copy in copies.items():
             try:
@@ -79,6 +85,7 @@ class Donor:
         result = Parcel(tensors, {"scalars": dict(committed.scalars)})
         for number in sorted(self._open):
             self._keep(number, committed.step, result)
+        self._parts.note("transfer", began_s, time.monotonic())
 
     def close(self) -> None:
         """Give everything up."""

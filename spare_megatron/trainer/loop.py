@@ -17,6 +17,7 @@ from spare_megatron.controller.saves import saver
 from spare_megatron.trainer.catch_up import CatchUp
 from spare_megatron.trainer.donor import Donor
 from spare_megatron.trainer.engine import StepEngine
+from spare_megatron.trainer.rank_parts import RankParts
 from spare_megatron.trainer.saving import Ask
 from spare_megatron.trainer.step import Committed, SentBackError, StepRunner
 from spare_megatron.trainer.ticket_reader import LeaveError
@@ -46,6 +47,8 @@ class TrainingLoop:
     """The step whose state the engine holds at the start."""
     donor: Donor
     catch_up: CatchUp
+    parts: RankParts = field(default_factory=RankParts)
+    """Takes note of what this rank does when."""
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
     """For how long the last save kept this rank from training; empty once that is reported."""
     _ended: int | None = field(default=None, init=False)
@@ -73,6 +76,7 @@ class TrainingLoop:
                     return self._end(committed)
                 if committed.save and self._saves(committed.live):
                     self._save(committed, time.monotonic() - started_s)
+                self.parts.end(step)
         except LeaveError as leave:
             return leave.orders
         return self._until_over()
@@ -94,7 +98,9 @@ class TrainingLoop:
     def _apply(self, committed: Committed) -> None:
         self.session.progress("apply", committed.step, 0)
         self.donor.before_apply(self.session.orders.view, committed)
+        began_s = time.monotonic()
         report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
+        self.parts.note("commit", began_s, time.monotonic())
         self.session.report_step(committed.step, {**report, **self._save_cost})
         self._save_cost = {}
 
@@ -110,7 +116,9 @@ class TrainingLoop:
         ask = Ask(self.session.saved, lambda: self._tick(step), step_s)
         self.saver.save(step, committed.epoch, ask, since=committed.save, final=final)
         self._tick(step)
-        self._save_cost = {"save_s": round(time.monotonic() - began_s, 6)}
+        ended_s = time.monotonic()
+        self.parts.note("save", began_s, ended_s)
+        self._save_cost = {"save_s": round(ended_s - began_s, 6)}
 
     def _tick(self, step: int) -> None:
         self.session.progress("checkpoint", step, 0)
@@ -132,6 +140,7 @@ class TrainingLoop:
         of the next view saves. In a newer epoch every group votes again.
         """
         step, saved = committed.step, False
+        self.parts.end(step)
         if self.saver is not None:
             self.saver.settle(lambda: self._tick(step))
         self._ended = step
@@ -140,6 +149,7 @@ class TrainingLoop:
             epoch = orders.view.epoch
             if self._saves(orders.view.live_groups) and not saved:
                 self._save(committed, 0.0, final=True)
+                self.parts.end(step)
                 saved = True
             self._vote_on_the_end(self.session.orders)
             self.session.applied(step, epoch)

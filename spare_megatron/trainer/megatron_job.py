@@ -198,6 +198,7 @@ def run_megatron_job(
         interface,
         job.transfer_rate_bytes_s,
         warm=waited,
+        rank_times=job.spare.rank_times,
     )
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)

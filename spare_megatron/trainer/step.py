@@ -35,8 +35,10 @@ from spare_megatron.controller.member import Orders
 from spare_megatron.controller.messages import WEIGHTS, ParameterChecksum, ReductionResult
 from spare_megatron.controller.tickets import Begin, Close, Ticket
 from spare_megatron.controller.view import View
+from spare_megatron.observe.rank_lines import BROKEN
 from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.group_rounds import Gather, alone, same_orders
+from spare_megatron.trainer.rank_parts import RankParts
 from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
 
 Parts = Mapping[int, Mapping[str, int]]
@@ -148,6 +150,8 @@ class StepRunner:
     look: Callable[[View, int], None] = lambda view, step: None
     """``look(view, step)`` is called with each newer view that finds the state after ``step`` in the engine: others may
     need it before the step in flight can be committed."""
+    parts: RankParts = field(default_factory=RankParts)
+    """Takes note of what this rank does when."""
     _shown: int = field(default=0, init=False)
     """The version of the orders that ``look`` has seen last."""
     _step: int = field(default=0, init=False)
@@ -261,12 +265,17 @@ class StepRunner:
         times.patch_s += patch_s
         times.joined += run.joined
         times.compute_s += ended_s - started_s - patch_s
+        self.parts.note("compute", started_s, self._patch_began_s or ended_s)
+        if patch_s:
+            self.parts.note("patch", self._patch_began_s, ended_s)
 
     def _share(self, times: StepTimes) -> _Share:
         """What the runs so far have summed, over the group."""
         started_s = self.clock()
         share = _Share(self.engine.local_sum(), self.engine.scalars(), self._opened)
-        spent_s = self.clock() - started_s
+        ended_s = self.clock()
+        spent_s = ended_s - started_s
+        self.parts.note("patch" if self._patch_began_s else "compute", started_s, ended_s)
         if self._patch_began_s:
             times.patch_s += spent_s
         else:
@@ -291,14 +300,17 @@ class StepRunner:
         self.session.progress("reduce", self._step, self._done)
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
+        began_s = self.clock()
         outcome = self._reduce(view, share)
         if outcome.stale:
+            self.parts.note(BROKEN, began_s, self.clock())
             return
         if outcome.ok:
             self.inject("vote", self._step, 0)
             outcome = self._checked(outcome)
         attempt.epoch, attempt.live = view.epoch, view.live_groups
         attempt.outcome, attempt.ended_s = outcome, self.clock()
+        self.parts.note("reduce" if outcome.ok else BROKEN, began_s, attempt.ended_s)
         times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
         self._report(view, outcome, times)
 
@@ -367,7 +379,9 @@ class StepRunner:
         assert outcome is not None, f"step {step} was committed without a vote of this rank"
         assert outcome.ok, f"step {step} was committed although this rank's reduction failed: {outcome.error}"
         assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
-        times.commit_s = self.clock() - attempt.ended_s
+        committed_s = self.clock()
+        times.commit_s = committed_s - attempt.ended_s
+        self.parts.note("vote", attempt.ended_s, committed_s)
         self.inject("apply", step, 0)
         return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, view.leave, view.save)
 

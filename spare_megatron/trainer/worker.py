@@ -32,6 +32,7 @@ from spare_megatron.trainer.engine import StepEngine
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.group_rounds import gather_in_group
 from spare_megatron.trainer.loop import Saver, TrainingLoop
+from spare_megatron.trainer.rank_parts import RankParts, WrittenRankParts
 from spare_megatron.trainer.shard_opening import Opens, ShardOpening
 from spare_megatron.trainer.signals import stop_on_signals
 from spare_megatron.trainer.step import StepRunner
@@ -63,6 +64,8 @@ class RankJob:
     """The most that this rank gives a second to groups that come back; 0 for no limit."""
     warm: bool = False
     """Whether this process has computed a piece for nothing already."""
+    rank_times: bool = False
+    """Whether this rank writes when it did the parts of each step."""
 
 
 def train_rank(
@@ -102,9 +105,10 @@ def train_rank(
     )
     opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
-    donor = Donor(engine, session, transport)
+    parts = _parts(job, directory)
+    donor = Donor(engine, session, transport, parts)
     gone_s = job.job.timeouts.heartbeat_timeout_s
-    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, not job.warm)
+    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, not job.warm, parts)
     try:
         runner = StepRunner(
             engine,
@@ -115,9 +119,10 @@ def train_rank(
             overlap=job.overlap,
             gather=gather,
             look=donor.look,
+            parts=parts,
         )
         engine.on_piece = runner.on_piece
-        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up)
+        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
         with stop_on_signals(place, session.request_stop):
             orders = loop.run()
     finally:
@@ -126,7 +131,15 @@ def train_rank(
         donor.close()
         opening.close()
         session.close()
+        parts.close()
     return _exit_code(orders)
+
+
+def _parts(job: RankJob, directory: RunDirectory) -> RankParts:
+    place = job.place
+    if not job.rank_times:
+        return RankParts()
+    return WrittenRankParts(directory.rank_times_of(place.group, place.position, place.incarnation))
 
 
 def _coordinator_host(job: RankJob, directory: RunDirectory) -> str:

@@ -17,6 +17,7 @@ from spare_megatron.watch.job_history import Failure
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import happenings
 from spare_megatron.watch.trace_model import Detail, Details, JobTimeline, TraceSlice, group_track, job_track
+from spare_megatron.watch.trace_ranks import RankTracks
 from spare_megatron.watch.trace_returns import BesideSteps
 from spare_megatron.watch.trace_sample import StepSample
 
@@ -28,9 +29,9 @@ MEASURED = "measured"
 class TraceBook:
     """Takes the records of a journal; of votes without a consequence those that it wants are enough."""
 
-    def __init__(self, sample: StepSample, not_read: str = "") -> None:
-        """``not_read``: what else is missing, in words."""
-        self._sample, self._note = sample, "; ".join(text for text in (sample.note(), not_read) if text)
+    def __init__(self, sample: StepSample, not_read: str = "", ranks: RankTracks | None = None) -> None:
+        """``not_read``: what else is missing, in words. ``ranks`` has what single ranks told."""
+        self._sample, self._not_read, self._ranks = sample, not_read, ranks
         self._picture = JobPicture()
         self._history = self._picture.history
         self._beside = BesideSteps()
@@ -51,6 +52,8 @@ class TraceBook:
         """The group that saves the step before."""
         self._shown: tuple[int, ...] = ()
         """The groups that are shown in the step before."""
+        self._live: dict[int, int] = {}
+        """Group -> incarnation, of the newest that were members."""
         self._arrived: dict[int, tuple[int, ...]] = {}
         """Group -> the arrows that end at its next commit."""
         self._begin_step()
@@ -112,7 +115,8 @@ class TraceBook:
             self._slices.append(TraceSlice(job_track("lives"), f"life {life.number}", life.opened_s, end_s, details))
         for one in happenings(self._picture):
             self._slices.append(TraceSlice(job_track("events"), one.text, one.time_s, one.time_s, {"kind": one.kind}))
-        note = self._note
+        said = (self._sample.note(), self._not_read, self._ranks.note() if self._ranks else "")
+        note = "; ".join(text for text in said if text)
         if note and self._slices:
             begin_s, end_s = (bound(one.begin_s for one in self._slices) for bound in (min, max))
             self._slices.append(TraceSlice(job_track("what is shown"), note, begin_s, end_s))
@@ -125,6 +129,7 @@ class TraceBook:
         views = [action.view for action in record.actions if isinstance(action, SendView) and action.view.is_member]
         if not views:
             return []
+        self._live |= dict(views[0].live)
         if self._began_s is None:
             self._began_s = self._now_s
         if self._epoch is None or self._epoch[0] != views[0].epoch:
@@ -206,6 +211,9 @@ class TraceBook:
             elif part.name == "patch":
                 details, flows = {**of_step, "pieces": vote.patched}, self._arrows.get(group, ())
             self._slices.append(TraceSlice(track, part.name, part.begin_s, part.end_s, details, flows))
+        if self._ranks is not None and group in self._live:
+            life = self._history.life.number
+            self._slices += self._ranks.slices(group, self._live[group], number, life, self._sample)
 
     def _end_shown(self, step: int, going_on: Collection[int]) -> None:
         """The commit of the step before is a moment for the groups that are not ``going_on``, shown in ``step``."""

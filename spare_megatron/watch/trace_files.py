@@ -10,9 +10,11 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.coordinator.journal import JournalError, acted_on
 from spare_megatron.watch.job_texts import left_out_text
 from spare_megatron.watch.perfetto_trace import perfetto_trace
+from spare_megatron.watch.rank_files import RankFiles
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.trace_book import TraceBook
 from spare_megatron.watch.trace_model import JobTimeline
+from spare_megatron.watch.trace_ranks import RankTracks
 from spare_megatron.watch.trace_sample import SLICES_MAX, choose_steps, with_lines
 from spare_megatron.watch.written_file import write_drawn
 
@@ -23,14 +25,14 @@ def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTim
     Raises:
         ConfigError: the directory is of no job, cannot be read, or has no committed step.
     """
-    files, left_out = RunFiles(run_dir), list[int]()
+    files, left_out, ranks = RunFiles(run_dir), list[int](), RankTracks(RankFiles(run_dir))
     try:
-        sample = choose_steps(files.lines(left_out.append), slices_max)
+        sample = choose_steps(files.lines(left_out.append), slices_max, ranks.of_a_group)
         not_read = left_out_text(sum(left_out))
         if not sample.of:
             raise ConfigError(not_read or f"{run_dir.path} has no committed step yet, so there is nothing to draw")
         sample = with_lines(sample, files.lines())
-        book = TraceBook(sample, not_read)
+        book = TraceBook(sample, not_read, ranks)
         for record, _ in acted_on(run_dir.journal, wanted=book.wants):
             if record is not None:
                 book.take(record)

@@ -16,7 +16,7 @@ from spare_megatron.config.plural import counted
 SLICES_MAX = 80_000
 """About so many slices; one takes some 60 bytes."""
 SLICES_OF_A_STEP = 5
-"""Of one group."""
+"""Of one group, or of one rank."""
 GROUPS_MAX = 64
 """Of more groups, a step shows some."""
 EVERY_GROUPS = 40
@@ -67,8 +67,9 @@ class StepSample:
         return f"sampled: {', '.join(found)}" if found else ""
 
 
-def choose_steps(lines: Iterable[Mapping[str, Any]], slices_max: int = SLICES_MAX) -> StepSample:
-    """The steps to be shown of the job with these lines of metrics.jsonl, without the lines themselves."""
+def choose_steps(lines: Iterable[Mapping[str, Any]], slices_max: int = SLICES_MAX, ranks: int = 0) -> StepSample:
+    """The steps to be shown of the job with these lines of metrics.jsonl, without the lines themselves. ``ranks``: how
+    many ranks of each group have a track."""
     all_steps: list[StepOfLife] = []
     disturbed: list[int] = []
     epoch, num_groups = None, 0
@@ -78,7 +79,7 @@ def choose_steps(lines: Iterable[Mapping[str, Any]], slices_max: int = SLICES_MA
             disturbed.append(place)
         epoch, num_groups = (line["life"], line["epoch"]), max(num_groups, line["live_groups"])
     shown = num_groups if num_groups <= GROUPS_MAX else EVERY_GROUPS + OTHER_GROUPS
-    steps_max = max(4, slices_max // (SLICES_OF_A_STEP * max(1, shown)))
+    steps_max = max(4, slices_max // (SLICES_OF_A_STEP * max(1, shown) * (1 + ranks)))
     few = disturbed[:: max(1, -(-6 * len(disturbed) // steps_max))]  # at most half of all, three for each
     places = {place + beside for place in few for beside in (-1, 0, 1)} & set(range(len(all_steps)))
     every = _every(len(all_steps), steps_max - len(places))

@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
+from spare_megatron.watch.trace_files import draw_timeline
+from spare_megatron.watch.trace_model import group_track
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said
 from tests.process.three_groups import GROUPS, PIECES, STEPS
@@ -32,19 +36,22 @@ def start(
     progress_s: float = 40.0,
     pause_s: float = 5.0,
     beside: bool = False,
+    rank_times: bool = False,
 ) -> Job:
     words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
     words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", str(restarts))
     words += ("--progress-s", str(progress_s), "--spare-group-restart-pause-s", str(pause_s))
+    words += ("--spare-rank-times",) if rank_times else ()
     return launch(run_dir, *words, groups=GROUPS, inject=inject, beside=beside)
 
 
 def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
     tmp_path: Path, calm_of_three: dict[int, set[str]]
 ) -> None:
-    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", rank_times=True)
     check_same(leave_whole(job, GROUPS, (2, 1)), calm_of_three)
     check_simulated(job, admissions=1)
+    check_tracks_of_ranks(job)
     events = [record.event for record in records(job)]
     [offered] = {event.number for event in events if isinstance(event, CaughtUp)}
     state = min(event.step for event in events if isinstance(event, CaughtUp))
@@ -132,6 +139,24 @@ def test_a_joiner_that_dies_comes_back_again(tmp_path: Path, calm_of_three: dict
     job.wait_for("the joiner", lambda: is_member(job, 2, 1), timeout_s=120.0)
     job.kill(*job.pids(2))
     check_same(leave_whole(job, GROUPS, (2, 2)), calm_of_three)
+
+
+def check_tracks_of_ranks(job: Job) -> None:
+    """Group 2 was killed in step 3 and has come back: its ranks took the state and caught up before their first step,
+    and those of the others gave it to them."""
+    names = defaultdict[tuple[str, ...], list[tuple[str, str | float]]](list)
+    for one in draw_timeline(RunDirectory(job.run_dir)).slices:
+        if one.track[-1].startswith("rank"):
+            names[one.track].append((one.name, one.details["step"]))
+    assert sorted(names) == [group_track(group, f"rank {rank}") for group in range(GROUPS) for rank in range(2)]
+    for rank in range(2):
+        back = names[group_track(2, f"rank {rank}")]
+        began = back.index(next(told for told in back if told[0] == "transfer"))
+        assert {step for _, step in back[:began]} == {1, 2}
+        assert [name for name, _ in back[began : began + 2]] == ["transfer", "catch up"]
+        assert {"reduce", "vote", "commit"} <= {name for name, _ in back[began:]}
+        given = [name for group in range(2) for name, _ in names[group_track(group, f"rank {rank}")]]
+        assert {"patch", "transfer"} <= set(given)
 
 
 def trains_whole(job: Job, *back: tuple[int, int]) -> bool:

@@ -86,6 +86,7 @@ def main() -> int:
         overlap=options.overlap,
         transfer_rate_bytes_s=options.transfer_rate_bytes_s,
         warm=waited,
+        rank_times=options.spare_rank_times,
     )
     code = train_rank(rank, engine, saver, injector, partial(_open, options, place))
     if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
@@ -130,6 +131,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
+    parser.add_argument("--spare-rank-times", action="store_true")
     times = ("max-group-restarts", "group-restart-pause-s")
     for flag in (*times, "on-event", "health-check", "standby-groups", "warm-ranks"):
         parser.add_argument(f"--spare-{flag}", help="is for the launcher")

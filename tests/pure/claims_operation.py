@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.pure.claim import SMALL, Claim, Results
+from tests.pure.claim import SMALL, Claim, Figure, Results
 
 FUNCTIONAL = ("accepted", "drawn", "steps", "equal", "bits_equal", "largest_difference")
+
+
+def at_least_0(late: Figure) -> Figure:
+    """A page says 0 where a step was as long as the work needs, or a breath shorter."""
+    return Figure(max(0.0, float(late.value)), late.source)
 
 
 def operation() -> Iterator[Claim]:
@@ -51,7 +56,7 @@ def operation() -> Iterator[Claim]:
     )
     joined = Results("joined_patch.json")
     late = [
-        joined("late_s", shape=shape, patch=patch, **{"killed at piece": piece})
+        at_least_0(joined("late_s", shape=shape, patch=patch, **{"killed at piece": piece}))
         for shape in ("PP4 x 4", "PP2 x 4")
         for patch in ("drains", "joins")
         for piece in (1, 8, 14)

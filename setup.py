@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -72,23 +73,27 @@ class BuildLibraries(build_ext):
 
 def build_cpu(target: Path, objects: Path) -> None:
     """One object for each instruction set and one that picks among them, linked to ``target``."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    define = ["-DSPARE_X86"] if x86 else []
     sets = X86_FLAGS if x86 else {"plain": []}
-    made = []
-    for name, flags in {"cpu": define, **{f"cpu_{name}": flags for name, flags in sets.items()}}.items():
-        made.append(str(objects / f"{name}.o"))
-        run([*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made[-1]])
-    run([*compiler, "-shared", "-pthread", *made, "-o", str(target)])
+    sources = {f"cpu_{name}": flags for name, flags in sets.items()}
+    compile_and_link(target, objects, {"cpu": ["-DSPARE_X86"] if x86 else [], **sources}, ["-pthread"])
 
 
 def build_chains(target: Path, objects: Path) -> None:
     """The library of the controller; it has no loops that instruction sets matter for."""
+    compile_and_link(target, objects, {"chains": []})
+
+
+def compile_and_link(
+    target: Path, objects: Path, sources: Mapping[str, Sequence[str]], link: Sequence[str] = ()
+) -> None:
+    """Link ``target`` from one object for each of ``sources``: name without its ending -> its own flags."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    made = objects / "chains.o"
-    run([*compiler, *FLAGS, "-c", str(SOURCES / "chains.cpp"), "-o", str(made)])
-    run([*compiler, "-shared", str(made), "-o", str(target)])
+    made = []
+    for name, flags in sources.items():
+        made.append(str(objects / f"{name}.o"))
+        run([*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made[-1]])
+    run([*compiler, "-shared", *link, *made, "-o", str(target)])
 
 
 def build_cuda(target: Path, objects: Path) -> None:

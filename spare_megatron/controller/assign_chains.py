@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spare_megatron.controller.assign_native import library, run_natively
+from spare_megatron.controller.assign_native import compiled_chains, run_natively
 from spare_megatron.placement import LayerTables
 
 IntTable = NDArray[np.int64]
@@ -75,7 +75,7 @@ class Chains:
 
     def run(self) -> IntTable | Shortage:
         """The owned units (shard table) of least cost within the caps, or why there are none."""
-        native = library()
+        native = compiled_chains()
         if native is None:
             return self.run_in_python()
         ends: list[IntTable] = [np.empty_like(self.room) for _ in range(2)]

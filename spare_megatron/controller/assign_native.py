@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.config import native_code
 
 VERSION = 1
 """What ``spare_chains_version`` of kernels/chains.cpp returns."""
-DONE, SHORTAGE = 0, 1
+DONE, SHORTAGE, NEGATIVE_CYCLE, NO_MEMORY = range(4)
 TABLES = ("hosts", "stacks", "kept", "extra", "owned", "take", "give", "room", "waiting", "shard_far", "group_far")
 
 
@@ -28,21 +28,15 @@ class _SpareChains(Structure):
 
 
 @lru_cache
-def library() -> CDLL | None:
+def compiled_chains() -> CDLL | None:
     """The library beside this file; None where there is none, or none that can be loaded. Raises ConfigError when it
     has another version."""
-    found = sorted(Path(__file__).parent.glob("_chains.*so"))
+    path = native_code.find(Path(__file__).parent, "_chains")
     try:
-        loaded = CDLL(str(found[0])) if found else None
+        loaded = native_code.load(path, VERSION, "spare_chains_version") if path is not None else None
     except OSError:
         return None
     if loaded is not None:
-        version = int(loaded.spare_chains_version())
-        if version != VERSION:
-            raise ConfigError(
-                f"{found[0]} has version {version}, but this package needs version {VERSION}; build it again with "
-                "pip install -e . (or delete the file)"
-            )
         loaded.spare_chains_run.argtypes, loaded.spare_chains_run.restype = (POINTER(_SpareChains),), c_int32
     return loaded
 
@@ -55,6 +49,7 @@ def run_natively(native: CDLL, hop: int, move: int, tables: dict[str, NDArray[np
     layers, groups = tables["owned"].shape  # type: ignore[union-attr]
     pointers = [None if table is None else table.ctypes.data for table in given]
     outcome = native.spare_chains_run(byref(_SpareChains(layers, groups, hop, move, *pointers)))
-    if outcome not in (DONE, SHORTAGE):
-        raise MemoryError("no memory for chains") if outcome == 3 else AssertionError("a cycle of negative length")
+    if outcome == NO_MEMORY:
+        raise MemoryError("no memory for chains")
+    assert outcome != NEGATIVE_CYCLE, "a cycle of negative length: the plan in hand is not the cheapest for its units"
     return bool(outcome == DONE)

@@ -13,13 +13,13 @@ Microbatch granularity only: whole shards are shared out as if all groups were e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign import WipeOut
 from spare_megatron.controller.assign_slowness import slowness_of
 from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.controller.audits import name_groups
+from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import SpeedsMeasured
 from spare_megatron.controller.standing import draw_standing
 from spare_megatron.controller.state import State

@@ -6,7 +6,6 @@ libraries depend on no version of torch.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.config import native_code
 
 VERSION = 6
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
@@ -62,18 +61,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """The library at ``path``. OSError when it cannot be loaded, ConfigError when it has another version."""
-    library = ctypes.CDLL(str(path))
-    version = int(library.spare_kernels_version())
-    if version != VERSION:
-        raise ConfigError(
-            f"{path} has kernels of version {version}, but this package needs version {VERSION}; build them again with "
-            "pip install -e . (or delete the file)"
-        )
-    return library
-
-
 class Library:
     """What the CPU and the CUDA library have in common.
 
@@ -84,7 +71,8 @@ class Library:
     _last: type = c_int
 
     def __init__(self, path: Path) -> None:
-        self.path, self._library = path, load(path)
+        self.path = path
+        self._library = native_code.load(path, VERSION, "spare_kernels_version", "kernels of ")
         for name, types in _SIGNATURES.items():
             getattr(self._library, self._prefix + name).argtypes = (*types, self._last)
 
@@ -219,5 +207,4 @@ class CudaLibrary(Library):
 
 def find(name: str) -> Path | None:
     """The library file ``name`` (given without the interpreter's suffix) beside this file, or None."""
-    found = sorted(Path(__file__).parent.glob(f"{name}.*so"))
-    return found[0] if found else None
+    return native_code.find(Path(__file__).parent, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.explore.shape import FAULTS, Shape
 
 ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds"}
@@ -52,15 +54,14 @@ PLAIN = {
 }
 FULL = {
     "three groups, two steps, any fault": Shape(3, 3, faults=1, kinds=ANY),
-    "two groups, five steps, a group lost and back, a save after each step": Shape(
-        steps=5, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
-    ),
-    "three groups, each shard on two, three steps, a learner called as the last resort": Shape(
-        3, 2, steps=3, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True
-    ),
-    "three groups, two steps, one that is drained and is back, each shard on two": Shape(
-        3, 2, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
-    ),
+    **{
+        f"{name}, {steps} steps": replace(PLAIN[name], steps=steps)
+        for name, steps in (
+            ("two groups, a group lost and back, a save after each step", 5),
+            ("three groups, each shard on two, a learner called as the last resort", 3),
+            ("three groups, one that is drained and is back, each shard on two", 2),
+        )
+    },
     "two groups, any two faults, a save after each step": Shape(faults=2, kinds=ANY, save_every=1),
     "three groups, any fault, a save after each step": Shape(3, 3, faults=1, kinds=ANY, save_every=1),
     "two groups, three steps, any two faults, a save after each step": Shape(

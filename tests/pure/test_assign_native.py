@@ -20,7 +20,7 @@ from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.placement import build_placement
 
 CHANGED = ("owned", "take", "give", "room", "waiting")
-COMPILED = assign_native.library()
+COMPILED = assign_native.compiled_chains()
 
 
 class Compared:
@@ -102,19 +102,19 @@ def test_jobs_of_hundreds_of_groups(compared: Compared) -> None:
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assign_native, "VERSION", assign_native.VERSION + 1)
     with pytest.raises(ConfigError, match=r"_chains\..* has version \d+, but this package needs .*pip install -e"):
-        assign_native.library.__wrapped__()
+        assign_native.compiled_chains.__wrapped__()
 
 
 def test_without_a_library_or_with_a_damaged_one_python_makes_the_plans(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(assign_native, "__file__", str(tmp_path / "assign_native.py"))
-    assert assign_native.library.__wrapped__() is None
+    assert assign_native.compiled_chains.__wrapped__() is None
     (tmp_path / "_chains.so").write_bytes(b"no library")
-    assert assign_native.library.__wrapped__() is None
+    assert assign_native.compiled_chains.__wrapped__() is None
     placement = build_placement(7, 3)
     compiled = assign(placement, [0, 1, 3, 5, 6], 4, "microbatch", None)
-    monkeypatch.setattr("spare_megatron.controller.assign_chains.library", lambda: None)
+    monkeypatch.setattr("spare_megatron.controller.assign_chains.compiled_chains", lambda: None)
     written = assign(placement, [0, 1, 3, 5, 6], 4, "microbatch", None)
     assert isinstance(compiled, Assignment)
     assert isinstance(written, Assignment)

@@ -1,0 +1,27 @@
+"""Finds and loads the libraries that setup.py builds beside the modules that call them."""
+
+from __future__ import annotations
+
+from ctypes import CDLL
+from pathlib import Path
+
+from spare_megatron.config.errors import ConfigError
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The library file ``name`` (given without the interpreter's suffix) in ``folder``, or None."""
+    found = sorted(folder.glob(f"{name}.*so"))
+    return found[0] if found else None
+
+
+def load(path: Path, version: int, tells: str, has: str = "") -> CDLL:
+    """The library at ``path``, whose function ``tells`` returns its version. OSError when it cannot be loaded,
+    ConfigError when it has another version than ``version``; ``has``: of what, as in 'kernels of '."""
+    library = CDLL(str(path))
+    found = int(library[tells]())
+    if found != version:
+        raise ConfigError(
+            f"{path} has {has}version {found}, but this package needs version {version}; build it again with "
+            "pip install -e . (or delete the file)"
+        )
+    return library

@@ -33,13 +33,21 @@ from benchmarks._report import report
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
 PARTS = ("detect_s", "agree_s", "rebuild_s", "formed_s", "patch_s", "reduce_s")
-FLAGS = (
+MODEL = (
     *("--num-layers", "4", "--num-attention-heads", "4", "--seq-length", "128"),
     *("--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--lr", "1e-3"),
     *("--mock-data", "--tokenizer-type", "NullTokenizer"),
     *("--vocab-size", "1023", "--split", "100,0,0", "--eval-iters", "0", "--log-interval", "1000"),
     *("--spare-redundancy", "4", "--num-workers", "0"),
 )
+
+
+def flags(stages: int = 2, hidden: int = 128) -> tuple[str, ...]:
+    """Of pretrain_gpt.py, for a job of this shape."""
+    return (*MODEL, "--pipeline-model-parallel-size", f"{stages}", "--hidden-size", f"{hidden}")
+
+
+FLAGS = flags()
 
 
 def main() -> None:
@@ -55,11 +63,10 @@ def main() -> None:
         draw = random.Random(options.seed)
         found: list[dict[str, float]] = []
         while len(found) < options.kills:
-            shape = ("--pipeline-model-parallel-size", f"{stages}", "--hidden-size", f"{hidden}")
-            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), shape)
+            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), flags(stages, hidden))
         name = f"PP{stages} x {GROUPS}"
         rows += [_row(name, hidden, part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
-    report("masked_failure", {"flags": " ".join(FLAGS), "kills": options.kills, "seed": options.seed}, rows)
+    report("masked_failure", {"flags": " ".join(MODEL), "kills": options.kills, "seed": options.seed}, rows)
 
 
 def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> dict[str, object]:
@@ -74,12 +81,12 @@ def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> d
     }
 
 
-def _job(draw: random.Random, kills: int, shape: tuple[str, ...]) -> list[dict[str, float]]:
+def _job(draw: random.Random, kills: int, words: tuple[str, ...]) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
         command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
-        command += ["pretrain_gpt.py", *FLAGS, *shape]
+        command += ["pretrain_gpt.py", *words]
         command += ["--train-iters", f"{steps}", "--spare-max-group-restarts", "0"]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,7 +46,8 @@ def measure(placement: Placement, granularity: str, sequences: int) -> dict[str,
             dead = live[int(rng.integers(len(live)))]
             survivors = [group for group in live if group != dead]
             progress = rng.random()
-            remaining = {group: int((1 - progress) * len(plan.pieces_of(group))) for group in survivors}
+            remaining = ((1 - progress) * plan.loads).astype(np.int64)
+            remaining[dead] = 0
             found, spent = plan_failure(placement, plan, dead, survivors, remaining, granularity)
             if found is None:
                 wipe_outs += 1
@@ -81,7 +83,7 @@ def plan_failure(
     plan: Assignment,
     dead: int,
     survivors: list[int],
-    remaining: dict[int, int],
+    remaining: NDArray[np.int64],
     granularity: str,
 ) -> tuple[Assignment | None, tuple[float, float, float, float]]:
     """(new plan or None for a wipe-out, CPU seconds of assignment, patch and piece lists, wall seconds of all)."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
-from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage
+from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage, hand_over
 from spare_megatron.controller.assign_patch import patch
 from spare_megatron.controller.assign_slowness import in_words, least_end, slowness_of
 from spare_megatron.controller.assign_types import USUAL, Assignment, Patch, WipeOut
@@ -50,8 +50,8 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
     reason = (
         f"all {num_groups} groups live; load {counted(pieces_per_shard, 'piece')}: every group computes its own shard"
     )
-    live = tuple(range(num_groups))
-    return _frozen(owner, loads, slowness_of(num_groups, live, {}), 0, reason, live, granularity, units, slots)
+    alive = np.ones(num_groups, dtype=np.bool_)
+    return _frozen(owner, loads, slowness_of(num_groups, (), {}), 0, reason, alive, granularity, units, slots)
 
 
 def assign(
@@ -69,12 +69,13 @@ def assign(
         previous = first_assignment(placement, pieces_per_shard, granularity)
     assert (previous.granularity, previous.pieces_per_shard) == (granularity, pieces_per_shard)
     alive = np.zeros(placement.num_groups, dtype=np.bool_)
-    alive[list(live)] = True
+    alive[np.fromiter(live, dtype=np.int64, count=len(live))] = True
     slowness = slowness_of(placement.num_groups, live, {} if granularity == "shard" else slow or {})
     if _anywhere(placement, granularity) and len(live):
         return _assign_anywhere(placement, alive, previous, slowness)
     previous, same = _fitted(placement, previous)
-    hosts_alive = placement.by_layer.among(alive).sum(axis=0)
+    among = placement.by_layer.among(alive)
+    hosts_alive = among.sum(axis=0)
     if not hosts_alive.all():
         return _wipe_out(placement, np.flatnonzero(hosts_alive == 0).tolist(), int(alive.sum()))
     units = 1 if granularity == "shard" else pieces_per_shard
@@ -83,18 +84,12 @@ def assign(
     if same and not (alive & ~previous.alive).any() and (slowness >= previous.slowness)[alive].all():
         # With fewer or slower groups the least end never falls, and the previous plan had the least end for its groups.
         end = max(end, previous.end * units // pieces_per_shard)
+    kept: IntTable = previous.units * among
     if granularity == "shard":
-        return _assign_shards(placement, alive, previous, end // USUAL, bound, same)
-    kept = _kept(placement, alive, previous)
-    owned, _, shortage = _least(placement, alive, kept, units, end, slowness, None)
-    owner = _hand_over(placement, previous, owned)
+        return _assign_shards(placement, alive, among, kept, previous, end // USUAL, bound, same)
+    owned, _, shortage = _least(placement, alive, among, kept, units, end, slowness, None)
+    owner = hand_over(placement.by_layer, previous.owner, previous.units, owned)
     return _planned(placement, alive, previous, owner, kept, owned, slowness, None, bound, _why(shortage))
-
-
-def _kept(placement: Placement, alive: NDArray[np.bool_], previous: Assignment) -> IntTable:
-    """[L, N]: the units of each shard that its live hosts owned in the previous assignment."""
-    kept: IntTable = previous.units * placement.by_layer.among(alive)
-    return kept
 
 
 def _fitted(placement: Placement, previous: Assignment) -> tuple[Assignment, bool]:
@@ -140,19 +135,19 @@ def _assign_anywhere(
     owners[freed] = np.repeat(np.arange(num_groups, dtype=np.int32), room)[: len(freed)]
     owner = np.ascontiguousarray(owners.reshape(per_shard, num_groups).T)
     loads = np.bincount(owners, minlength=num_groups)
-    live = tuple(np.flatnonzero(alive).tolist())
     reason = (
-        f"{num_groups - len(live)} of {num_groups} groups lost; load {previous.load_max} -> "
+        f"{num_groups - int(alive.sum())} of {num_groups} groups lost; load {previous.load_max} -> "
         f"{counted(loads.max(), 'piece')} (bound {end // USUAL}); {counted(moves, 'piece')} moved; every group hosts "
         f"every shard{in_words(slowness, loads)}"
     )
     units = np.zeros((0, num_groups), dtype=np.int64)
-    return _frozen(owner, loads, slowness, moves, reason, live, previous.granularity, units, None)
+    return _frozen(owner, loads, slowness, moves, reason, alive, previous.granularity, units, None)
 
 
 def _least(
     placement: Placement,
     alive: NDArray[np.bool_],
+    among: NDArray[np.bool_],
     kept: IntTable,
     units: int,
     end: int,
@@ -170,46 +165,31 @@ def _least(
         extra = None
         if slots is not None:
             extra = (np.take_along_axis(slots, tables.hosts, axis=1) >= end // USUAL).astype(np.int64)
-        result = Chains(tables, alive, kept, units, end // slowness, extra).run()
+        result = Chains(tables, alive, among, kept, units, end // slowness, extra).run()
         if not isinstance(result, Shortage):
             return result, end, shortage
         shortage = result
         end = least_end(slowness[list(result.groups)], result.units)
 
 
-def _hand_over(placement: Placement, previous: Assignment, owned: IntTable) -> NDArray[np.int32]:
-    """The owners of all pieces when ``owned`` says how many: of each shard every host keeps its first pieces, and the
-    freed ones go to the hosts that gain, in layer order."""
-    owner = previous.owner.copy()
-    changed = np.flatnonzero((owned != previous.units).any(axis=0))
-    layers = placement.by_layer
-    hosts = layers.hosts[:, changed].T
-    rows = owner[changed]
-    held = rows[:, :, None] == hosts[:, None, :]
-    if layers.real is not None:
-        held &= layers.real.T[changed][:, None, :]
-    layer = held.argmax(axis=2)
-    place = np.take_along_axis(held.cumsum(axis=1), layer[:, :, None], axis=2)[:, :, 0]
-    now = owned.T[changed]
-    freed = (place > np.take_along_axis(now, layer, axis=1)) | ~held.any(axis=2)
-    gains = np.maximum(now - previous.units.T[changed], 0)
-    rows[freed] = np.repeat(hosts.ravel(), gains.ravel())
-    owner[changed] = rows
-    return owner
-
-
 def _assign_shards(
-    placement: Placement, alive: NDArray[np.bool_], previous: Assignment, depth: int, bound: int, same: bool
+    placement: Placement,
+    alive: NDArray[np.bool_],
+    among: NDArray[np.bool_],
+    kept: IntTable,
+    previous: Assignment,
+    depth: int,
+    bound: int,
+    same: bool,
 ) -> Assignment:
     assert previous.slots is not None
-    hosts = placement.by_layer.hosts
-    kept, usual = _kept(placement, alive, previous), slowness_of(placement.num_groups, (), {})
+    hosts, usual = placement.by_layer.hosts, slowness_of(placement.num_groups, (), {})
     owned = _fixed(hosts, alive, previous, kept, depth) if same else None
     slots = previous.slots
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"
     else:
-        owned, end, shortage = _least(placement, alive, kept, 1, depth * USUAL, usual, slots)
+        owned, end, shortage = _least(placement, alive, among, kept, 1, depth * USUAL, usual, slots)
         depth = end // USUAL
         slots, reordered = _reorder(placement, owned, slots, depth)
         why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"
@@ -280,12 +260,11 @@ def _planned(
     loads = owned.take(placement.by_layer.stack_cells).sum(axis=0) * pieces_per_unit
     moves = int(np.maximum(kept - owned, 0).sum()) * pieces_per_unit
     why += in_words(slowness, loads)
-    live = tuple(np.flatnonzero(alive).tolist())
     reason = (
-        f"{placement.num_groups - len(live)} of {placement.num_groups} groups lost; load {previous.load_max} -> "
+        f"{placement.num_groups - int(alive.sum())} of {placement.num_groups} groups lost; load {previous.load_max} -> "
         f"{counted(loads.max(), 'piece')} (bound {bound}); {counted(moves, 'piece')} moved{why}"
     )
-    return _frozen(owner, loads, slowness, moves, reason, live, previous.granularity, owned, slots)
+    return _frozen(owner, loads, slowness, moves, reason, alive, previous.granularity, owned, slots)
 
 
 def _frozen(
@@ -294,15 +273,18 @@ def _frozen(
     slowness: NDArray[np.int64],
     moves: int,
     reason: str,
-    live: tuple[int, ...],
+    alive: NDArray[np.bool_],
     granularity: str,
     units: IntTable,
     slots: NDArray[np.int32] | None,
 ) -> Assignment:
-    for array in (owner, units, slots, loads, slowness):
+    for array in (owner, units, slots, loads, slowness, alive):
         if array is not None:
             array.flags.writeable = False
-    return Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads, slowness)
+    live = tuple(np.flatnonzero(alive).tolist())
+    made = Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads, slowness)
+    vars(made)["alive"] = alive  # a cached property, which is known here
+    return made
 
 
 def _why(shortage: Shortage | None) -> str:

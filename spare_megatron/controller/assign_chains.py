@@ -8,7 +8,7 @@ walks along arcs on which that distance is exact, and so on until nothing waits.
 these caps; or there is a certificate that they are too small (Hall's condition fails).
 
 kernels/chains.cpp does the same, with the same result; what is written here is what it must do, and does it where there
-was no compiler.
+was no compiler. So it is with the owners of single pieces, which follow from the units.
 
 Arrays are layer-major, [L, N]. In a *shard table* entry [l, i] is about shard i on its host of layer l; in a *group
 table* entry [l, g] is about group g and its shard of layer l.
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spare_megatron.controller.assign_native import compiled_chains, run_natively
+from spare_megatron.controller import assign_native
+from spare_megatron.controller.assign_native import compiled_chains
 from spare_megatron.placement import LayerTables
 
 IntTable = NDArray[np.int64]
@@ -50,44 +51,46 @@ class Chains:
         self,
         tables: LayerTables,
         live: NDArray[np.bool_],
+        among: NDArray[np.bool_],
         kept: IntTable,
         units: int,
         caps: IntTable,
         extra: IntTable | None = None,
     ) -> None:
-        """``live`` [N]; ``kept`` shard table: units that live groups own now; ``units`` U; ``caps`` [N];
-        ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
+        """``live`` [N]; ``among`` shard table: those of ``live`` (``tables.among``); ``kept`` shard table: units that
+        live groups own now; ``units`` U; ``caps`` [N]; ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept``
+        (default 0)."""
         num_groups = len(live)
-        self.tables, self.live, self.units, self.num_groups = tables, live, units, num_groups
-        self.owned = kept.copy()
+        self.tables, self.live, self.among, self.units, self.num_groups = tables, live, among, units, num_groups
+        self.kept, self.caps, self.extra = kept, caps, extra
         # A length is cost * hop + 1, so the shortest of the cheapest chains has the fewest hops, and no cycle has
         # length 0.
         self.hop = 4 * num_groups
         # One move outweighs all extras that a whole plan can have.
         self.move = 1 if extra is None else num_groups * units + 1
-        taken: IntTable | int = 1 if extra is None else extra * self.hop + 1
-        self.take: IntTable = np.where(tables.among(live), taken, _NEVER)
-        kept_by_group = kept.take(tables.stack_cells)
-        self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
-        self.room: IntTable = np.where(live, caps - kept_by_group.sum(axis=0), 0)
-        self.waiting: IntTable = units - kept.sum(axis=0)
-        self.kept, self.extra = kept, extra
 
     def run(self) -> IntTable | Shortage:
         """The owned units (shard table) of least cost within the caps, or why there are none."""
         native = compiled_chains()
         if native is None:
             return self.run_in_python()
-        ends: list[IntTable] = [np.empty_like(self.room) for _ in range(2)]
-        tables = {name: getattr(self, name) for name in ("kept", "extra", "owned", "take", "give", "room", "waiting")}
-        tables.update(hosts=self.tables.hosts, stacks=self.tables.stacks, shard_far=ends[0], group_far=ends[1])
-        if run_natively(native, self.hop, self.move, tables):
-            return self.owned
-        self._shard_far, self._group_far = (_flat(far) for far in ends)
+        owned, shard_far, group_far = np.empty_like(self.kept), np.empty_like(self.caps), np.empty_like(self.caps)
+        tables = (self.tables.hosts, self.tables.stacks, self.among, self.live, self.kept, self.extra, self.caps)
+        numbers = (self.units, self.hop, self.move)
+        if assign_native.redistribute(native, numbers, tables, (owned, shard_far, group_far)):
+            return owned
+        self._shard_far, self._group_far = _flat(shard_far), _flat(group_far)
         return self._shortage()
 
     def run_in_python(self) -> IntTable | Shortage:
         """What :meth:`run` returns, by Python alone."""
+        self.owned = self.kept.copy()
+        taken: IntTable | int = 1 if self.extra is None else self.extra * self.hop + 1
+        self.take: IntTable = np.where(self.among, taken, _NEVER)
+        kept_by_group = self.kept.take(self.tables.stack_cells)
+        self.give: IntTable = np.where(kept_by_group > 0, self.move * self.hop + 1, _NEVER)
+        self.room: IntTable = np.where(self.live, self.caps - kept_by_group.sum(axis=0), 0)
+        self.waiting: IntTable = self.units - self.kept.sum(axis=0)
         self._arcs: IntTable = np.empty_like(self.take)
         self._hosts, self._stacks, self._kept = (
             _flat(table) for table in (self.tables.hosts, self.tables.stacks, self.kept)
@@ -208,6 +211,39 @@ class Chains:
         shards = np.flatnonzero(np.asarray(self._shard_far) > far_max).tolist()
         groups = np.flatnonzero((np.asarray(self._group_far) > far_max) & self.live).tolist()
         return Shortage(tuple(shards), tuple(groups), self.units * len(shards))
+
+
+def hand_over(tables: LayerTables, owner: NDArray[np.int32], before: IntTable, owned: IntTable) -> NDArray[np.int32]:
+    """The owners [N, K] of all pieces when ``owned`` says how many each host has that had ``before`` (shard tables) and
+    ``owner``: of each shard every host keeps its first pieces, and the freed ones go to the hosts that gain, in layer
+    order."""
+    native = compiled_chains()
+    if native is None:
+        return hand_over_in_python(tables, owner, before, owned)
+    now = owner.copy()
+    assign_native.hand_over(native, tables.hosts, tables.real, before, owned, now)
+    return now
+
+
+def hand_over_in_python(
+    tables: LayerTables, owner: NDArray[np.int32], before: IntTable, owned: IntTable
+) -> NDArray[np.int32]:
+    """What :func:`hand_over` returns, by Python alone."""
+    changed = np.flatnonzero((owned != before).any(axis=0))
+    hosts = tables.hosts[:, changed].T
+    rows = owner[changed]
+    held = rows[:, :, None] == hosts[:, None, :]
+    if tables.real is not None:
+        held &= tables.real.T[changed][:, None, :]
+    layer = held.argmax(axis=2)
+    place = np.take_along_axis(held.cumsum(axis=1), layer[:, :, None], axis=2)[:, :, 0]
+    now = owned.T[changed]
+    freed = (place > np.take_along_axis(now, layer, axis=1)) | ~held.any(axis=2)
+    gains = np.maximum(now - before.T[changed], 0)
+    rows[freed] = np.repeat(hosts.ravel(), gains.ravel())
+    owner = owner.copy()
+    owner[changed] = rows
+    return owner
 
 
 def _flat(table: IntTable) -> memoryview:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign_types import USUAL, Patch, WipeOut
@@ -23,10 +25,10 @@ from spare_megatron.placement import Placement
 
 def patch(
     placement: Placement,
-    able: Sequence[int],
+    able: Collection[int],
     last_resort: Sequence[int],
     missing: Sequence[int],
-    remaining: Mapping[int, int],
+    remaining: NDArray[np.int64],
     pieces_per_shard: int,
     granularity: str,
     slow: Mapping[int, int] | None = None,
@@ -34,7 +36,7 @@ def patch(
     """Give every ``missing`` piece (i * K + j) to a host of its shard.
 
     ``able`` groups hold the state and may take pieces; ``last_resort`` groups (joiners) get pieces only of shards that
-    have no able host. ``remaining[g]`` is what g still has to compute (0 where not given). ``slow``: group -> its
+    have no able host. ``remaining`` [N]: what each of them still has to compute, 0 for others. ``slow``: group -> its
     slowness, of those that are slow; not used in shard granularity.
     """
     lost: dict[int, list[int]] = {}
@@ -48,8 +50,8 @@ def patch(
     whole = granularity == "shard"
     slowness = {} if whole or not slow else slow
     takes = {group: slowness.get(group, USUAL) for groups in hosts.values() for group in groups}
-    load = {group: remaining.get(group, 0) * piece for group, piece in takes.items()}
-    before_max = max(map(remaining.get, able, repeat(0)), default=0)
+    load = {group: int(remaining[group]) * piece for group, piece in takes.items()}
+    before_max = int(np.delete(remaining, last_resort).max(initial=0))
     added: dict[int, list[int]] = {}
     for size in sorted({len(pieces) for pieces in lost.values()}, reverse=True) if whole else [1]:
         blocks = {shard: 1 if whole else len(ps) for shard, ps in lost.items() if not whole or len(ps) == size}
@@ -63,7 +65,7 @@ def patch(
                     added.setdefault(group, []).extend(pieces[low:high])
                 low = high
     ordered = {group: execution_order(added[group], placement, pieces_per_shard) for group in sorted(added)}
-    load_max = max([before_max, *(remaining.get(group, 0) + len(pieces) for group, pieces in ordered.items())])
+    load_max = max([before_max, *(int(remaining[group]) + len(pieces) for group, pieces in ordered.items())])
     reason = (
         f"{counted(len(missing), 'piece')} of {counted(len(lost), 'shard')} lost with their groups, patched by "
         f"{counted(len(ordered), 'group')}; largest remaining load {before_max} -> {counted(load_max, 'piece')}"

@@ -75,11 +75,6 @@ class Assignment:
         return self.owner.T.ravel()
 
     @cached_property
-    def live_set(self) -> frozenset[int]:
-        """``live``, as a set."""
-        return frozenset(self.live)
-
-    @cached_property
     def alive(self) -> NDArray[np.bool_]:
         """[N]: whether the group is in ``live``."""
         alive = np.zeros(len(self.owner), dtype=np.bool_)

@@ -20,7 +20,7 @@ else:
         if unknown := changes.keys() - names.keys():
             raise TypeError(f"{type(value).__name__} has no field {sorted(unknown)[0]!r}")
         known, copied = value.__dict__, object.__new__(type(value))
-        copied.__dict__.update({name: known[name] for name in names})
+        copied.__dict__.update(known if len(known) == len(names) else {name: known[name] for name in names})
         copied.__dict__.update(changes)
         return copied
 

@@ -257,6 +257,9 @@ def _plans(state: State) -> None:
     _partition(state, [(state.standing_of(g),) for g in state.live])
     if set(state.plan) != set(state.live):
         raise InvariantError(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
+    lengths = [sum(map(len, state.segments_of(group))) for group in range(state.job.num_groups)]
+    if state.plan.loads().tolist() != lengths:
+        raise InvariantError(f"groups are counted as {state.plan.loads().tolist()} pieces, their plans have {lengths}")
     hosts = _hosts(state)
     for group in state.live:
         shards = _shards(state, [p for segment in state.segments_of(group) for p in segment])

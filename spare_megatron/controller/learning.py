@@ -29,7 +29,7 @@ def enter(state: State, event: Hello) -> Transition:
     """A new incarnation says Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
     group = event.group
     outcome: Transition = ignore(state, "")
-    older = state.present.get(group)
+    older = state.incarnation_of(group)
     if older is not None:
         detail = f"incarnation {event.incarnation} took its place"
         outcome = lose(state, Lost((Loss(group, older, "replaced", detail=detail),)))

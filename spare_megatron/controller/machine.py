@@ -139,7 +139,7 @@ def _hello(state: State, event: Hello) -> Transition:
     event = replace(event, incarnation=_incarnation(state, event))
     if state.phase == "forming":
         return _arrive(state, event)
-    if state.present.get(event.group) != event.incarnation:
+    if state.incarnation_of(event.group) != event.incarnation:
         return learning.enter(state, event)
     return (learning.back if event.group in state.learners else _return)(state, event)
 
@@ -171,7 +171,7 @@ def _refusal(state: State, event: Hello) -> str:
     if event.fingerprint != spec.fingerprint:
         return f"group {group} runs another job: fingerprint {event.fingerprint}, expected {spec.fingerprint}"
     highest, (named, birth) = state.highest.get(group, -1), state.births.get(group, (-1, ""))
-    present = state.present.get(group)
+    present = state.incarnation_of(group)
     incarnation = _incarnation(state, event)
     if incarnation != present and incarnation <= highest:
         return f"group {group} incarnation {incarnation} is not in the live set, incarnation {highest} was seen"

@@ -8,6 +8,7 @@ effects.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def lose(state: State, event: Lost) -> Transition:
         return decide(after, fences, f"lost before it was a member: {why}")
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
-    shrunk = _shrink(after, state, out, dict(event.progress), fences, why)
+    shrunk = _shrink(after, state, out, event.progress, fences, why)
     retries = replace(state.retries, failures=state.retries.failures + 1)
     if all(loss.cause == "stalled" for loss in losses) and costs_too_much(state, shrunk[0], retries, event.failing_s):
         # Standing still is no proof of a death.
@@ -132,7 +133,7 @@ def costs_too_much(before: State, after: State, retries: Retries, failing_s: flo
 
 def _concerns(state: State, loss: Loss) -> bool:
     """True for a member, a learner, and a group that never came while the job forms."""
-    if state.present.get(loss.group) == loss.incarnation:
+    if state.incarnation_of(loss.group) == loss.incarnation:
         return True
     never_came = loss.group not in state.live and loss.incarnation > state.highest.get(loss.group, -1)
     return state.phase == "forming" and never_came
@@ -160,20 +161,20 @@ def send_back(state: State, groups: Collection[int], faulty: Collection[int], wh
         learners={**state.learners, **back},
     )
     after, fences = offers.struck_off(after, back)
-    return _shrink(after, state, set(back), {}, fences, why)
+    return _shrink(after, state, set(back), (), fences, why)
 
 
 def take(after: State, before: State, taken: Mapping[int, tuple[int, ...]], why: str) -> Transition:
     """A new epoch of the same members, in which others have those pieces of the step in flight that are ``taken`` from
     a group: it has not begun them, and cannot."""
-    return _shrink(after, before, set(), {}, [], why, taken)
+    return _shrink(after, before, set(), (), [], why, taken)
 
 
 def _shrink(
     after: State,
     before: State,
     gone: set[int],
-    progress: Mapping[int, int],
+    progress: Sequence[tuple[int, int]],
     fences: list[Action],
     why: str,
     taken: Mapping[int, tuple[int, ...]] | None = None,
@@ -208,7 +209,7 @@ def _shrink(
     drawn = draw_standing(after, live)
     if isinstance(drawn, WipeOut):
         return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
-    grown = _patched_plan(before, after, gone, progress, taken or {})
+    grown = _patched_plan(before, after, live, gone, progress, taken or {})
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
@@ -228,28 +229,32 @@ def _answered(relief: Relief, live: Mapping[int, int]) -> Relief:
 
 
 def _patched_plan(
-    before: State, after: State, gone: set[int], progress: Mapping[int, int], taken: Mapping[int, tuple[int, ...]]
+    before: State,
+    after: State,
+    live: tuple[int, ...],
+    gone: set[int],
+    progress: Sequence[tuple[int, int]],
+    taken: Mapping[int, tuple[int, ...]],
 ) -> tuple[Plan, Patch] | WipeOut:
     """The plans of the step in flight with the pieces added of the members that are gone (protocol rule 4), those that
     others have given back (rule 21), and those that are ``taken`` from others (rule 23)."""
-    spec, live, holders = before.job, tuple(sorted(after.live)), after.holders
+    spec, holders = before.job, after.holders
     given = {group: pieces for group, pieces in before.relief.given.items() if group not in gone}
     for group, pieces in taken.items():
         given[group] = tuple(dict.fromkeys((*given.get(group, ()), *pieces)))
     plan = before.plan.without(given)
     missing = [piece for group in sorted(gone) for piece in before.plan.pieces(group)]
     missing += [piece for pieces in given.values() for piece in pieces]
-    left = plan.loads()
+    remaining = plan.loads()
     if progress:
-        told = np.fromiter(progress.keys(), dtype=np.int64, count=len(progress))
-        left[told] -= np.fromiter(progress.values(), dtype=np.int64, count=len(progress))
-    remaining = dict(enumerate(np.maximum(left, 0).tolist()))
-    remaining.update(dict.fromkeys(gone, 0))
-    joiners = sorted(set(live) - holders) if len(holders) < len(live) else []
+        told = np.fromiter(chain.from_iterable(progress), dtype=np.int64, count=2 * len(progress))
+        remaining[told[::2]] -= told[1::2]
+        np.maximum(remaining, 0, out=remaining)
+    remaining[list(gone)] = 0
     added = patch(
         after.where,
-        able=sorted(holders) if joiners else live,
-        last_resort=joiners,
+        able=holders,
+        last_resort=sorted(set(live) - holders) if len(holders) < len(live) else [],
         missing=missing,
         remaining=remaining,
         pieces_per_shard=spec.pieces_per_shard,
@@ -341,9 +346,9 @@ def change_members(state: State, joining: Sequence[int], left: Sequence[int], wh
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
     neither, the standing assignment alone changes, because groups are slow for long (rule 24)."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
-    if joining:  # in order, so that sorting them again and again costs little
-        live = dict(sorted(live.items()))
     members = tuple(sorted(live))
+    if joining:  # in order, so that sorting them again and again costs little
+        live = dict(zip(members, map(live.__getitem__, members), strict=True))
     drawn = draw_standing(state, members)
     assert not isinstance(drawn, WipeOut), "more hosts cannot lose a shard, and who leaves is not needed"
     words = [", ".join(f"group {g} (incarnation {live[g]})" for g in joining)] * bool(joining)

@@ -36,7 +36,8 @@ class Plan(Mapping[int, Segments]):
     ) -> None:
         self.assignment, self.members, self.added = assignment, members, added or {}
         self.patched = patched
-        """Groups that were lost in this step: their shares have gone to others, also where they are back."""
+        """Groups that were lost in this step: their shares have gone to others, also where they are back. Whoever has a
+        share and is no member is one of them."""
         self.left = left or {}
         """Group -> pieces of its share that it has given back."""
 
@@ -73,8 +74,8 @@ class Plan(Mapping[int, Segments]):
         if self.assignment is None:
             return np.zeros(0, dtype=np.int64)
         loads = self.assignment.loads.copy()
-        if self.members != self.assignment.live or self.patched:
-            loads[list(self.assignment.live_set - self._set | self.patched)] = 0
+        if self.patched:
+            loads[list(self.patched)] = 0
         for group, pieces in self.left.items():
             loads[group] -= len(pieces)
         for group, segments in self.added.items():
@@ -284,6 +285,11 @@ class State:
     def present(self) -> dict[int, int]:
         """Group -> incarnation of members and learners."""
         return {**self.live, **{group: known.incarnation for group, known in self.learners.items()}}
+
+    def incarnation_of(self, group: int) -> int | None:
+        """That of a member or learner; None where the group is neither."""
+        known = self.learners.get(group)
+        return self.live.get(group) if known is None else known.incarnation
 
     @property
     def joiners(self) -> frozenset[int]:

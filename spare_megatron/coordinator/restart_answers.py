@@ -58,7 +58,7 @@ class RestartAnswers:
             return pb.RestartAnswer(never=True)
         if wrong is not None:
             return pb.RestartAnswer(never=True, why=wrong)
-        present = state.present.get(group)
+        present = state.incarnation_of(group)
         if present is not None and present > incarnation:
             return pb.RestartAnswer(never=True, why=f"its incarnation {present} is there")
         # While the job forms nobody is a learner; where its exit is not known yet, its place is taken.

@@ -408,7 +408,7 @@ class Coordinator:
         return bool(births - {hello.birth})
 
     def _is_there(self, group: int, incarnation: int) -> bool:
-        return self._state.present.get(group) == incarnation
+        return self._state.incarnation_of(group) == incarnation
 
     async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         while (report := await context.read()) is not grpc.aio.EOF:

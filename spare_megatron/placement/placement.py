@@ -102,11 +102,10 @@ class Placement:
         stacks = np.empty_like(hosts)
         np.put_along_axis(stacks, hosts, np.arange(self.num_groups)[None, :], axis=1)
         cells = stacks + np.arange(len(hosts))[:, None] * self.num_groups
+        there = np.ascontiguousarray(np.vstack([np.ones_like(self._hosts.T, np.bool_), *real])) if real else None
         for table in (hosts, stacks, cells):
             table.flags.writeable = False
-        return LayerTables(
-            hosts, stacks, cells, np.vstack([np.ones_like(self._hosts.T, np.bool_), *real]) if real else None
-        )
+        return LayerTables(hosts, stacks, cells, there)
 
     @cached_property
     def _stacks(self) -> NDArray[np.int32]:

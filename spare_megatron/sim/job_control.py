@@ -74,7 +74,7 @@ class JobControl:
         if event is not None:
             self.feed(event)
 
-    def lost(self, groups: Iterable[int], progress: Sequence[tuple[int, int]] = ()) -> bool:
+    def lost(self, groups: Iterable[int], progress: Iterable[tuple[int, int]] = ()) -> bool:
         """Report that these groups died, with the pieces that each live group has computed (group, pieces).
 
         False when this life ends, because it was a wipe-out.

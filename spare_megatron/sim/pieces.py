@@ -14,6 +14,7 @@ called at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -192,9 +193,7 @@ class PiecesEngine(PolicyTrial):
         control = self.control
         left = np.ceil(np.maximum(finish - at, 0.0) / per_piece - 1e-9).astype(np.int64)
         progress = np.maximum(total - left, 0)
-        live = sorted(control.state.live)
-        pairs = list(zip(live, progress[live].tolist(), strict=True))
-        goes_on = control.lost(dead, pairs)
+        goes_on = control.lost(dead, _pairs(progress))
         for group in dead:
             place = self.returns.died(group, at, self.cluster.rejoin_s)
             if place is not None:
@@ -290,3 +289,9 @@ class PiecesEngine(PolicyTrial):
     def _recover(self) -> None:
         self._whole()
         super()._recover()
+
+
+def _pairs(progress: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(group, pieces done) of the groups that have done any."""
+    some = np.flatnonzero(progress)
+    return zip(some.tolist(), progress[some].tolist(), strict=True)

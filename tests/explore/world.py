@@ -45,7 +45,7 @@ class World(NamedTuple):
 
     def is_member(self, p: Process) -> bool:
         """Whether the process is a member or a learner."""
-        return self.brain.state.present.get(p.group) == self.incarnation(p)
+        return self.brain.state.incarnation_of(p.group) == self.incarnation(p)
 
     def incarnation(self, p: Process) -> int:
         """The incarnation of a process, which it may not have been told yet."""

@@ -51,6 +51,16 @@ class Seat:
         """The member to which this one sends."""
         return self.members[(self.rank + 1) % self.size]
 
+    @property
+    def before(self) -> Member | None:
+        """The left neighbour's left neighbour; None where that is this member."""
+        return self.members[self.rank - 2] if self.size > 2 else None
+
+    @property
+    def after(self) -> Member | None:
+        """The right neighbour's right neighbour; None where that is this member."""
+        return self.members[(self.rank + 2) % self.size] if self.size > 2 else None
+
 
 class Backend(Protocol):
     """What connects the members of one epoch and sums over them."""

@@ -11,8 +11,8 @@ LINKS_MAX = 64
 """The most links in one message, which must fit in what a connection takes without blocking. Mute links go first."""
 WHY_BYTES = 512
 """The most bytes of the reason in a message."""
-_HEAD = struct.Struct("!QBHHQ")
-"""The head of a message: epoch, flags, number of links, bytes of the reason, bytes sent."""
+_HEAD = struct.Struct("!QBHHBQ")
+"""The head of a message: epoch, flags, number of links, bytes of the reason, bytes of the address, bytes sent."""
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2
 
@@ -21,19 +21,22 @@ def pack(epoch: int, beat: LinkBeat) -> bytes:
     """The beat of a member in ``epoch`` as the bytes of a message."""
     links = sorted(beat.links, key=lambda link: (not link.mute, link.sender, link.receiver))[:LINKS_MAX]
     why = beat.why.encode()[:WHY_BYTES]
-    head = _HEAD.pack(epoch, _WANTS * beat.wants | _BYE * beat.bye, len(links), len(why), beat.sent)
-    return head + b"".join(_LINK.pack(link.sender, link.receiver, link.mute) for link in links) + why
+    place, flags = beat.right_at.encode(), _WANTS * beat.wants | _BYE * beat.bye
+    head = _HEAD.pack(epoch, flags, len(links), len(why), len(place), beat.sent)
+    return head + b"".join(_LINK.pack(link.sender, link.receiver, link.mute) for link in links) + why + place
 
 
 def unpack(inbox: bytearray) -> tuple[int, LinkBeat] | None:
     """Remove the first message from ``inbox`` and return (epoch, beat); None when it is not complete yet."""
     if len(inbox) < _HEAD.size:
         return None
-    epoch, flags, count, letters, sent = _HEAD.unpack_from(inbox)
+    epoch, flags, count, letters, places, sent = _HEAD.unpack_from(inbox)
     reason = _HEAD.size + count * _LINK.size
-    if len(inbox) < reason + letters:
+    end = reason + letters + places
+    if len(inbox) < end:
         return None
     links = frozenset(Link(s, r, bool(mute)) for s, r, mute in _LINK.iter_unpack(inbox[_HEAD.size : reason]))
     why = inbox[reason : reason + letters].decode(errors="ignore")
-    del inbox[: reason + letters]
-    return epoch, LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE), links, why)
+    place = inbox[reason + letters : end].decode(errors="ignore")
+    del inbox[:end]
+    return epoch, LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE), links, why, place)

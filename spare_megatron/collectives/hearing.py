@@ -77,6 +77,8 @@ class LinkBeat:
     """In a bye, the evidence that it has found or was told, in ranks."""
     why: str = ""
     """In a bye, the reason of the member that gave up first."""
+    right_at: str = ""
+    """To a left neighbour: host:port at which the sender's right neighbour listens."""
 
 
 class _Ear:

@@ -136,8 +136,18 @@ class ReplicaCommunicators:
 
     @property
     def calls(self) -> int:
-        """How often this rank has called another; each call makes two connections."""
+        """How often this rank has called another for an epoch that waited for it; each call makes two connections."""
         return self._links.calls
+
+    @property
+    def ready(self) -> bool:
+        """Whether the loss of one neighbour costs no call."""
+        return self._links.ready
+
+    @property
+    def ready_calls(self) -> int:
+        """How often this rank has called another to be ready."""
+        return self._links.ready_calls
 
     @property
     def formed(self) -> bool:

@@ -30,6 +30,7 @@ from spare_megatron.collectives.hearing import LEFT, RIGHT, LinkBeat
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 """Options of Linux's tcp.h."""
 _READ_BYTES = 4096
+KEEPALIVE_S = 60
 
 
 class Line:
@@ -50,6 +51,8 @@ class Line:
         """Whether the connection is still being made."""
         self.heard = False
         """The other side's first words have come."""
+        self.heard_s = born_s
+        """When beats came last."""
         self.proven = False
         """The other side has proved that it knows the token and is the peer; only then it is listened to."""
         self.newest: tuple[int, LinkBeat] | None = None
@@ -150,7 +153,10 @@ class Line:
 
 def tune(sock: socket.socket) -> None:
     """Have the kernel send lost packets again at least once a second. Otherwise it doubles its wait after each loss,
-    and after a few losses in a row waits for longer than a time-out."""
+    and after a few losses in a row waits for longer than a time-out. And have it say something where nobody does for
+    long, so that nothing between the two sides forgets the connection."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in ((_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000)):
         with contextlib.suppress(OSError):  # older kernels do not know the second

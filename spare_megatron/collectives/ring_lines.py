@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import Member
-from spare_megatron.collectives.hearing import LEFT
+from spare_megatron.collectives.hearing import LEFT, RIGHT
 from spare_megatron.collectives.ring_line import Line
 
 
@@ -95,6 +95,17 @@ class RingLines:
             if not line.ended:
                 found[line.kind] = line
         self._pairs[side, proven] = found
+        return found
+
+    def ready(self, seat: Seat) -> set[Line]:
+        """The connections between this member and its neighbours' other neighbours in ``seat``, of its own calls also
+        those that are not answered yet."""
+        found = set()
+        for line in self._lines:
+            calls = line.side == RIGHT
+            wanted = line.peer is not None and line.peer == (seat.after if calls else seat.before)
+            if wanted and not line.ended and (calls or (line.proven and self.whole(line))):
+                found.add(line)
         return found
 
     def whole(self, line: Line) -> bool:

@@ -12,6 +12,11 @@ Whoever brings the view enters the epoch itself: its word to the neighbours, one
 the thread here knows of it, and says also that the old epoch is over. So where both neighbours stay, a change of epochs
 wakes this thread twice, for the word of each, and no other thread.
 
+It is connected as well, by calls in the same way, to its neighbours' other neighbours, with whom it will be a neighbour
+when the one between them is lost: then nobody has to call anybody. Where the next one after the right neighbour
+listens, the right neighbour says in its beats. Such a connection is *ready*: beats keep it alive, and its end or its
+silence means nothing for the epoch; a new one is made with a later beat.
+
 A call may come from a neighbour that is in a later epoch already: it is greeted and waits. Whoever is called hears the
 epoch of the other side in its beats, and knows so whether the other side is *here*. A member that gives up says so on
 its control connections, and only the end of its process closes them.
@@ -28,6 +33,7 @@ import select
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.beats import pack, unpack
@@ -37,6 +43,7 @@ from spare_megatron.collectives.handshake import (
     STRANGER_S,
     STRANGERS_MAX,
     Identity,
+    Member,
     StrangerError,
 )
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
@@ -66,7 +73,9 @@ class RingLinks:
         self.address = join_address(host, port)
         """Where other ranks call this one."""
         self.calls = 0
-        """Number of calls; each makes two connections."""
+        """Number of calls that an epoch waited for; each makes two connections."""
+        self.ready_calls = 0
+        """Number of the others."""
         self._lock = threading.Lock()
         """Guards everything below."""
         self._lines = RingLines()
@@ -76,8 +85,10 @@ class RingLinks:
         """The epoch to enter when the owner of the present one is out of its sum."""
         self._epoch = 0
         """The newest epoch that was entered."""
-        self._blamed: frozenset[int] = frozenset()
-        """Sides whose connections are made anew with the next epoch."""
+        self._blamed: frozenset[tuple[int, Member]] = frozenset()
+        """(side, peer) whose connections are made anew with the next epoch."""
+        self._ready: set[Line] = set()
+        """Those that were ready when the epoch began."""
         self._beat_s = self._look_s = 0.0
         """When the next beat is due, and the next look at the links."""
         self._told = 0
@@ -164,6 +175,15 @@ class RingLinks:
         with self._lock:
             return epoch.evidence
 
+    @property
+    def ready(self) -> bool:
+        """Whether this member is connected to the neighbours that it will have when one that it has is lost."""
+        with self._lock:
+            seat = None if self._present is None else self._present.seat
+            if seat is None or seat.after is None:
+                return seat is not None
+            return sum(line.proven for line in self._lines.ready(seat)) == 2 * len(KINDS)
+
     def close(self) -> None:
         """End the thread and free everything. Called once, when no owner is inside any more or ever will be."""
         with self._lock:
@@ -181,9 +201,11 @@ class RingLinks:
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
+        before, self._ready = self._ready, self._lines.ready(epoch.seat)
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
-            if line.proven and line.kind == CONTROL:
+            stays_ready = line in before and line in self._ready
+            if line.proven and line.kind == CONTROL and not stays_ready:
                 line.send(words)
         self._beat_s = now_s + self._timeout_s / BEATS
         self._keep(epoch.seat, now_s)
@@ -193,7 +215,11 @@ class RingLinks:
     def _vacate(self) -> None:
         """Let the present epoch go."""
         if self._present is not None:
-            self._blamed |= self._present.blamed()
+            seat = self._present.seat
+            for line in self._lines.ready(seat):
+                if not line.proven:  # who has not answered by now is not counted on
+                    self._forget(line)
+            self._blamed |= {(side, seat.left if side == LEFT else seat.right) for side in self._present.blamed()}
             self._present.free()
             self._present = None
             self._lines.take(None)
@@ -202,12 +228,13 @@ class RingLinks:
         """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left.
 
         Of the left neighbour's call one connection may be here and the other still on its way."""
-        pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT) if side not in self._blamed}
+        pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT)}
         kept = {line for pair in pairs.values() if len(pair) == len(KINDS) for line in pair.values()}
-        kept |= {line for line in pairs.get(LEFT, {}).values() if self._lines.whole(line)}
+        kept |= {line for line in pairs[LEFT].values() if self._lines.whole(line)} | self._ready
         for line in self._lines:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
-            if line not in kept and not early:
+            blamed = line.peer is not None and (line.side, line.peer) in self._blamed
+            if (blamed or line not in kept) and not early:
                 self._forget(line)
         self._blamed = frozenset()
         self._call(now_s)
@@ -215,16 +242,40 @@ class RingLinks:
     def _call(self, now_s: float) -> None:
         """Call the right neighbour, unless that is done."""
         epoch = self._present
-        if epoch is None or epoch.over or any(line.side == RIGHT for line in self._lines):
+        if epoch is None or epoch.over or self._called(epoch.seat.right):
             return
-        seat = epoch.seat
-        host, port = split_address(seat.right_at)
         self.calls += 1
+        self._dial(epoch.seat.right, epoch.seat.right_at, epoch.seat.epoch, now_s)
+
+    def _call_after(self, now_s: float) -> None:
+        """Call the right neighbour's right neighbour, unless that is done, or it is not known yet where it listens. Let
+        go what should be ready and is silent."""
+        epoch = self._present
+        if epoch is None or epoch.over or not epoch.formed:
+            return
+        for line in self._lines.ready(epoch.seat):
+            if line.proven and line.kind == CONTROL and now_s - line.heard_s >= self._timeout_s:
+                self._end(line, now_s, refused=False)
+        after, control = epoch.seat.after, self._lines.pair(RIGHT).get(CONTROL)
+        if after is None or self._called(after) or control is None or control.newest is None:
+            return
+        at, beat = control.newest
+        if at == epoch.seat.epoch and beat.right_at:
+            self.ready_calls += 1
+            self._dial(after, beat.right_at, at, now_s)
+
+    def _called(self, peer: Member) -> bool:
+        return any(line.side == RIGHT and line.peer == peer for line in self._lines)
+
+    def _dial(self, peer: Member, at: str, epoch: int, now_s: float) -> None:
+        """Make the two connections of a call."""
+        host, port = split_address(at)
+        number = self.calls + self.ready_calls
         for kind in KINDS:
             line = Line(socket.socket(family_of(host), socket.SOCK_STREAM), self._me, now_s)
             self._lines.add(line)
             try:
-                line.call((host, port), kind, seat.epoch, self.calls, seat.right)
+                line.call((host, port), kind, epoch, number, peer)
             except OSError:
                 self._end(line, now_s, refused=True)
                 return
@@ -329,6 +380,7 @@ class RingLinks:
             if not self._wanted(line):
                 self._forget(line)
                 return
+            line.heard_s = now_s
             self._say(line)
         if self._present is not None:
             self._greet(self._present, now_s)
@@ -340,6 +392,7 @@ class RingLinks:
         """Take the beats that have come on a connection that has proved itself, or its end."""
         open_still = line.read()
         if line.inbox:
+            line.heard_s = now_s
             self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
@@ -349,7 +402,7 @@ class RingLinks:
         epoch = self._present
         if line.side == RIGHT:
             return True
-        awaited = epoch is None or line.epoch > epoch.seat.epoch or line.peer == epoch.seat.left
+        awaited = epoch is None or line.epoch > epoch.seat.epoch or line.peer in (epoch.seat.left, epoch.seat.before)
         return awaited and self._lines.whole(line)
 
     def _listen(self, line: Line, now_s: float) -> None:
@@ -395,10 +448,11 @@ class RingLinks:
         if due:
             self._beat_s = now_s + self._timeout_s / BEATS
             self._call(now_s)
+            self._call_after(now_s)
         if news and epoch is not None:
             self._told = epoch.version
         for line in self._lines:
-            if line.proven and (news or not line.outbox):
+            if line.proven and (self._is_neighbours(line) if news else not line.outbox):
                 self._say(line)
 
     def _say(self, line: Line) -> None:
@@ -409,23 +463,38 @@ class RingLinks:
         epoch = self._present
         if epoch is None or self._lines.pair(line.side).get(CONTROL) is not line:
             return LinkBeat(0, False)
-        return epoch.hearing.beat(line.side, epoch.traffic)
+        beat = epoch.hearing.beat(line.side, epoch.traffic)
+        return beat if line.side == RIGHT else replace(beat, right_at=epoch.seat.right_at)
 
     def _end(self, line: Line, now_s: float, refused: bool) -> None:
-        """Forget a connection that has ended. That is evidence where it was refused, or the other side is here; before
-        that the caller calls anew."""
+        """Forget a connection that has ended. Of a neighbour's that is evidence where it was refused, or the other side
+        is here; before that the caller calls anew."""
         epoch = self._present
         known = self._lines.pair(line.side).get(line.kind) is line
+        refused = refused and self._is_neighbours(line)
         if epoch is not None and (refused or (known and epoch.hearing.here(line.side))):
             epoch.hearing.end(line.side, now_s)
-        twins = [one for one in self._lines if one.side == RIGHT == line.side]
-        for one in twins or [line]:
+        for one in self._of_one_call(line):
             self._forget(one)
+
+    def _of_one_call(self, line: Line) -> list[Line]:
+        """The connections that have no use any more when this one has ended. Of the left neighbour's the owner may be
+        reading the other one; and what only claims to belong to it says nothing about it."""
+        if line.side == LEFT and (not line.proven or self._is_neighbours(line)):
+            return [line]
+        same = [one for one in self._lines if (one.side, one.peer, one.number) == (line.side, line.peer, line.number)]
+        return same if line.side == RIGHT else [one for one in same if one.proven]
+
+    def _is_neighbours(self, line: Line) -> bool:
+        """Whether a connection is one to or from a neighbour in the present epoch."""
+        epoch = self._present
+        return epoch is not None and line.peer == (epoch.seat.left if line.side == LEFT else epoch.seat.right)
 
     def _forget(self, line: Line) -> None:
         """Close a connection, unless the owner may be using it."""
         epoch = self._present
-        if epoch is not None and epoch.formed and line.kind == DATA and line.proven and line.epoch <= epoch.seat.epoch:
+        used = epoch is not None and epoch.formed and line.kind == DATA and line.proven
+        if used and self._is_neighbours(line) and line.epoch <= self._epoch:
             self._lines.end(line)
         else:
             self._lines.drop(line)

@@ -1,9 +1,9 @@
 """A TCP relay between the members of a ring, with network faults on order.
 
-Every listener of a member gets a front here, which its left neighbour calls instead; a *way* is one direction of one
-connection between two groups. The relay passes bytes on until a fault holds the way: then it neither reads nor writes,
-as a network that loses everything looks to both ends (connections are still taken, by this machine's own kernel). The
-end of a connection is held as bytes are.
+Every listener of a member gets a front here, which its left neighbour calls instead, and tells its own left neighbour
+of; a *way* is one direction of one connection between two groups. The relay passes bytes on until a fault holds the
+way: then it neither reads nor writes, as a network that loses everything looks to both ends (connections are still
+taken, by this machine's own kernel). The end of a connection is held as bytes are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spare_megatron.collectives.handshake import CALL_BYTES, PROOF_BYTES
+from spare_megatron.collectives.handshake import CALL_BYTES, PROOF_BYTES, read_call
 
 PORTION_BYTES = 32 << 10
 
@@ -34,7 +34,7 @@ class Way:
     target: socket.socket
     caller: bool
     kind: str = ""
-    """'D' or 'C' once the caller has said it."""
+    """'D' or 'C' once the caller has said it, and who it is."""
     buffer: bytearray = field(default_factory=bytearray)
     passed: int = 0
     resume_s: float = 0.0
@@ -101,10 +101,7 @@ class Stalls(Fault):
 class Relay:
     """One thread; everything ends with ``close``."""
 
-    def __init__(self, greeting_bytes: int = 17) -> None:
-        """``greeting_bytes``: a caller's first words; the last of 17 is the kind of the connection, with 16 all are
-        data connections."""
-        self.greeting_bytes = greeting_bytes
+    def __init__(self) -> None:
         self.recorded: list[bytes] | None = None
         """Where there is a list, the first words of each caller are added to it: its call and its proof."""
         self.struck_s = 0.0
@@ -237,8 +234,11 @@ class Relay:
         way.ended = not more
         self._record(way, more)
         assert way.back is not None
-        if way.caller and not way.kind and len(way.buffer) >= self.greeting_bytes:
-            way.kind = way.back.kind = chr(way.buffer[16]) if self.greeting_bytes > 16 else "D"
+        if way.caller and not way.kind and len(way.buffer) >= CALL_BYTES:
+            call = read_call(bytes(way.buffer[:CALL_BYTES]))
+            assert call is not None, "a caller that is no rank"
+            way.kind = way.back.kind = call.kind.decode()
+            way.sender = way.back.receiver = call.caller.group
 
     def _record(self, way: Way, more: bytes) -> None:
         if self.recorded is None or not way.caller:

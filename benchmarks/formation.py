@@ -4,10 +4,12 @@
 
 The real ring code (listeners, calls, proofs, frames) with all members of one rank position in a few processes, on the
 loopback device. In each round one member dies: its listener and connections are closed without a word, its neighbours
-notice, and every other member gets the view without it; then it comes back and is linked again. ``whole_ms`` is from
-the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls that all members
-made, each of two connections; ``cpu_ms`` is the CPU time of all processes from the view on, for each member.
-``first_ms`` is the first epoch, in which all members call.
+notice, and every other member gets the view without it; then it comes back and is linked again. Rows: deaths at once
+after the return before them, and deaths once all members are ready, which is a beat (a fortieth of the time-out) later.
+``whole_ms`` is from the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls
+that the ring waited for, each of two connections, ``ready_calls`` those that were made afterwards for the next death;
+``cpu_ms`` is the CPU time of all processes from the view on, for each member. ``first_ms`` is the first epoch, in which
+all members call.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.part:
         Part(range(*options.part)).run()
-    else:
-        _measure(options)
+        return
+    config = {"members": options.members, "processes": options.processes, "rounds": options.rounds}
+    report("formation", config, [_measure(options, ready) for ready in (False, True)])
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, ready: bool) -> dict[str, object]:
+    """A row."""
     each = -(-options.members // options.processes)
     firsts = range(0, options.members, each)
     parts = [Remote(first, min(first + each, options.members)) for first in firsts]
@@ -49,9 +53,10 @@ def _measure(options: argparse.Namespace) -> None:
         everybody = list(range(options.members))
         incarnations = [0] * options.members
         first_s, calls, _ = _view(parts, 1, everybody, incarnations, addresses)
-        whole_s, back_s, made, cpu_s = [], [], [], []
+        whole_s, back_s, made, made_ready, cpu_s = [], [], [], [0], []
         for number in range(options.rounds):
             dead = (7 + 31 * number) % options.members
+            calls_ready = _get_ready(parts) if ready else 0
             addresses[dead] = ""
             parts[dead // each].ask({"kill": dead})
             survivors = [member for member in everybody if member != dead]
@@ -59,6 +64,8 @@ def _measure(options: argparse.Namespace) -> None:
             whole_s.append(took_s)
             cpu_s.append(used_s / len(survivors))
             made.append(after - calls)
+            if ready:
+                made_ready.append(_get_ready(parts) - calls_ready)
             incarnations[dead] += 1
             addresses[dead] = parts[dead // each].ask({"start": dead, "incarnation": incarnations[dead]})
             took_s, calls, _ = _view(parts, 2 * number + 3, everybody, incarnations, addresses)
@@ -66,17 +73,24 @@ def _measure(options: argparse.Namespace) -> None:
     finally:
         for part in parts:
             part.end()
-    row = {
+    return {
         "members": options.members,
+        "ready": ready,
         "first_ms": round(1000 * first_s, 1),
         "whole_ms": round(1000 * statistics.median(whole_s), 1),
         "whole_most_ms": round(1000 * max(whole_s), 1),
         "calls": max(made),
+        "ready_calls": max(made_ready),
         "cpu_ms": round(1000 * statistics.median(cpu_s), 3),
         "back_ms": round(1000 * statistics.median(back_s), 1),
     }
-    config = {"members": options.members, "processes": options.processes, "rounds": options.rounds}
-    report("formation", config, [row])
+
+
+def _get_ready(parts: list[Remote]) -> int:
+    """Wait until a death costs no call; returns how many calls all have made for that so far."""
+    for part in parts:
+        part.send({"ready": True})
+    return sum(part.read() for part in parts)
 
 
 def _view(
@@ -124,7 +138,7 @@ class Part:
 
     def __init__(self, groups: range) -> None:
         self._replicas = {}
-        self._calls = 0
+        self._calls = self._ready_calls = 0
         """Of members that are gone."""
         for group in groups:
             self._start(group, 0)
@@ -141,6 +155,10 @@ class Part:
             elif "start" in order:
                 self._start(order["start"], order["incarnation"])
                 _say(self._replicas[order["start"]].address)
+            elif "ready" in order:
+                while not all(replicas.ready for replicas in self._replicas.values()):
+                    time.sleep(0.01)
+                _say(self._ready_calls + sum(replicas.ready_calls for replicas in self._replicas.values()))
             else:
                 self._adopt(order)
                 formed_s, used_s = time.monotonic(), time.process_time() - began_s
@@ -155,6 +173,7 @@ class Part:
     def _kill(self, group: int) -> None:
         replicas = self._replicas.pop(group)
         self._calls += replicas.calls
+        self._ready_calls += replicas.ready_calls
         replicas.close()
 
     def _adopt(self, order: dict) -> None:

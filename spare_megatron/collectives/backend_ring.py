@@ -11,7 +11,7 @@ The owner thread moves the bytes of the sums and has no time-outs: the thread of
 :mod:`spare_megatron.collectives.ring_links` makes and keeps the connections, listens to the neighbours, finds out who
 is silent, and ends its waits.
 
-Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a member has four connections, whatever N.
+Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a member has eight connections, whatever N.
 """
 
 from __future__ import annotations

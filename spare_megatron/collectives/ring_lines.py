@@ -108,6 +108,15 @@ class RingLines:
                 found.add(line)
         return found
 
+    def called(self, peer: Member) -> bool:
+        """Whether this member has called ``peer``, which has not ended that."""
+        return any(line.side == RIGHT and line.peer == peer for line in self._lines)
+
+    def of_one_call(self, line: Line) -> list[Line]:
+        """The connections of the same call; what only claims to belong to it does not."""
+        same = [one for one in self._lines if (one.side, one.peer, one.number) == (line.side, line.peer, line.number)]
+        return same if line.side == RIGHT else [one for one in same if one.proven]
+
     def whole(self, line: Line) -> bool:
         """Whether no connection of the same call has ended, of a call that has proved to be a left neighbour's."""
         return line.peer is not None and line.number > self._ended.get(line.peer, 0)

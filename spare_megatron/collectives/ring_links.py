@@ -242,7 +242,7 @@ class RingLinks:
     def _call(self, now_s: float) -> None:
         """Call the right neighbour, unless that is done."""
         epoch = self._present
-        if epoch is None or epoch.over or self._called(epoch.seat.right):
+        if epoch is None or epoch.over or self._lines.called(epoch.seat.right):
             return
         self.calls += 1
         self._dial(epoch.seat.right, epoch.seat.right_at, epoch.seat.epoch, now_s)
@@ -257,15 +257,12 @@ class RingLinks:
             if line.proven and line.kind == CONTROL and now_s - line.heard_s >= self._timeout_s:
                 self._end(line, now_s, refused=False)
         after, control = epoch.seat.after, self._lines.pair(RIGHT).get(CONTROL)
-        if after is None or self._called(after) or control is None or control.newest is None:
+        if after is None or self._lines.called(after) or control is None or control.newest is None:
             return
         at, beat = control.newest
         if at == epoch.seat.epoch and beat.right_at:
             self.ready_calls += 1
             self._dial(after, beat.right_at, at, now_s)
-
-    def _called(self, peer: Member) -> bool:
-        return any(line.side == RIGHT and line.peer == peer for line in self._lines)
 
     def _dial(self, peer: Member, at: str, epoch: int, now_s: float) -> None:
         """Make the two connections of a call."""
@@ -474,16 +471,9 @@ class RingLinks:
         refused = refused and self._is_neighbours(line)
         if epoch is not None and (refused or (known and epoch.hearing.here(line.side))):
             epoch.hearing.end(line.side, now_s)
-        for one in self._of_one_call(line):
+        alone = line.side == LEFT and (not line.proven or self._is_neighbours(line))  # the owner may read the other
+        for one in [line] if alone else self._lines.of_one_call(line):
             self._forget(one)
-
-    def _of_one_call(self, line: Line) -> list[Line]:
-        """The connections that have no use any more when this one has ended. Of the left neighbour's the owner may be
-        reading the other one; and what only claims to belong to it says nothing about it."""
-        if line.side == LEFT and (not line.proven or self._is_neighbours(line)):
-            return [line]
-        same = [one for one in self._lines if (one.side, one.peer, one.number) == (line.side, line.peer, line.number)]
-        return same if line.side == RIGHT else [one for one in same if one.proven]
 
     def _is_neighbours(self, line: Line) -> bool:
         """Whether a connection is one to or from a neighbour in the present epoch."""

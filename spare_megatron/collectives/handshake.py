@@ -24,7 +24,8 @@ from typing import NamedTuple
 DATA, CONTROL, STATE = b"D", b"C", b"S"
 CHALLENGE_BYTES = 16
 PROOF_BYTES = 32
-_VERSION = 1
+_VERSION = 2
+"""Of these words and of the beats that follow them."""
 _CALL = struct.Struct("!16scBIQIIIIII")
 """Challenge, kind, version, life, epoch, number, position, group and incarnation of the caller, then of the callee."""
 CALL_BYTES = _CALL.size

@@ -270,13 +270,14 @@ def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_
     st.booleans(),
     st.frozensets(st.builds(Link, st.integers(0, 1 << 30), st.integers(0, 1 << 30), st.booleans()), max_size=64),
     st.text(max_size=WHY_BYTES // 4),
+    st.sampled_from(["", "127.0.0.1:40000", "[2001:db8::17]:1"]),
     st.integers(0, 12),
 )
-@example(0, False, False, frozenset(), "", 1)
+@example(0, False, False, frozenset(), "", "", 1)
 def test_a_beat_comes_out_as_it_went_in(
-    sent: int, wants: bool, bye: bool, links: frozenset[Link], why: str, cut: int
+    sent: int, wants: bool, bye: bool, links: frozenset[Link], why: str, right_at: str, cut: int
 ) -> None:
-    beat = LinkBeat(sent, wants, bye, links, why)
+    beat = LinkBeat(sent, wants, bye, links, why, right_at)
     inbox = bytearray(pack(sent + 1, beat)[:-cut] if cut else pack(sent + 1, beat))
     if cut:
         assert unpack(inbox) is None

@@ -6,6 +6,7 @@ The real ring code (listeners, calls, proofs, frames) with all members of one ra
 loopback device. In each round one member dies: its listener and connections are closed without a word, its neighbours
 notice, and every other member gets the view without it; then it comes back and is linked again. Rows: deaths at once
 after the return before them, and deaths once all members are ready, which is a beat (a fortieth of the time-out) later.
+A few epochs of the same members come before each death: processes that have slept for a beat take twice as long.
 ``whole_ms`` is from the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls
 that the ring waited for, each of two connections, ``ready_calls`` those that were made afterwards for the next death;
 ``cpu_ms`` is the CPU time of all processes from the view on, for each member. ``first_ms`` is the first epoch, in which
@@ -26,6 +27,10 @@ from pathlib import Path
 from _report import report
 
 ROOT = Path(__file__).resolve().parents[1]
+WARM = 3
+"""Epochs of the same members before each death."""
+EPOCHS = WARM + 2
+"""Of a round."""
 
 
 def main() -> None:
@@ -52,15 +57,17 @@ def _measure(options: argparse.Namespace, ready: bool) -> dict[str, object]:
         addresses = [address for part in parts for address in part.read()]
         everybody = list(range(options.members))
         incarnations = [0] * options.members
-        first_s, calls, _ = _view(parts, 1, everybody, incarnations, addresses)
+        first_s, _, _ = _view(parts, 1, everybody, incarnations, addresses)
         whole_s, back_s, made, made_ready, cpu_s = [], [], [], [0], []
         for number in range(options.rounds):
             dead = (7 + 31 * number) % options.members
             calls_ready = _get_ready(parts) if ready else 0
+            for again in range(WARM):
+                _, calls, _ = _view(parts, EPOCHS * number + 2 + again, everybody, incarnations, addresses)
             addresses[dead] = ""
             parts[dead // each].ask({"kill": dead})
             survivors = [member for member in everybody if member != dead]
-            took_s, after, used_s = _view(parts, 2 * number + 2, survivors, incarnations, addresses)
+            took_s, after, used_s = _view(parts, EPOCHS * number + 2 + WARM, survivors, incarnations, addresses)
             whole_s.append(took_s)
             cpu_s.append(used_s / len(survivors))
             made.append(after - calls)
@@ -68,7 +75,7 @@ def _measure(options: argparse.Namespace, ready: bool) -> dict[str, object]:
                 made_ready.append(_get_ready(parts) - calls_ready)
             incarnations[dead] += 1
             addresses[dead] = parts[dead // each].ask({"start": dead, "incarnation": incarnations[dead]})
-            took_s, calls, _ = _view(parts, 2 * number + 3, everybody, incarnations, addresses)
+            took_s, _, _ = _view(parts, EPOCHS * number + 3 + WARM, everybody, incarnations, addresses)
             back_s.append(took_s)
     finally:
         for part in parts:

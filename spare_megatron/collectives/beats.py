@@ -11,7 +11,7 @@ LINKS_MAX = 64
 """The most links in one message, which must fit in what a connection takes without blocking. Mute links go first."""
 WHY_BYTES = 512
 """The most bytes of the reason in a message."""
-_HEAD = struct.Struct("!QBHHBQ")
+_HEAD = struct.Struct("!QBHHHQ")
 """The head of a message: epoch, flags, number of links, bytes of the reason, bytes of the address, bytes sent."""
 _LINK = struct.Struct("!IIB")
 _WANTS, _BYE = 1, 2

@@ -86,6 +86,12 @@ class Line:
         self.send(self._call)
         self.calling = bool(self.outbox)
 
+    def broken(self) -> bool:
+        """Whether a connection for data has ended, on which nobody waits."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     def greet(self) -> None:
         """Say the first words on a connection that was accepted."""
         tune(self.sock)

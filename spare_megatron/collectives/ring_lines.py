@@ -11,9 +11,12 @@ import select
 from collections.abc import Iterator
 
 from spare_megatron.collectives.backend import Seat
-from spare_megatron.collectives.handshake import Member
+from spare_megatron.collectives.handshake import CONTROL, DATA, Member
 from spare_megatron.collectives.hearing import LEFT, RIGHT
 from spare_megatron.collectives.ring_line import Line
+
+KINDS = (DATA, CONTROL)
+"""Of the connections of a call."""
 
 
 class RingLines:
@@ -83,10 +86,15 @@ class RingLines:
         known = self._pairs.get((side, proven))
         if known is not None or seat is None:
             return known or {}
-        peer = seat.left if side == LEFT else seat.right
+        found = self._newest(side, seat.left if side == LEFT else seat.right, proven, seat.epoch)
+        self._pairs[side, proven] = found
+        return found
+
+    def _newest(self, side: int, peer: Member | None, proven: bool, epoch: int) -> dict[bytes, Line]:
+        """Kind -> connection, without those that have ended, of the newest call with ``peer`` until ``epoch``."""
         newest, found = 0, dict[bytes, Line]()
         for line in self._lines:
-            if line.side != side or line.number < newest or line.epoch > seat.epoch or line.peer != peer:
+            if line.side != side or line.number < newest or line.epoch > epoch or line.peer != peer:
                 continue
             if proven and not line.proven:
                 continue
@@ -94,19 +102,17 @@ class RingLines:
                 newest, found = line.number, {}
             if not line.ended:
                 found[line.kind] = line
-        self._pairs[side, proven] = found
         return found
 
     def ready(self, seat: Seat) -> set[Line]:
-        """The connections between this member and its neighbours' other neighbours in ``seat``, of its own calls also
+        """The connections between this member and its neighbours' other neighbours in ``seat``, of its own call also
         those that are not answered yet."""
-        found = set()
-        for line in self._lines:
-            calls = line.side == RIGHT
-            wanted = line.peer is not None and line.peer == (seat.after if calls else seat.before)
-            if wanted and not line.ended and (calls or (line.proven and self.whole(line))):
-                found.add(line)
-        return found
+        ready = set[Line]()
+        if seat.after is not None and seat.before is not None:
+            mine = self._newest(RIGHT, seat.after, False, seat.epoch)
+            ready.update(mine.values() if len(mine) == len(KINDS) else ())
+            ready.update(filter(self.whole, self._newest(LEFT, seat.before, True, seat.epoch).values()))
+        return ready
 
     def called(self, peer: Member) -> bool:
         """Whether this member has called ``peer``, which has not ended that."""

@@ -50,15 +50,16 @@ from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
-from spare_megatron.collectives.ring_lines import RingLines
+from spare_megatron.collectives.ring_lines import KINDS, RingLines
 from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.controller.messages import Link
 from spare_megatron.wakeups import ask_for_short_waits
 
-KINDS = (DATA, CONTROL)
 ENTERS = "given up when the epoch was over"
 LOOKS = 4
 """How many times between two beats the links are judged at most, while messages come."""
+FRESH = 5
+"""A ready connection whose last beat is older than so many is not used when a neighbour is lost."""
 
 
 class RingLinks:
@@ -88,7 +89,9 @@ class RingLinks:
         self._blamed: frozenset[tuple[int, Member]] = frozenset()
         """(side, peer) whose connections are made anew with the next epoch."""
         self._ready: set[Line] = set()
-        """Those that were ready when the epoch began."""
+        """Those that were ready when the newest epoch began."""
+        self._seat: Seat | None = None
+        """This member's place in it."""
         self._beat_s = self._look_s = 0.0
         """When the next beat is due, and the next look at the links."""
         self._told = 0
@@ -196,19 +199,25 @@ class RingLinks:
             raise BackendError(epoch.over or "this rank leaves")
 
     def _begin(self, epoch: RingEpoch, now_s: float) -> None:
-        """Make ``epoch`` the present one, tell all that listen, and keep what connections it can use."""
+        """Make ``epoch`` the present one, keep what connections it can use, and tell all that listen there. Not before:
+        a neighbour that hears that this member is here, and then an end, takes that for a loss."""
         self._vacate()
+        if self._seat is not None:
+            self._weed(self._seat, now_s, FRESH / BEATS)
+        farewell = pack(self._epoch, LinkBeat(0, False, bye=True))
+        self._seat = epoch.seat
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
         before, self._ready = self._ready, self._lines.ready(epoch.seat)
+        self._keep(epoch.seat, farewell)
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
             stays_ready = line in before and line in self._ready
             if line.proven and line.kind == CONTROL and not stays_ready:
                 line.send(words)
         self._beat_s = now_s + self._timeout_s / BEATS
-        self._keep(epoch.seat, now_s)
+        self._call(now_s)
         self._greet(epoch, now_s)
         epoch.formed = self._formed(epoch)
 
@@ -216,16 +225,13 @@ class RingLinks:
         """Let the present epoch go."""
         if self._present is not None:
             seat = self._present.seat
-            for line in self._lines.ready(seat):
-                if not line.proven:  # who has not answered by now is not counted on
-                    self._forget(line)
             self._blamed |= {(side, seat.left if side == LEFT else seat.right) for side in self._present.blamed()}
             self._present.free()
             self._present = None
             self._lines.take(None)
 
-    def _keep(self, seat: Seat, now_s: float) -> None:
-        """Close the connections that ``seat`` has no use for, and call the right neighbour where none is left.
+    def _keep(self, seat: Seat, farewell: bytes) -> None:
+        """Close the connections that ``seat`` has no use for, with the ``farewell`` of the epoch before.
 
         Of the left neighbour's call one connection may be here and the other still on its way."""
         pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT)}
@@ -235,9 +241,10 @@ class RingLinks:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
             blamed = line.peer is not None and (line.side, line.peer) in self._blamed
             if (blamed or line not in kept) and not early:
+                if line.proven and line.kind == CONTROL:
+                    line.send(farewell)
                 self._forget(line)
         self._blamed = frozenset()
-        self._call(now_s)
 
     def _call(self, now_s: float) -> None:
         """Call the right neighbour, unless that is done."""
@@ -248,14 +255,11 @@ class RingLinks:
         self._dial(epoch.seat.right, epoch.seat.right_at, epoch.seat.epoch, now_s)
 
     def _call_after(self, now_s: float) -> None:
-        """Call the right neighbour's right neighbour, unless that is done, or it is not known yet where it listens. Let
-        go what should be ready and is silent."""
+        """Call the right neighbour's right neighbour, unless that is done, or it is not known yet where it listens."""
         epoch = self._present
         if epoch is None or epoch.over or not epoch.formed:
             return
-        for line in self._lines.ready(epoch.seat):
-            if line.proven and line.kind == CONTROL and now_s - line.heard_s >= self._timeout_s:
-                self._end(line, now_s, refused=False)
+        self._weed(epoch.seat, now_s, 1.0)
         after, control = epoch.seat.after, self._lines.pair(RIGHT).get(CONTROL)
         if after is None or self._lines.called(after) or control is None or control.newest is None:
             return
@@ -263,6 +267,21 @@ class RingLinks:
         if at == epoch.seat.epoch and beat.right_at:
             self.ready_calls += 1
             self._dial(after, beat.right_at, at, now_s)
+
+    def _weed(self, seat: Seat, now_s: float, patience: float) -> None:
+        """Let calls go that should be ready in ``seat`` and are of no use: where an end was noticed by nobody, and,
+        where this member has called, what was silent or not answered for that part of the time-out. For those between
+        two epochs any answer that is missing is too much: nobody may have to wait for it."""
+        between = self._present is None
+        for line in self._lines.ready(seat):
+            if line not in self._lines:
+                continue  # it went with the other one of its call
+            silent = line.side == RIGHT and line.kind == CONTROL and now_s - line.heard_s >= patience * self._timeout_s
+            unanswered = line.side == RIGHT and not line.proven and between
+            broken = line.kind == DATA and line.proven and line.broken()
+            if silent or unanswered or broken:
+                for one in self._lines.of_one_call(line):
+                    self._forget(one)
 
     def _dial(self, peer: Member, at: str, epoch: int, now_s: float) -> None:
         """Make the two connections of a call."""
@@ -366,8 +385,10 @@ class RingLinks:
             if line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._end(line, now_s, refused=True)
                 return
-            line.calling = False
             line.send(b"")
+            line.calling = bool(line.outbox)
+            if line.calling:
+                return  # of a connection that had its descriptor before
         try:
             open_still = line.read()
         except StrangerError:
@@ -378,12 +399,20 @@ class RingLinks:
                 self._forget(line)
                 return
             line.heard_s = now_s
+            self._supersede(line)
             self._say(line)
         if self._present is not None:
             self._greet(self._present, now_s)
         self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
+
+    def _supersede(self, line: Line) -> None:
+        """Forget the earlier calls of a caller that has called anew; of a neighbour's, the end is heard."""
+        if line.side == LEFT and not self._is_neighbours(line):
+            for one in self._lines:
+                if one.side == LEFT and one.proven and one.peer == line.peer and one.number < line.number:
+                    self._forget(one)
 
     def _take(self, line: Line, now_s: float) -> None:
         """Take the beats that have come on a connection that has proved itself, or its end."""

@@ -28,7 +28,8 @@ class Middle:
         """Bytes that went to callers."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = join_address("127.0.0.1", self._listener.getsockname()[1])
-        self._ends: list[socket.socket] = []
+        self.ends: list[socket.socket] = []
+        """Of each call that towards the caller, then that towards the listener."""
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -41,26 +42,26 @@ class Middle:
         self.cut()
         for thread in self._threads[1:]:
             thread.join()
-        for one in [self._listener, *self._ends]:
+        for one in [self._listener, *self.ends]:
             one.close()
 
     def cut(self) -> None:
         """End all connections."""
-        for one in list(self._ends):
+        for one in list(self.ends):
             _end(one)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near = self._listener.accept()[0]
-                self._ends.append(near)
+                self.ends.append(near)
                 self.calls += 1
                 try:
                     far = socket.create_connection(split_address(self.target))
                 except OSError:
                     _end(near)
                     continue
-                self._ends.append(far)
+                self.ends.append(far)
                 for pair in ((near, far, False), (far, near, True)):
                     thread = threading.Thread(target=self._carry, args=(*pair, self.calls))
                     self._threads.append(thread)

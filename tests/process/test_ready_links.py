@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,7 +14,7 @@ import pytest
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.collectives.replica_communicators import Membership
-from tests.process.middle import Middle
+from tests.process.middle import Middle, Tap
 from tests.process.relay import Mute, Relay
 from tests.process.test_replica import Groups, request_of
 
@@ -98,31 +100,127 @@ def test_an_arrival_costs_two_calls_and_leaves_nothing_behind(six: Groups) -> No
     _await(lambda: _sockets() - before == 6 * 8)  # of both ends
 
 
+class Ahead:
+    """Four groups in epoch 1. Group 0 calls group 2 through a tap, where the calls 1 and 2 are those of group 1, and 3
+    and 4 the connections of group 0 for data and control, and so on."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.groups = Groups(4, timeout_s=TIMEOUT_S)
+        self.middle = Middle(self.groups.replicas[2].address, tap)
+
+    def __enter__(self) -> Ahead:
+        members = tuple(map(Member, range(4)))
+        for group, replicas in enumerate(self.groups.replicas):
+            right_at = self.middle.address if group == 1 else self.groups.replicas[(group + 1) % 4].address
+            replicas.adopt(Membership(1, members, right_at))
+        self.groups.epoch = 1
+        _sum(self.groups, range(4))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.groups.close()
+        with self.middle:
+            pass
+
+    def lose(self, late: bool = False) -> list[int]:
+        """Group 1 is lost, and the others sum in the first epoch without it; ``late``: group 0 hears of it last.
+        Returns how often each has called."""
+        self.groups.view((0, 2, 3), (2, 3) if late else None)
+        if late:
+            time.sleep(0.05)
+            self.groups.replicas[0].adopt(self.groups.membership(self.groups.epoch, (0, 2, 3), 0))
+        _sum(self.groups, (0, 2, 3))
+        return _calls(self.groups)
+
+
 def test_one_that_ends_is_made_anew_and_the_epoch_goes_on() -> None:
-    """Group 0 is told by group 1 of an address before group 2, where its own call is cut in two of its beats."""
-    groups, cutting = Groups(4, timeout_s=TIMEOUT_S), set[int]()
-    with Middle(groups.replicas[2].address, lambda down, call, at, data: call not in cutting) as middle:
-        try:
-            members = tuple(map(Member, range(4)))
-            for group in range(4):
-                right_at = middle.address if group == 1 else groups.replicas[(group + 1) % 4].address
-                groups.replicas[group].adopt(Membership(1, members, right_at))
-            groups.epoch = 1
-            _sum(groups, range(4))
-            _get_ready(groups, range(4))
-            assert middle.calls == 4, "two connections of group 1, two of group 0"
-            for calls in (4, 6):
-                cutting.update((calls - 1, calls))
-                _await(lambda count=calls: middle.calls == count + 2)
-                _get_ready(groups, range(4))
-            assert groups.replicas[0].ready_calls == 3
-            _sum(groups, range(4))
-            assert _calls(groups) == [1] * 4
-            groups.view((0, 2, 3))
-            _sum(groups, (0, 2, 3))
-            assert _calls(groups) == [1] * 4
-        finally:
-            groups.close()
+    """Both connections are cut in the middle of beats, twice."""
+    cutting = set[int]()
+    with Ahead(lambda down, call, at, data: call not in cutting) as four:
+        _get_ready(four.groups, range(4))
+        assert four.middle.calls == 4
+        for calls in (4, 6):
+            cutting.update((calls - 1, calls))
+            _await(lambda count=calls: four.middle.calls == count + 2)
+            _get_ready(four.groups, range(4))
+        _sum(four.groups, range(4))
+        assert four.groups.replicas[0].ready_calls == 3
+        assert four.lose() == [1] * 4
+
+
+@pytest.mark.parametrize("held", [3, 4])
+@pytest.mark.parametrize("late", [False, True])
+def test_half_a_call_is_not_counted_on(held: int, late: bool) -> None:
+    """One of the two connections is still on its way when the neighbour between is lost."""
+    go_on = threading.Event()
+
+    def tap(down: bool, call: int, at: int, data: bytearray) -> bool:
+        return call != held or go_on.wait(PATIENCE_S)
+
+    with Ahead(tap) as four:
+        _await(lambda: four.middle.calls == 4)
+        time.sleep(0.2)  # the other one has proved itself
+        assert four.lose(late) == [2, 1, 1, 1]
+        go_on.set()
+        _get_ready(four.groups, (0, 2, 3))
+
+
+@pytest.mark.parametrize("held", [3, 4])
+def test_half_a_call_is_made_anew_in_the_same_ring(held: int) -> None:
+    go_on = threading.Event()
+
+    def tap(down: bool, call: int, at: int, data: bytearray) -> bool:
+        return call != held or go_on.wait(PATIENCE_S)
+
+    with Ahead(tap) as four:
+        _await(lambda: four.middle.calls == 4)
+        time.sleep(0.2)
+        four.groups.view((0, 1, 2, 3))
+        go_on.set()
+        _sum(four.groups, range(4))
+        _get_ready(four.groups, range(4))
+        assert four.lose() == [1] * 4
+
+
+def test_calls_that_fail_halfway_leave_nothing_behind() -> None:
+    """The connection for control is cut in its first words, again and again; that for data stands each time."""
+    before = _sockets()
+    with Ahead(lambda down, call, at, data: call < 4 or call > 12 or call % 2 == 1 or down or at > 0) as four:
+        _await(lambda: four.middle.calls >= 14)
+        _get_ready(four.groups, range(4))
+        four.groups.view((0, 1, 2, 3))
+        _sum(four.groups, range(4))
+        _get_ready(four.groups, range(4))
+        four.middle.cut()
+        four.groups.view((0, 1, 2, 3))
+        _await(lambda: _sockets() - before <= 4 * 8 + 4 + 1 + len(four.middle.ends))
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1.0])
+def test_the_end_of_the_connection_for_data_alone_costs_one_call(wait_s: float) -> None:
+    """Nobody waits for bytes on it; after a beat another call is made."""
+    with Ahead(lambda *_: True) as four:
+        _get_ready(four.groups, range(4))
+        for end in four.middle.ends[4:6]:
+            end.shutdown(socket.SHUT_RDWR)
+        time.sleep(wait_s)
+        assert four.lose() == [1 if wait_s else 2, 1, 1, 1]
+
+
+def test_one_that_was_silent_for_a_few_beats_is_not_used() -> None:
+    """Nothing passes any more on the way of group 0's call; another way is open."""
+    stop = threading.Event()
+
+    def tap(down: bool, call: int, at: int, data: bytearray) -> bool:
+        if stop.is_set() and call > 2:
+            data.clear()
+        return True
+
+    with Ahead(tap) as four:
+        _get_ready(four.groups, range(4))
+        stop.set()
+        time.sleep(0.3 * TIMEOUT_S)
+        assert four.lose() == [2, 1, 1, 1]
 
 
 def test_one_that_is_mute_harms_no_epoch_and_is_not_used() -> None:

@@ -114,6 +114,22 @@ class RingLines:
             ready.update(filter(self.whole, self._newest(LEFT, seat.before, True, seat.epoch).values()))
         return ready
 
+    def useless(self, seat: Seat, heard_since_s: float, answered: bool) -> set[Line]:
+        """Of the calls that should be ready in ``seat``: those of which a connection has ended, on which nobody waits,
+        and of this member's own those that were not heard since then, or not ``answered`` in full where that is due."""
+        found = set[Line]()
+        for line in self.ready(seat):
+            silent = line.side == RIGHT and line.kind == CONTROL and line.heard_s <= heard_since_s
+            unanswered = line.side == RIGHT and answered and not line.proven
+            if silent or unanswered or (line.kind == DATA and line.proven and line.broken()):
+                found.update(self.of_one_call(line))
+        return found
+
+    def older(self, line: Line) -> list[Line]:
+        """The connections of earlier calls of the same caller."""
+        same = [one for one in self._lines if one.side == LEFT and one.proven and one.peer == line.peer]
+        return [one for one in same if one.number < line.number]
+
     def called(self, peer: Member) -> bool:
         """Whether this member has called ``peer``, which has not ended that."""
         return any(line.side == RIGHT and line.peer == peer for line in self._lines)

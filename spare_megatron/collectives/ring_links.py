@@ -203,7 +203,7 @@ class RingLinks:
         a neighbour that hears that this member is here, and then an end, takes that for a loss."""
         self._vacate()
         if self._seat is not None:
-            self._weed(self._seat, now_s, FRESH / BEATS)
+            self._weed(self._seat, now_s - FRESH / BEATS * self._timeout_s, answered=True)
         farewell = pack(self._epoch, LinkBeat(0, False, bye=True))
         self._seat = epoch.seat
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
@@ -259,7 +259,7 @@ class RingLinks:
         epoch = self._present
         if epoch is None or epoch.over or not epoch.formed:
             return
-        self._weed(epoch.seat, now_s, 1.0)
+        self._weed(epoch.seat, now_s - self._timeout_s)
         after, control = epoch.seat.after, self._lines.pair(RIGHT).get(CONTROL)
         if after is None or self._lines.called(after) or control is None or control.newest is None:
             return
@@ -268,20 +268,11 @@ class RingLinks:
             self.ready_calls += 1
             self._dial(after, beat.right_at, at, now_s)
 
-    def _weed(self, seat: Seat, now_s: float, patience: float) -> None:
-        """Let calls go that should be ready in ``seat`` and are of no use: where an end was noticed by nobody, and,
-        where this member has called, what was silent or not answered for that part of the time-out. For those between
-        two epochs any answer that is missing is too much: nobody may have to wait for it."""
-        between = self._present is None
-        for line in self._lines.ready(seat):
-            if line not in self._lines:
-                continue  # it went with the other one of its call
-            silent = line.side == RIGHT and line.kind == CONTROL and now_s - line.heard_s >= patience * self._timeout_s
-            unanswered = line.side == RIGHT and not line.proven and between
-            broken = line.kind == DATA and line.proven and line.broken()
-            if silent or unanswered or broken:
-                for one in self._lines.of_one_call(line):
-                    self._forget(one)
+    def _weed(self, seat: Seat, heard_since_s: float, answered: bool = False) -> None:
+        """Let calls go that should be ready in ``seat`` and are of no use. Between two epochs each is to be
+        ``answered``: nobody may have to wait for one."""
+        for line in self._lines.useless(seat, heard_since_s, answered):
+            self._forget(line)
 
     def _dial(self, peer: Member, at: str, epoch: int, now_s: float) -> None:
         """Make the two connections of a call."""
@@ -399,20 +390,15 @@ class RingLinks:
                 self._forget(line)
                 return
             line.heard_s = now_s
-            self._supersede(line)
+            if line.side == LEFT and not self._is_neighbours(line):  # of a neighbour's call the end is heard
+                for one in self._lines.older(line):
+                    self._forget(one)
             self._say(line)
         if self._present is not None:
             self._greet(self._present, now_s)
         self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
-
-    def _supersede(self, line: Line) -> None:
-        """Forget the earlier calls of a caller that has called anew; of a neighbour's, the end is heard."""
-        if line.side == LEFT and not self._is_neighbours(line):
-            for one in self._lines:
-                if one.side == LEFT and one.proven and one.peer == line.peer and one.number < line.number:
-                    self._forget(one)
 
     def _take(self, line: Line, now_s: float) -> None:
         """Take the beats that have come on a connection that has proved itself, or its end."""

@@ -37,6 +37,8 @@ class _Recovery:
     agree_s: float = 0.0
     lost: set[int] = field(default_factory=set)
     computed_by_dead: int = 0
+    given_by_dead: int = 0
+    """Pieces that they had given back before."""
     decided_s: float = 0.0
     missing: set[int] = field(default_factory=set)
     """Groups that have not said when their last rank dropped the communicators of the old epoch."""
@@ -192,6 +194,7 @@ class MetricsBook:
         progress = dict(event.progress if isinstance(event, Lost) else enumerate(before.plan.loads().tolist()))
         recovery.lost |= dead
         recovery.computed_by_dead += sum(self._done(before, group, progress.get(group, 0)) for group in dead)
+        recovery.given_by_dead += sum(len(before.plan.left.get(group, ())) for group in dead)
         recovery.decided_s, recovery.missing, recovery.seen = time_s, set(after.live), {}
 
     def _done(self, before: State, group: int, done: int) -> int:
@@ -226,7 +229,7 @@ class MetricsBook:
             + discarded
             + (recovery.computed_by_dead if recovery else 0),
             "pieces_discarded": discarded,
-            "pieces_given": sum(map(len, before.plan.left.values())),
+            "pieces_given": sum(map(len, before.plan.left.values())) + (recovery.given_by_dead if recovery else 0),
             "pieces_audited": sum(len(part) for audits in before.audits.values() for part in audits),
             "compute_s": round(max(_of_groups(times, "compute_s")), 6),
             **_at_median_pace(self.piece_s, max(own.values(), default=0), pieces / before.job.num_groups),

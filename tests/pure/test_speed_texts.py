@@ -19,8 +19,8 @@ from tests.pure.told_job import ToldJob
 SPEC = m.JobSpec(4, 8, (0, 1, 2), "microbatch", 0, 99, 1, "f")
 
 
-def relieved_job() -> ToldJob:
-    """Group 1 has given pieces of its step 3 to others, which is committed."""
+def job_with_given_pieces() -> ToldJob:
+    """Group 1 has given pieces of its step 3 to others, which is in flight."""
     job = ToldJob(SPEC)
     job.step()
     job.step()
@@ -30,6 +30,12 @@ def relieved_job() -> ToldJob:
         job.tell(m.GaveBack(one.group, 0, 3, one.ask, pieces))
     assert job.state.epoch == 2
     assert not job.picture().history.patching, "nobody was lost"
+    return job
+
+
+def relieved_job() -> ToldJob:
+    """The same, after the commit of that step."""
+    job = job_with_given_pieces()
     job.step()
     return job
 
@@ -54,6 +60,17 @@ def test_a_line_says_who_took_what_and_only_where_pieces_moved() -> None:
     del memo["relieved"]
     again.recall(memo)
     assert again.relieved == {}, "of an older version"
+
+
+def test_what_a_group_gave_counts_although_it_dies_in_the_same_step() -> None:
+    job = job_with_given_pieces()
+    given = len(job.state.plan.left[1])
+    assert given > 0
+    job.lose(1)
+    job.book.recall(job.book.memo())  # a coordinator is back by a snapshot
+    job.step()
+    job.step()
+    assert [line["pieces_given"] for line in job.lines if line["step"] >= 3] == [given, 0]
 
 
 def test_a_piece_that_came_back_has_not_moved() -> None:

@@ -8,7 +8,7 @@ the control connection and calls anew.
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import CONTROL, DATA, Member
@@ -86,33 +86,21 @@ class RingLines:
         known = self._pairs.get((side, proven))
         if known is not None or seat is None:
             return known or {}
-        found = self._newest(side, seat.left if side == LEFT else seat.right, proven, seat.epoch)
+        peer = seat.left if side == LEFT else seat.right
+        found = _newest([line for line in self._lines if line.side == side and line.peer == peer], proven, seat.epoch)
         self._pairs[side, proven] = found
-        return found
-
-    def _newest(self, side: int, peer: Member | None, proven: bool, epoch: int) -> dict[bytes, Line]:
-        """Kind -> connection, without those that have ended, of the newest call with ``peer`` until ``epoch``."""
-        newest, found = 0, dict[bytes, Line]()
-        for line in self._lines:
-            if line.side != side or line.number < newest or line.epoch > epoch or line.peer != peer:
-                continue
-            if proven and not line.proven:
-                continue
-            if line.number > newest:
-                newest, found = line.number, {}
-            if not line.ended:
-                found[line.kind] = line
         return found
 
     def ready(self, seat: Seat) -> set[Line]:
         """The connections between this member and its neighbours' other neighbours in ``seat``, of its own call also
         those that are not answered yet."""
-        ready = set[Line]()
-        if seat.after is not None and seat.before is not None:
-            mine = self._newest(RIGHT, seat.after, False, seat.epoch)
-            ready.update(mine.values() if len(mine) == len(KINDS) else ())
-            ready.update(filter(self.whole, self._newest(LEFT, seat.before, True, seat.epoch).values()))
-        return ready
+        before, after = seat.before, seat.after
+        lines = [line for line in self._lines if line.peer == (before if line.side == LEFT else after)]
+        if not lines or after is None:
+            return set()
+        mine = _newest([line for line in lines if line.side == RIGHT], False, seat.epoch)
+        theirs = _newest([line for line in lines if line.side == LEFT], True, seat.epoch)
+        return {*(mine.values() if len(mine) == len(KINDS) else ()), *filter(self.whole, theirs.values())}
 
     def useless(self, seat: Seat, heard_since_s: float, answered: bool) -> set[Line]:
         """Of the calls that should be ready in ``seat``: those of which a connection has ended, on which nobody waits,
@@ -160,3 +148,17 @@ class RingLines:
         self._poll.close()
         for line in self._lines:
             line.sock.close()
+
+
+def _newest(lines: Sequence[Line], proven: bool, epoch: int) -> dict[bytes, Line]:
+    """Kind -> connection, without those that have ended, of the newest call among those with one peer until ``epoch``;
+    of the ``proven`` ones alone where that is due."""
+    newest, found = 0, dict[bytes, Line]()
+    for line in lines:
+        if line.number < newest or line.epoch > epoch or (proven and not line.proven):
+            continue
+        if line.number > newest:
+            newest, found = line.number, {}
+        if not line.ended:
+            found[line.kind] = line
+    return found

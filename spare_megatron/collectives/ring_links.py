@@ -202,10 +202,10 @@ class RingLinks:
         """Make ``epoch`` the present one, keep what connections it can use, and tell all that listen there. Not before:
         a neighbour that hears that this member is here, and then an end, takes that for a loss."""
         self._vacate()
-        if self._seat is not None:
-            self._weed(self._seat, now_s - FRESH / BEATS * self._timeout_s, answered=True)
+        old, self._seat = self._seat, epoch.seat
+        if old is not None and (old.after == epoch.seat.right or old.before == epoch.seat.left):
+            self._weed(old, now_s - FRESH / BEATS * self._timeout_s, answered=True)
         farewell = pack(self._epoch, LinkBeat(0, False, bye=True))
-        self._seat = epoch.seat
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
@@ -213,8 +213,7 @@ class RingLinks:
         self._keep(epoch.seat, farewell)
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
-            stays_ready = line in before and line in self._ready
-            if line.proven and line.kind == CONTROL and not stays_ready:
+            if line.proven and line.kind == CONTROL and not (line in before and line in self._ready):
                 line.send(words)
         self._beat_s = now_s + self._timeout_s / BEATS
         self._call(now_s)
@@ -239,7 +238,7 @@ class RingLinks:
         kept |= {line for line in pairs[LEFT].values() if self._lines.whole(line)} | self._ready
         for line in self._lines:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
-            blamed = line.peer is not None and (line.side, line.peer) in self._blamed
+            blamed = self._blamed and line.peer is not None and (line.side, line.peer) in self._blamed
             if (blamed or line not in kept) and not early:
                 if line.proven and line.kind == CONTROL:
                     line.send(farewell)

@@ -205,12 +205,12 @@ class RingLinks:
         old, self._seat = self._seat, epoch.seat
         if old is not None and (old.after == epoch.seat.right or old.before == epoch.seat.left):
             self._weed(old, now_s - FRESH / BEATS * self._timeout_s, answered=True)
-        farewell = pack(self._epoch, LinkBeat(0, False, bye=True))
+        left = self._epoch
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
         before, self._ready = self._ready, self._lines.ready(epoch.seat)
-        self._keep(epoch.seat, farewell)
+        self._keep(epoch.seat, left)
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
             if line.proven and line.kind == CONTROL and not (line in before and line in self._ready):
@@ -229,8 +229,8 @@ class RingLinks:
             self._present = None
             self._lines.take(None)
 
-    def _keep(self, seat: Seat, farewell: bytes) -> None:
-        """Close the connections that ``seat`` has no use for, with the ``farewell`` of the epoch before.
+    def _keep(self, seat: Seat, left: int) -> None:
+        """Close the connections that ``seat`` has no use for, with a farewell of the epoch that was ``left``.
 
         Of the left neighbour's call one connection may be here and the other still on its way."""
         pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT)}
@@ -241,7 +241,7 @@ class RingLinks:
             blamed = self._blamed and line.peer is not None and (line.side, line.peer) in self._blamed
             if (blamed or line not in kept) and not early:
                 if line.proven and line.kind == CONTROL:
-                    line.send(farewell)
+                    line.send(pack(left, LinkBeat(0, False, bye=True)))
                 self._forget(line)
         self._blamed = frozenset()
 

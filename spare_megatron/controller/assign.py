@@ -86,8 +86,8 @@ def assign(
         end = max(end, previous.end * units // pieces_per_shard)
     kept: IntTable = previous.units * among
     if granularity == "shard":
-        return _assign_shards(placement, alive, among, kept, previous, end // USUAL, bound, same)
-    owned, _, shortage = _least(placement, alive, among, kept, units, end, slowness, None)
+        return _assign_shards(placement, alive, kept, previous, end // USUAL, bound, same)
+    owned, _, shortage = _least(placement, alive, kept, units, end, slowness, None)
     owner = hand_over(placement.by_layer, previous.owner, previous.units, owned)
     return _planned(placement, alive, previous, owner, kept, owned, slowness, None, bound, _why(shortage))
 
@@ -147,7 +147,6 @@ def _assign_anywhere(
 def _least(
     placement: Placement,
     alive: NDArray[np.bool_],
-    among: NDArray[np.bool_],
     kept: IntTable,
     units: int,
     end: int,
@@ -165,7 +164,7 @@ def _least(
         extra = None
         if slots is not None:
             extra = (np.take_along_axis(slots, tables.hosts, axis=1) >= end // USUAL).astype(np.int64)
-        result = Chains(tables, alive, among, kept, units, end // slowness, extra).run()
+        result = Chains(tables, alive, kept, units, end // slowness, extra).run()
         if not isinstance(result, Shortage):
             return result, end, shortage
         shortage = result
@@ -175,7 +174,6 @@ def _least(
 def _assign_shards(
     placement: Placement,
     alive: NDArray[np.bool_],
-    among: NDArray[np.bool_],
     kept: IntTable,
     previous: Assignment,
     depth: int,
@@ -189,7 +187,7 @@ def _assign_shards(
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"
     else:
-        owned, end, shortage = _least(placement, alive, among, kept, 1, depth * USUAL, usual, slots)
+        owned, end, shortage = _least(placement, alive, kept, 1, depth * USUAL, usual, slots)
         depth = end // USUAL
         slots, reordered = _reorder(placement, owned, slots, depth)
         why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"

@@ -51,18 +51,16 @@ class Chains:
         self,
         tables: LayerTables,
         live: NDArray[np.bool_],
-        among: NDArray[np.bool_],
         kept: IntTable,
         units: int,
         caps: IntTable,
         extra: IntTable | None = None,
     ) -> None:
-        """``live`` [N]; ``among`` shard table: those of ``live`` (``tables.among``); ``kept`` shard table: units that
-        live groups own now; ``units`` U; ``caps`` [N]; ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept``
-        (default 0)."""
+        """``live`` [N]; ``kept`` shard table: units that live groups own now; ``units`` U; ``caps`` [N];
+        ``extra`` shard table in {0, 1}: cost of a unit beyond ``kept`` (default 0)."""
         num_groups = len(live)
-        self.tables, self.live, self.among, self.units, self.num_groups = tables, live, among, units, num_groups
-        self.kept, self.caps, self.extra = kept, caps, extra
+        self.tables, self.live, self.units, self.num_groups = tables, live, units, num_groups
+        self.among, self.kept, self.caps, self.extra = tables.among(live), kept, caps, extra
         # A length is cost * hop + 1, so the shortest of the cheapest chains has the fewest hops, and no cycle has
         # length 0.
         self.hop = 4 * num_groups

@@ -1,4 +1,4 @@
-"""All connections of one rank to others: which are polled, and which two are those to a neighbour.
+"""All connections of one rank to others: which are polled, which are those to a neighbour, and which are ready.
 
 The two connections of a call live and die together. Where one of them has ended, the other has no use in any later
 epoch, also where it comes only then: the caller, which is never told that nobody reads its data, hears of the end on

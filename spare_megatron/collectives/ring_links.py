@@ -5,8 +5,8 @@ calls, and its left neighbour twice to it: once for data, which the owner of the
 (:mod:`spare_megatron.collectives.frames`), and once for control, which belongs to the thread here. On those both sides
 send the beats of :mod:`spare_megatron.collectives.hearing`, with their epoch, also while no sum is in hand. A
 connection stays over epochs while its two ends are neighbours and it is not to blame for the end of an epoch: when a
-member dies, its two neighbours connect, and all other connections stay. What is abandoned with an epoch is its
-operations.
+member dies, its two neighbours are neighbours of each other, and all other connections stay. What is abandoned with an
+epoch is its operations.
 
 Whoever brings the view enters the epoch itself: its word to the neighbours, one beat of the new epoch, is sent before
 the thread here knows of it, and says also that the old epoch is over. So where both neighbours stay, a change of epochs

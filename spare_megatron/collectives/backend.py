@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -41,22 +42,22 @@ class Seat:
         """The number of members."""
         return len(self.members)
 
-    @property
+    @cached_property
     def left(self) -> Member:
         """The member from which this one receives."""
         return self.members[self.rank - 1]
 
-    @property
+    @cached_property
     def right(self) -> Member:
         """The member to which this one sends."""
         return self.members[(self.rank + 1) % self.size]
 
-    @property
+    @cached_property
     def before(self) -> Member | None:
         """The left neighbour's left neighbour; None where that is this member."""
         return self.members[self.rank - 2] if self.size > 2 else None
 
-    @property
+    @cached_property
     def after(self) -> Member | None:
         """The right neighbour's right neighbour; None where that is this member."""
         return self.members[(self.rank + 2) % self.size] if self.size > 2 else None

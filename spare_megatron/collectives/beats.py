@@ -35,6 +35,9 @@ def unpack(inbox: bytearray) -> tuple[int, LinkBeat] | None:
     end = reason + letters + places
     if len(inbox) < end:
         return None
+    if end == _HEAD.size:
+        del inbox[:end]
+        return epoch, LinkBeat(sent, bool(flags & _WANTS), bool(flags & _BYE))
     links = frozenset(Link(s, r, bool(mute)) for s, r, mute in _LINK.iter_unpack(inbox[_HEAD.size : reason]))
     why = inbox[reason : reason + letters].decode(errors="ignore")
     place = inbox[reason + letters : end].decode(errors="ignore")

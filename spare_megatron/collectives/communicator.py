@@ -14,10 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
+from operator import itemgetter
 
 import torch
 
 from spare_megatron.collectives.backend import Backend, BackendError
+from spare_megatron.collectives.handshake import Member
 from spare_megatron.controller.messages import Link
 from spare_megatron.wakeups import ask_for_short_waits
 
@@ -27,11 +30,11 @@ class Communicator:
     fields."""
 
     def __init__(
-        self, epoch: int, groups: tuple[int, ...], backend: Backend | None, changed: threading.Condition
+        self, epoch: int, members: tuple[Member, ...], backend: Backend | None, changed: threading.Condition
     ) -> None:
         """``backend`` is None for the only member of an epoch: what it submits is its own sum."""
         self.epoch = epoch
-        self.groups = groups
+        self._members = members
         self.ready = backend is None
         self.given_up = False
         self.error = ""
@@ -51,6 +54,11 @@ class Communicator:
             backend.begin(self._look)
         elif backend is not None:
             self._start(backend)
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """The groups of the members; a group's rank is its index here."""
+        return tuple(map(itemgetter(0), self._members))
 
     @property
     def reads_sources(self) -> bool:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spare_megatron.controller.messages import Link
 
@@ -63,8 +64,7 @@ class Traffic:
     """The present sum waits for members that still compute."""
 
 
-@dataclass(frozen=True)
-class LinkBeat:
+class LinkBeat(NamedTuple):
     """The message that a member sends to a neighbour about forty times in a time-out, and when it gives up."""
 
     sent: int

@@ -25,8 +25,6 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -57,11 +55,6 @@ class Membership:
     right_at: str = ""
     """host:port at which the next member after this one listens, the first after the last; empty where there is no
     other."""
-
-    @cached_property
-    def groups(self) -> tuple[int, ...]:
-        """The groups of the members."""
-        return tuple(map(itemgetter(0), self.members))
 
     def rank(self, member: Member) -> int | None:
         """The rank of ``member``; None where it is none of the members."""
@@ -188,7 +181,7 @@ class ReplicaCommunicators:
         backend = self._backend(membership, rank)
         if old is not None:
             old.give_up(replaced=backend is not None and backend.forms_alone)
-        new = Communicator(membership.epoch, membership.groups, backend, self._changed)
+        new = Communicator(membership.epoch, membership.members, backend, self._changed)
         with self._changed:
             wanted = self._over < new.epoch
             if wanted:
@@ -250,8 +243,9 @@ class ReplicaCommunicators:
         if len(membership.members) == 1:
             return None
         seat = Seat(membership.epoch, membership.members, rank, membership.right_at)
-        groups = membership.groups
-        suspects = frozenset(groups.index(suspect) for suspect in self._suspects if suspect in groups)
+        suspects = frozenset()
+        if self._suspects:
+            suspects = frozenset(at for at, member in enumerate(membership.members) if member.group in self._suspects)
         ring = RingBackend(seat, self._links, self._timeout_s, suspects)
         if self._kind != "nccl":
             return ring

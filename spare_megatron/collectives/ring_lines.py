@@ -28,6 +28,11 @@ class RingLines:
         self._polled: dict[int, Line] = {}
         """By their descriptors, those that are polled now."""
         self._seat: Seat | None = None
+        self._roles: tuple[Member | None, ...] = ()
+        """The neighbours, and theirs, of the newest seat."""
+        self.settled = False
+        """All connections have proved themselves, and none has come or ended since :meth:`settle`: those in use are the
+        same in any later seat with the same neighbours."""
         self._ended: dict[Member, int] = {}
         """Caller -> number of its newest call of which a connection has ended."""
         self._pairs: dict[tuple[int, bool], dict[bytes, Line]] = {}
@@ -42,16 +47,28 @@ class RingLines:
     def take(self, seat: Seat | None) -> None:
         """Look for the pairs of this seat from now on; None: there are none."""
         self._seat = seat
+        if seat is not None:
+            before, self._roles = self._roles, (seat.before, seat.left, seat.right, seat.after)
+            if not self.settled or self._roles != before:
+                self._change()
+
+    def settle(self) -> None:
+        """Note that this seat has a use for all connections that are here."""
+        seat = self._seat
+        self.settled = seat is not None and all(line.proven and line.epoch <= seat.epoch for line in self._lines)
+
+    def _change(self) -> None:
         self._pairs.clear()
+        self.settled = False
 
     def add(self, line: Line) -> None:
         """Keep a new connection."""
         self._lines.append(line)
-        self._pairs.clear()
+        self._change()
 
     def refresh(self, line: Line) -> None:
         """Note that more is known of a connection; it is polled for what is due on it now."""
-        self._pairs.clear()
+        self._change()
         wanted = line.watched
         if wanted == line.polled:
             return
@@ -83,9 +100,11 @@ class RingLines:
         those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
         its proof; what says that it is the left neighbour is never believed without one."""
         seat, proven = self._seat, proven or side == LEFT
+        if seat is None:
+            return {}
         known = self._pairs.get((side, proven))
-        if known is not None or seat is None:
-            return known or {}
+        if known is not None:
+            return known
         peer = seat.left if side == LEFT else seat.right
         found = _newest([line for line in self._lines if line.side == side and line.peer == peer], proven, seat.epoch)
         self._pairs[side, proven] = found

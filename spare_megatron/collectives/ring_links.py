@@ -33,7 +33,6 @@ import select
 import socket
 import threading
 import time
-from dataclasses import replace
 
 from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.beats import pack, unpack
@@ -149,6 +148,7 @@ class RingLinks:
         with self._lock:
             if self._present is epoch:
                 self._vacate()
+                self._lines.take(None)
             epoch.free()
 
     def cut(self, epoch: RingEpoch, why: str) -> None:
@@ -209,8 +209,11 @@ class RingLinks:
         self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
-        before, self._ready = self._ready, self._lines.ready(epoch.seat)
-        self._keep(epoch.seat, left)
+        before = self._ready
+        if self._blamed or not self._lines.settled:
+            self._ready = self._lines.ready(epoch.seat)
+            self._keep(epoch.seat, left)
+            self._lines.settle()
         words = pack(self._epoch, LinkBeat(0, False))
         for line in self._lines:
             if line.proven and line.kind == CONTROL and not (line in before and line in self._ready):
@@ -227,7 +230,6 @@ class RingLinks:
             self._blamed |= {(side, seat.left if side == LEFT else seat.right) for side in self._present.blamed()}
             self._present.free()
             self._present = None
-            self._lines.take(None)
 
     def _keep(self, seat: Seat, left: int) -> None:
         """Close the connections that ``seat`` has no use for, with a farewell of the epoch that was ``left``.
@@ -248,7 +250,7 @@ class RingLinks:
     def _call(self, now_s: float) -> None:
         """Call the right neighbour, unless that is done."""
         epoch = self._present
-        if epoch is None or epoch.over or self._lines.called(epoch.seat.right):
+        if epoch is None or epoch.over or self._lines.pair(RIGHT, proven=False) or self._lines.called(epoch.seat.right):
             return
         self.calls += 1
         self._dial(epoch.seat.right, epoch.seat.right_at, epoch.seat.epoch, now_s)
@@ -446,7 +448,9 @@ class RingLinks:
                     epoch.hearing.hear(side, beat, now_s)
 
     def _formed(self, epoch: RingEpoch) -> bool:
-        return all(epoch.hearing.here(side) and len(self._lines.pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
+        if not (epoch.hearing.here(LEFT) and epoch.hearing.here(RIGHT)):
+            return False
+        return all(len(self._lines.pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
 
     def _speak(self, now_s: float) -> None:
         """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""
@@ -475,7 +479,7 @@ class RingLinks:
         if epoch is None or self._lines.pair(line.side).get(CONTROL) is not line:
             return LinkBeat(0, False)
         beat = epoch.hearing.beat(line.side, epoch.traffic)
-        return beat if line.side == RIGHT else replace(beat, right_at=epoch.seat.right_at)
+        return beat if line.side == RIGHT else beat._replace(right_at=epoch.seat.right_at)
 
     def _end(self, line: Line, now_s: float, refused: bool) -> None:
         """Forget a connection that has ended. Of a neighbour's that is evidence where it was refused, or the other side
@@ -505,6 +509,8 @@ class RingLinks:
 
     def _turn_away(self, now_s: float) -> None:
         """Close accepted connections that take too long to prove themselves, or are too many."""
+        if self._lines.settled:
+            return
         strangers = [line for line in self._lines if not line.proven and line.side == LEFT]
         for number, line in enumerate(strangers):
             if now_s - line.born_s > STRANGER_S or number < len(strangers) - STRANGERS_MAX:

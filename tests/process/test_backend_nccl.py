@@ -146,7 +146,7 @@ class Member:
         self.changed = threading.Condition()
         reach = RingBackend(seat, ring[rank], TIMEOUT_S)
         self.backend = NcclBackend(reach, rank, size, TIMEOUT_S, torch.device("cpu"))
-        self.communicator = Communicator(1, tuple(range(size)), self.backend, self.changed)
+        self.communicator = Communicator(1, seat.members, self.backend, self.changed)
 
     def until(self, holds: Callable[[Communicator], bool]) -> None:
         """Wait for something of the communicator."""

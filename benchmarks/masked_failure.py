@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def _job(draw: random.Random, kills: int, words: tuple[str, ...]) -> list[dict[s
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
         try:
             victims = draw.sample(range(GROUPS), kills)
-            found = [_kill(run_dir, group, STEPS_BETWEEN * (n + 1), draw, process) for n, group in enumerate(victims)]
+            lines = _lines(run_dir / "metrics.jsonl", process)
+            found = [_kill(run_dir, group, STEPS_BETWEEN * (n + 1), draw, lines) for n, group in enumerate(victims)]
             if process.wait() != 0:
                 raise SystemExit(f"spare-launch ended with exit code {process.returncode}")
         finally:
@@ -101,32 +103,41 @@ def _job(draw: random.Random, kills: int, words: tuple[str, ...]) -> list[dict[s
 
 
 def _kill(
-    run_dir: Path, group: int, after: int, draw: random.Random, process: subprocess.Popen[bytes]
+    run_dir: Path, group: int, after: int, draw: random.Random, lines: Iterator[dict[str, Any]]
 ) -> dict[str, float]:
     """Kill ``group`` in a step after ``after``; returns the times of the recovery's parts."""
-    _wait(run_dir, process, lambda line: line["step"] >= after - 3)
+    next(line for line in lines if line["step"] >= after - 3)
     time.sleep(draw.uniform(0, 0.4))
     ranks = json.loads((run_dir / "processes.json").read_text())["ranks"]
     killed_s = time.monotonic()
     for rank in ranks:
         if rank["group"] == group:
             os.kill(rank["pid"], signal.SIGKILL)
-    line = _wait(run_dir, process, lambda line: group in (line["recovery"] or {}).get("lost_groups", ()))
+    line = next(line for line in lines if group in (line["recovery"] or {}).get("lost_groups", ()))
     recovery = {part: line["recovery"][part] for part in PARTS}
     rest = recovery["detect_s"] + recovery["formed_s"]
     return {**recovery, "all_but_patch_and_reduce_s": rest, "total_s": time.monotonic() - killed_s}
 
 
-def _wait(run_dir: Path, process: subprocess.Popen[bytes], wanted: Any) -> dict[str, Any]:
-    metrics = run_dir / "metrics.jsonl"
-    while True:
-        text = metrics.read_text() if metrics.exists() else ""
-        for line in map(json.loads, text[: text.rfind("\n") + 1].splitlines()):
-            if wanted(line):
-                return line
-        if process.poll() is not None:
-            raise SystemExit(f"the job ended with exit code {process.returncode} before the expected moment")
-        time.sleep(0.005)
+def _lines(metrics: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl, each once, as they come; whoever waits takes no time from the job that matters."""
+    while not metrics.exists():
+        _pause(process)
+    unread = ""
+    with metrics.open() as file:
+        while True:
+            unread += file.readline()
+            if unread.endswith("\n"):
+                yield json.loads(unread)
+                unread = ""
+            else:
+                _pause(process)
+
+
+def _pause(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        raise SystemExit(f"the job ended with exit code {process.returncode} before the expected moment")
+    time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,11 @@ def readme() -> Iterator[Claim]:
         tuple(step(key, reduce="exact, C=4", **case) for key in ("ratio", "cpu_ratio") for case in (two, four)),
     )
     yield Claim("README.md", "turns of {} steps, {} rounds", (step.config("steps"), step.config("rounds")))
+    yield Claim(
+        "README.md",
+        "another of its kind came out at {} and {} of its CPU time",
+        tuple(step("cpu_ratio", reduce="fp32 again", case=case) for case in (TWO_GROUPS, FOUR_GROUPS)),
+    )
 
 
 def _soaked(*names: str) -> Iterator[Figure]:

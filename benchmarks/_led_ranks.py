@@ -43,6 +43,9 @@ def result(orders: Orders, step: int) -> ReductionResult:
 class PlayedRank:
     """One rank at a position above 0, in an event loop that it shares with others."""
 
+    tickets_read = 0
+    """It computes nothing, and so reads none."""
+
     def __init__(self, run_dir: RunDirectory, position: int, size: int, step_s: float) -> None:
         spec, job = specification((0,), 1, PIECES, size)
         setup = RankSetup(0, 0, position, size, run_dir, spec, job, last_applied=0)

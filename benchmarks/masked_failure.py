@@ -30,6 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
+from spare_megatron.cli.followed_file import FollowedFile
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
@@ -82,7 +83,7 @@ def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> d
     }
 
 
-def _job(draw: random.Random, kills: int, words: tuple[str, ...]) -> list[dict[str, float]]:
+def _job(draw: random.Random, kills: int, words: tuple[str, ...] = FLAGS) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
@@ -121,23 +122,12 @@ def _kill(
 
 def _lines(metrics: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl, each once, as they come; whoever waits takes no time from the job that matters."""
-    while not metrics.exists():
-        _pause(process)
-    unread = ""
-    with metrics.open() as file:
-        while True:
-            unread += file.readline()
-            if unread.endswith("\n"):
-                yield json.loads(unread)
-                unread = ""
-            else:
-                _pause(process)
-
-
-def _pause(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        raise SystemExit(f"the job ended with exit code {process.returncode} before the expected moment")
-    time.sleep(0.005)
+    file = FollowedFile(metrics)
+    while True:
+        yield from map(json.loads, file.new_lines())
+        if process.poll() is not None:
+            raise SystemExit(f"the job ended with exit code {process.returncode} before the expected moment")
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class RingLinks:
         kept |= {line for line in pairs[LEFT].values() if self._lines.whole(line)} | self._ready
         for line in self._lines:
             early = line.side == LEFT and not line.ended and (not line.proven or line.epoch >= seat.epoch)
-            blamed = self._blamed and line.peer is not None and (line.side, line.peer) in self._blamed
+            blamed = (line.side, line.peer) in self._blamed
             if (blamed or line not in kept) and not early:
                 if line.proven and line.kind == CONTROL:
                     line.send(pack(left, LinkBeat(0, False, bye=True)))
@@ -250,7 +250,7 @@ class RingLinks:
     def _call(self, now_s: float) -> None:
         """Call the right neighbour, unless that is done."""
         epoch = self._present
-        if epoch is None or epoch.over or self._lines.pair(RIGHT, proven=False) or self._lines.called(epoch.seat.right):
+        if epoch is None or epoch.over or self._lines.called(epoch.seat.right):
             return
         self.calls += 1
         self._dial(epoch.seat.right, epoch.seat.right_at, epoch.seat.epoch, now_s)

@@ -5,10 +5,11 @@ the last commit, its CPU time and its memory.
 
 The coordinator is the real one: gRPC server, journal on the disk, machine, detector. The groups' leaders are played by
 a few processes (_many_leaders.py) that speak the real messages, each leader on a connection of its own; all groups end
-a step at the same moment, so that their votes come at once. Deaths are reported as spare-launch does (ReportExit). The
-players share the machine with the coordinator, so what they need to send and receive is in the times: ``idle`` is the
-CPU time that was left of all cores. Bars for 1000 groups: both times 250 ms, 0.4 cores, 500 MB. The journal is replayed
-at the end.
+a step at the same moment, so that their votes come at once. A group dies at a chosen moment of its step, in turn each
+of ``MOMENTS``: a death just before the votes has its views delivered among a thousand votes. Deaths are reported as
+spare-launch does (ReportExit). The players share the machine with the coordinator, so what they need to send and
+receive is in the times: ``idle`` is the CPU time that was left of all cores. Bars for 1000 groups: both times 250 ms,
+0.4 cores, 500 MB. The journal is replayed at the end.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ from spare_megatron.coordinator.journal import verify
 ROOT = Path(__file__).resolve().parents[1]
 PLAYERS = 2
 CALM_STEPS = 8
-DEATHS = 5
 STEP_S = 2.0
+MOMENTS = (0.1, 0.5, 0.8, 0.9, 0.95)
+"""When groups die, as shares of a step from its beginning: as the last commits are delivered; calm; 0.4, 0.2 and 0.1 s
+before the votes."""
+DEATHS = 5
+"""Deaths at each moment."""
 
 
 class PlayedJob:
@@ -94,14 +99,14 @@ class PlayedJob:
         goal = self.status().get("step", 0) + count
         self.wait(lambda: self.status().get("step", 0) >= goal, 60.0 + 30.0 * count * STEP_S)
 
-    def die(self, group: int) -> float:
-        """A group dies; when its exit was reported."""
+    def die(self, group: int, moment: float) -> float:
+        """A group dies at this moment of a step, a share of it; when it died."""
         player = self.players[next(n for n, end in enumerate(self._ends) if group < end)]
         assert player.stdin is not None
         assert player.stdout is not None
-        player.stdin.write(f"die {group}\n")
+        player.stdin.write(f"die {group} {moment * STEP_S}\n")
         player.stdin.flush()
-        died_s = time.monotonic()
+        died_s = float(player.stdout.readline())
         exited = pb.Exited(group=group, incarnation=0, position=3, status=-9, time_unix_s=time.time())
 
         async def tell() -> None:
@@ -109,7 +114,6 @@ class PlayedJob:
                 await call_once(channel, "ReportExit", self.token, exited, 30.0)
 
         asyncio.run(tell())
-        player.stdout.readline()
         return died_s
 
     def told(self) -> list[dict[str, Any]]:
@@ -152,11 +156,11 @@ def measure(groups: int, pieces: int, profile: str) -> dict[str, object]:
             job.steps(CALM_STEPS)
             steps, took_s = job.status()["step"] - first, time.monotonic() - clock_s
             spent_s, idle_s = cpu_s(coordinator) - spent_s, psutil.cpu_times().idle - idle_s
+            count = DEATHS * len(MOMENTS)
             died_s = []
-            for n in range(DEATHS):
-                time.sleep(0.4 * STEP_S)
-                died_s.append(job.die((2 * n + 1) * groups // (2 * DEATHS)))
-                job.steps(2)
+            for n in range(count):
+                died_s.append(job.die((2 * n + 1) * groups // (2 * count), MOMENTS[n % len(MOMENTS)]))
+            job.steps(2)
             memory = coordinator.memory_info().rss
             told = job.told()
         finally:
@@ -165,11 +169,14 @@ def measure(groups: int, pieces: int, profile: str) -> dict[str, object]:
         journal_bytes = job.run_dir.journal.stat().st_size
     rounds = np.array(commit_rounds(told)) * 1e3
     deaths = np.array([last_view_s(told, 2 + n) - at_s for n, at_s in enumerate(died_s)]) * 1e3
+    by_moment = {str(moment): deaths[n :: len(MOMENTS)] for n, moment in enumerate(MOMENTS)}
     return {
         "groups": groups,
         "pieces_per_shard": pieces,
         "death_to_last_view_ms_median": float(np.median(deaths)),
         "death_to_last_view_ms_worst": float(deaths.max()),
+        "death_to_last_view_ms_median_by_moment": {at: float(np.median(taken)) for at, taken in by_moment.items()},
+        "death_to_last_view_ms_worst_by_moment": {at: float(taken.max()) for at, taken in by_moment.items()},
         "last_vote_to_last_commit_ms_median": float(np.median(rounds)),
         "last_vote_to_last_commit_ms_worst": float(rounds.max()),
         "coordinator_cores": spent_s / took_s,
@@ -211,7 +218,7 @@ def main() -> None:
     rows = [measure(groups, args.pieces, args.profile) for groups in args.groups]
     config = {
         "ranks_per_group": RANKS, "redundancy": REDUNDANCY, "step_s": STEP_S, "patch_s": PATCH_S,
-        "calm_steps": CALM_STEPS, "deaths": DEATHS, "players": PLAYERS, "load_before": round(os.getloadavg()[1], 1),
+        "calm_steps": CALM_STEPS, "deaths_at_each_moment": DEATHS, "moments": MOMENTS, "players": PLAYERS, "load_before": round(os.getloadavg()[1], 1),
     }  # fmt: skip
     report("thousand_groups", config, rows, args.json)
 

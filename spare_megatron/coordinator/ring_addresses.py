@@ -24,8 +24,9 @@ class RingAddresses:
         self._incarnations: dict[int, int] = {}
         """Group -> the newest incarnation that is known."""
         self._serving_at: dict[Incarnation, tuple[str, ...]] = {}
-        self._owners: dict[str, tuple[int, int, int]] = {}
-        """Address -> (group, incarnation, position)."""
+        self._owners: dict[str, int] = {}
+        """Address -> the group that said it last. Which rank it is is looked up where one needs it: a large job has a
+        million."""
 
     def learn(self, group: int, incarnation: int, addresses: Sequence[str], serving_at: Sequence[str]) -> None:
         """Take what a group said, by position: where its ranks listen for the rings, and where they serve state; what
@@ -34,13 +35,13 @@ class RingAddresses:
         if known > incarnation:
             return
         for address in self._addresses.pop((group, known), ()):
-            self._owners.pop(address, None)
+            if self._owners.get(address) == group:
+                del self._owners[address]
         self._serving_at.pop((group, known), None)
         self._incarnations[group] = incarnation
         self._serving_at[group, incarnation] = tuple(serving_at)
         self._addresses[group, incarnation] = tuple(addresses)
-        for position, address in enumerate(addresses):
-            self._owners[address] = group, incarnation, position
+        self._owners.update(dict.fromkeys(addresses, group))
 
     def of(self, member: Incarnation) -> tuple[str, ...] | None:
         """The addresses of a group's ranks, by position; None where it has not said them."""
@@ -68,7 +69,8 @@ class RingAddresses:
         far = await unreachable(addresses[0] if addresses else "", f"rank 0 of group {hello.group}")
         for position, address in enumerate(addresses):
             owner = self._owners.get(address) if address else None
-            if owner is not None and owner[0] != hello.group and is_there(*owner[:2]):
-                taken_by = f"rank {owner[2]} of group {owner[0]}"
+            if owner is not None and owner != hello.group and is_there(owner, self._incarnations[owner]):
+                taken = self._addresses[owner, self._incarnations[owner]].index(address)
+                taken_by = f"rank {taken} of group {owner}"
                 return same_address(address, f"rank {position} of group {hello.group}", taken_by)
         return far

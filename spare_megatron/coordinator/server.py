@@ -58,6 +58,7 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
+from spare_megatron.coordinator.calm_garbage import CalmGarbage
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.drain_requests import DrainRequests
 from spare_megatron.coordinator.election import Office
@@ -142,6 +143,7 @@ class Coordinator:
             lambda: self._state, lambda: self._nothing_is_decided, self._apply, self._addresses
         )
         self._deadlines = Deadlines(lambda: self._state, self._apply)
+        self._garbage = CalmGarbage(time.monotonic())
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
@@ -172,7 +174,8 @@ class Coordinator:
         """Serve until the job is over; the exit code says how it ended."""
         served = False
         try:
-            await self._serve()
+            with self._garbage:
+                await self._serve()
             served = True
         finally:
             self._events.close(in_order=served)
@@ -301,6 +304,7 @@ class Coordinator:
         """Decide one event. The state changes only once the record is in the journal; an OSError changes nothing."""
         before = self._state
         after, decision = step(before, event)
+        self._garbage.busy(time.monotonic())
         record = self._journal.append(event, decision)
         self._state = after
         self._records.observe(record, before, decision, after, detect_s, live=True)
@@ -358,20 +362,33 @@ class Coordinator:
 
     async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
         """Serve one leader's stream, from its arrival to its end."""
+        stream = await self._arrival(context)
+        if stream is None:
+            return
+        listener = asyncio.create_task(self._listen(stream, context))
+        try:
+            await stream.write()
+        finally:
+            listener.cancel()
+            if self._streams.remove(stream):
+                self._detector.closed(stream.group, stream.incarnation, time.monotonic())
+
+    async def _arrival(self, context: grpc.aio.ServicerContext) -> Stream | None:
+        """The stream of a group that arrives; None where it has said nothing or may not come in, which it was told."""
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
-            return
+            return None
         hello = protobuf_codec.read(first.arrival.hello, Hello)
         spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
         addresses = first.arrival.addresses
         refusal = self._refusal(hello, job) or await self._addresses.refusal(hello, addresses, self._is_there)
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
-            return
+            return None
         if self._is_taken(hello):
             reason = f"group {hello.group} incarnation {hello.incarnation} is there already, as another process"
             await context.write(pb.Order(fenced=pb.Fenced(fencing=self._fencing, reason=reason)))
-            return
+            return None
         stream = Stream(hello.group, hello.incarnation, hello.birth, context)
         self._streams.add(stream)
         stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
@@ -383,13 +400,7 @@ class Coordinator:
         self._apply(hello)
         for report in first.then:
             self._hear(stream, report)
-        listener = asyncio.create_task(self._listen(stream, context))
-        try:
-            await stream.write()
-        finally:
-            listener.cancel()
-            if self._streams.remove(stream):
-                self._detector.closed(stream.group, stream.incarnation, time.monotonic())
+        return stream
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
         """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
@@ -480,11 +491,12 @@ class Coordinator:
         return pb.Done()
 
     async def _watch(self) -> None:
-        """Ask the detector for losses at every tick."""
+        """Ask the detector for losses at every tick, and collect garbage where there is time."""
         while True:
             await asyncio.sleep(self._detector.tick_s)
             if not self._state.stopped and not self._unopened:
                 self._suspicion.look()
+            self._garbage.look(time.monotonic())
 
     def _watched(self) -> dict[str, Any]:
         state, now_s = self._state, time.monotonic()

@@ -218,7 +218,8 @@ def main() -> None:
     rows = [measure(groups, args.pieces, args.profile) for groups in args.groups]
     config = {
         "ranks_per_group": RANKS, "redundancy": REDUNDANCY, "step_s": STEP_S, "patch_s": PATCH_S,
-        "calm_steps": CALM_STEPS, "deaths_at_each_moment": DEATHS, "moments": MOMENTS, "players": PLAYERS, "load_before": round(os.getloadavg()[1], 1),
+        "calm_steps": CALM_STEPS, "moments": MOMENTS, "deaths_at_each_moment": DEATHS, "players": PLAYERS,
+        "load_before": round(os.getloadavg()[1], 1),
     }  # fmt: skip
     report("thousand_groups", config, rows, args.json)
 

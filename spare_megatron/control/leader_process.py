@@ -27,6 +27,7 @@ from pathlib import Path
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.control_thread import Agent, Follower, RankSetup, leave_at_once
 from spare_megatron.control.leader import Leader
 from spare_megatron.control.reports import Progress, RankReport
@@ -231,7 +232,11 @@ async def _lead(setup: RankSetup) -> None:
         leader.close()
 
     loop.add_reader(sys.stdin.fileno(), hear)
-    await leader.run()
+    garbage = asyncio.create_task(collect_in_pauses())
+    try:
+        await leader.run()
+    finally:
+        garbage.cancel()
 
 
 def _say(plain: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
+from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
@@ -58,7 +59,6 @@ from spare_megatron.controller.messages import (
 )
 from spare_megatron.coordinator.action_dispatcher import Speaker
 from spare_megatron.coordinator.backlog import Backlog
-from spare_megatron.coordinator.calm_garbage import CalmGarbage
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.drain_requests import DrainRequests
 from spare_megatron.coordinator.election import Office
@@ -143,7 +143,6 @@ class Coordinator:
             lambda: self._state, lambda: self._nothing_is_decided, self._apply, self._addresses
         )
         self._deadlines = Deadlines(lambda: self._state, self._apply)
-        self._garbage = CalmGarbage(time.monotonic())
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
@@ -174,8 +173,7 @@ class Coordinator:
         """Serve until the job is over; the exit code says how it ended."""
         served = False
         try:
-            with self._garbage:
-                await self._serve()
+            await self._serve()
             served = True
         finally:
             self._events.close(in_order=served)
@@ -204,7 +202,7 @@ class Coordinator:
             await server.stop(grace=0.2)
 
     def _start_tasks(self, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
-        office, work = self._options.office, [self._watch(), self._write_status()]
+        office, work = self._options.office, [self._watch(), self._write_status(), collect_in_pauses()]
         publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
         self._backlog.do(publish)
         work.append(self._keep_published(publish) if office is None else office.until_lost())
@@ -304,7 +302,6 @@ class Coordinator:
         """Decide one event. The state changes only once the record is in the journal; an OSError changes nothing."""
         before = self._state
         after, decision = step(before, event)
-        self._garbage.busy(time.monotonic())
         record = self._journal.append(event, decision)
         self._state = after
         self._records.observe(record, before, decision, after, detect_s, live=True)
@@ -491,12 +488,11 @@ class Coordinator:
         return pb.Done()
 
     async def _watch(self) -> None:
-        """Ask the detector for losses at every tick, and collect garbage where there is time."""
+        """Ask the detector for losses at every tick."""
         while True:
             await asyncio.sleep(self._detector.tick_s)
             if not self._state.stopped and not self._unopened:
                 self._suspicion.look()
-            self._garbage.look(time.monotonic())
 
     def _watched(self) -> dict[str, Any]:
         state, now_s = self._state, time.monotonic()

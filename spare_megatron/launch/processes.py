@@ -27,7 +27,7 @@ LOG_PATIENCE_S = 2.0
 
 
 class Child:
-    """One started process, the leader of its own session and process group."""
+    """One started process, the leader of its own process group."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.name, self.process, self.pid = name, process, process.pid
@@ -84,7 +84,12 @@ class Processes:
         err: Path | None = None,
     ) -> Child:
         """Start one process. Its output is appended to ``out``, that of standard error to ``err`` if given; ``ended``
-        is called in the event loop when it has ended."""
+        is called in the event loop when it has ended.
+
+        It leads a process group, to be killed with what it starts, but no session: outside of control groups Linux
+        shares each processor between sessions first (sched_autogroup), and the share of one whose training thread runs
+        on another processor is so small that its other threads wake up to 0.1 s late.
+        """
         with contextlib.ExitStack() as files:
             stdout = files.enter_context(_open_log(out))
             stderr = files.enter_context(_open_log(err)) if err is not None else subprocess.STDOUT
@@ -94,7 +99,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,
+                process_group=0,
             )
         child = Child(name, process)
         self._children[child.pid] = child

@@ -40,6 +40,8 @@ RANKS = 600
 REDUNDANCY = 8
 PATCH_S = 0.2
 """How long a survivor computes the pieces of a dead group."""
+LONGEST_STEP_S = 120.0
+"""Longer takes no step of a coordinator that goes on."""
 
 
 class Times:
@@ -85,10 +87,11 @@ class PlayedLeader:
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._beats())]
 
     async def reach(self, after_s: float) -> None:
-        """Wait until the next step began, and ``after_s`` longer."""
+        """Wait until the next step began, and ``after_s`` longer. Raises TimeoutError where none begins."""
         step = self._step
-        while self._step == step:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(LONGEST_STEP_S):
+            while self._step == step:
+                await asyncio.sleep(0.005)
         await asyncio.sleep(self._began_s + after_s - time.monotonic())
 
     async def leave(self) -> None:

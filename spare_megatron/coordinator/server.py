@@ -371,7 +371,8 @@ class Coordinator:
                 self._detector.closed(stream.group, stream.incarnation, time.monotonic())
 
     async def _arrival(self, context: grpc.aio.ServicerContext) -> Stream | None:
-        """The stream of a group that arrives; None where it has said nothing or may not come in, which it was told."""
+        """The stream of a group that arrives; None where it has said nothing or may not come in, which it was told.
+        What it said, with the addresses of all its ranks, is not kept for as long as the stream lasts."""
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return None

@@ -145,7 +145,9 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """SIGKILL to a node's slurmd, to its slurmstepd and to everything that runs there, all at once: each is stopped
-        before the first one dies, as else a part of srun that outlives the rest ends the whole step."""
+        before the first one dies, as else a part of srun that outlives the rest ends the whole step. Children die
+        before their parents: a stopped process group whose last parent in its session dies gets SIGHUP and SIGCONT from
+        the kernel, and then srun ends the whole step as well."""
         daemon = self._daemons.pop(node)
         daemon.send_signal(signal.SIGSTOP)
         dying: dict[int, psutil.Process] = {}
@@ -153,7 +155,7 @@ class Cluster:
             for process in alive.values():
                 _signal(process, signal.SIGSTOP)
             dying |= alive
-        for process in dying.values():
+        for process in sorted(dying.values(), key=lambda one: (one.create_time(), one.pid), reverse=True):
             _signal(process, signal.SIGKILL)
         daemon.kill()
         daemon.wait()

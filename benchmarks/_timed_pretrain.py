@@ -27,7 +27,6 @@ from spare_megatron.megatron_adapter.model.replica import GroupDDP
 LINES = "SPARE_BENCHMARK_LINES"
 PARTS: dict[str, tuple[type, str]] = {
     "zero": (MegatronEngine, "begin_step"),
-    "check accumulators": (MegatronEngine, "accumulators_fault"),
     "check result": (MegatronEngine, "result_fault"),
     "digest result": (MegatronEngine, "result_digest"),
     "digest weights": (MegatronEngine, "weights_digest"),

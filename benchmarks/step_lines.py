@@ -36,7 +36,6 @@ MODES = {"fp32": ("--spare-reduce", "fp32"), "exact": exact(1), "exact4": exact(
 ROUND = (GROUPS - 1) / GROUPS
 MORE_BYTES: dict[str, tuple[float, bool]] = {
     "zero": (4, True),
-    "check accumulators": (8, False),
     "check result": (8, False),
     "digest weights": (4, False),
     "write gradients": (4, True),

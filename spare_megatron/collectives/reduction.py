@@ -93,9 +93,6 @@ class Reduction:
     on_bucket: Callable[[int, int], None] | None = None
     """Called on the reducing thread with (buckets done, buckets in all) as buckets end; what it raises leaves
     ``reduce``."""
-    check: Callable[[int, int], str] | None = None
-    """``check(tensor, stop)`` is called before the bucket that ends at ``stop`` is sent; returns why it must not be
-    sent, or an empty text."""
     overlapped: bool = False
     """Some member may begin before it has computed everything. So the scalars, which are known last, travel last, and a
     member's silence is no error. Must be the same on every member, also on those that have computed everything."""
@@ -112,8 +109,8 @@ class ReduceOutcome:
     """The sums, in buffers of the communicators, valid until the next reduction begins."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-    fault: str = ""
-    """The reason that :attr:`Reduction.check` returned; empty for none."""
+    corrupt: bool = False
+    """This rank's own tensors are not what they should be, as ``error`` says."""
     links: tuple[Link, ...] = ()
     """The links between groups on which something did not arrive, as far as this rank knows."""
     formation_s: float = 0.0

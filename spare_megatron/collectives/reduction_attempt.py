@@ -92,7 +92,6 @@ class OpenReduction:
         """Why the attempt has ended; empty while it goes on. Text and no exception, whose traceback would keep the
         buffers."""
         self._is_stale = False
-        self._fault = ""
 
     def ready(self, tensor: int, stop: int) -> None:
         """Note that ``tensors[tensor][:stop]`` and all tensors before it are final, and send what can be sent. Never
@@ -133,7 +132,6 @@ class OpenReduction:
             tensors=self._buffers.results if ok and self._buffers is not None else (),
             scalars=self._sums or {} if ok else {},
             error=self._over if failed else "",
-            fault=self._fault,
             links=communicator.links if failed and communicator else (),
             formation_s=communicator.formation_s if communicator and not self._is_stale else 0.0,
             reduce_s=time.monotonic() - started_s,
@@ -231,17 +229,13 @@ class OpenReduction:
         return buffers
 
     def _encode(self, buffers: Buffers, reads_sources: bool) -> None:
-        """Copy the buckets that are final into the wire buffers, each after its check; where accumulators can be summed
-        as they are, nothing is copied."""
+        """Copy the buckets that are final into the wire buffers; where accumulators can be summed as they are, nothing
+        is copied."""
         buckets = self._layout.buckets
         while self._encoded < len(buckets):
             bucket = buckets[self._encoded]
             if (bucket.tensor, bucket.stop) > self._final:
                 return
-            if self._request.check is not None:
-                self._fault = self._request.check(bucket.tensor, bucket.stop)
-                if self._fault:
-                    raise FailedError(self._fault)
             source, wire = self._tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(bucket)
             method = self._request.method
             direct = reads_sources and source.device == wire.device and method.is_wire(source.dtype)

@@ -1,4 +1,4 @@
-"""Starts a job's processes on this machine, each the leader of a process group, learns of their end, and kills by group.
+"""Starts a job's processes on this machine, each in its own process group, learns of their end, and kills by group.
 
 A pidfd becomes readable when its process ends, so an exit is known within a millisecond and without a thread. A guard
 (:mod:`spare_megatron.control.child_guard`) kills them if this process dies.

@@ -148,11 +148,6 @@ class MegatronEngine(TransferableState):
         """Tell ``outlet`` of gradients that are final, while the last backward pass of each chunk adds them."""
         self._outflow.watch(outlet)
 
-    def bucket_fault(self, tensor: int, stop: int) -> str:
-        """What is wrong with the accumulators that leave with one bucket, up to element ``stop`` of tensor ``tensor``;
-        empty where nothing is, and in plain modes."""
-        return self.exact.bucket_fault(tensor, stop) if self.exact is not None else ""
-
     def local_sum(self) -> Sequence[torch.Tensor]:
         """The gradient buffers summed over context and inner data ranks, then, in exact modes, their checksums, then,
         where experts are balanced by a bias, this rank's routing counts (int64).
@@ -219,10 +214,10 @@ class MegatronEngine(TransferableState):
 
     # --------------------------------------------------------------------------------------------- checks
 
-    def accumulators_fault(self) -> str:
+    def accumulators_fault(self, *, suspected: bool) -> str:
         """What is wrong with the accumulators according to their checksums; empty where nothing is, and in plain modes,
         which have no checksums."""
-        return self.exact.accumulators_fault() if self.exact is not None else ""
+        return self.exact.accumulators_fault(suspected) if self.exact is not None else ""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """What is wrong with the sums over all groups according to their checksums; empty where nothing is, and in

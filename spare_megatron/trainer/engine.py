@@ -54,11 +54,6 @@ class StepEngine(Protocol):
         """Report to ``outlet``, during the next run only, which parts of :meth:`leaving` are final. No collective:
         whether a run is watched may differ between the ranks of a group."""
 
-    def bucket_fault(self, tensor: int, stop: int) -> str:
-        """Why the bucket that ends at element ``stop`` of tensor number ``tensor`` is not the sum of the pieces that
-        went in; empty when it is, or when this engine cannot tell. Called for one bucket after the other. No
-        collective."""
-
     def local_sum(self) -> Sequence[torch.Tensor]:
         """The accumulators, summed over the group's inner data and context ranks: one flat tensor for each buffer.
 
@@ -73,9 +68,10 @@ class StepEngine(Protocol):
         Collective in the group; called once after each :meth:`local_sum`.
         """
 
-    def accumulators_fault(self) -> str:
+    def accumulators_fault(self, *, suspected: bool) -> str:
         """Why this rank's accumulators, as of the last :meth:`local_sum`, are not the sum of the pieces that went in
-        (silent corruption); empty when they are, or when this engine cannot tell. No collective."""
+        (silent corruption); empty when they are, or when this engine cannot tell. Unless they are ``suspected``, an
+        engine looks for nothing that :meth:`result_fault` would find. No collective."""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Why ``reduced`` is not the sum of what all groups put in (silent corruption); empty when it is, or when this

@@ -59,10 +59,6 @@ class PassThrough:
         """Have the engine report to ``outlet``, during the next run, which parts of them are final."""
         self.engine.watch(outlet)
 
-    def bucket_fault(self, tensor: int, stop: int) -> str:
-        """The fault that the engine finds in a bucket; empty for none."""
-        return self.engine.bucket_fault(tensor, stop)
-
     def local_sum(self) -> Sequence[torch.Tensor]:
         """The engine's accumulators, summed inside the group."""
         return self.engine.local_sum()
@@ -71,9 +67,9 @@ class PassThrough:
         """The engine's sums of loss, tokens and the like over the pieces inside."""
         return self.engine.scalars()
 
-    def accumulators_fault(self) -> str:
+    def accumulators_fault(self, *, suspected: bool) -> str:
         """The fault that the engine finds in its accumulators; empty for none."""
-        return self.engine.accumulators_fault()
+        return self.engine.accumulators_fault(suspected=suspected)
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """The fault that the engine finds in a reduced result; empty for none."""

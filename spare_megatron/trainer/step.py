@@ -290,7 +290,7 @@ class StepRunner:
         tensors = self.engine.leaving() if self.overlap and view.epoch in closed else None
         if tensors is None:
             return
-        request = Reduction(tensors, {}, self.method, self.on_bucket, self.engine.bucket_fault, overlapped=True)
+        request = Reduction(tensors, {}, self.method, self.on_bucket, overlapped=True)
         self._opened = self.replicas.begin(view.epoch, request, self._stale(view))
         self.engine.watch(self._opened)
 
@@ -301,7 +301,7 @@ class StepRunner:
         if times.attempts > 1:
             self.inject("rebuild", self._step, times.attempts - 2)
         began_s = self.clock()
-        outcome = self._reduce(view, share)
+        outcome = self._reduce(view, share, again=times.attempts > 1)
         if outcome.stale:
             self.parts.note(BROKEN, began_s, self.clock())
             return
@@ -314,12 +314,14 @@ class StepRunner:
         times.rebuild_s, times.reduce_s, times.early = outcome.formation_s, outcome.reduce_s, outcome.early
         self._report(view, outcome, times)
 
-    def _reduce(self, view: View, share: _Share) -> ReduceOutcome:
+    def _reduce(self, view: View, share: _Share, again: bool) -> ReduceOutcome:
+        """Sum ``share`` over the groups of ``view``. ``again``: an earlier attempt may have shown others, before this
+        rank saw it, that somebody's accumulators are damaged."""
         if share.opened is not None and share.opened.epoch == view.epoch:
             return share.opened.finish(share.tensors, share.scalars)
-        fault = self.engine.accumulators_fault()
+        fault = self.engine.accumulators_fault(suspected=again)
         if fault:
-            return ReduceOutcome(ok=False, stale=False, error=fault, fault=fault)
+            return ReduceOutcome(ok=False, stale=False, error=fault, corrupt=True)
         request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket, overlapped=self.overlap)
         return self.replicas.reduce(view.epoch, request, self._stale(view))
 
@@ -331,10 +333,13 @@ class StepRunner:
         return stale
 
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
-        """The outcome, as a failure if the sum is not that of what the groups put in: the accumulators are good, so
-        another attempt may succeed."""
+        """The outcome, as a failure if the sum is not that of what the groups put in. Where this rank's accumulators
+        are damaged, that is why; where all are good, another attempt may succeed."""
         fault = self.engine.result_fault(outcome.tensors)
-        return replace(outcome, ok=False, error=fault) if fault else outcome
+        if not fault:
+            return outcome
+        own = self.engine.accumulators_fault(suspected=True)
+        return replace(outcome, ok=False, error=own or fault, corrupt=bool(own))
 
     def _report(self, view: View, outcome: ReduceOutcome, times: StepTimes) -> None:
         """Report the outcome to the leader, which votes for the group."""
@@ -348,7 +353,7 @@ class StepRunner:
             result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
             weights_digest=self._weights,
             links=outcome.links,
-            corrupt=bool(outcome.fault),
+            corrupt=outcome.corrupt,
             detail=outcome.error,
             checksums=tuple((piece, _checksum(inside.get(piece, {}))) for piece in compared),
             audits=tuple((piece, _checksum(audited.get(piece, {}))) for piece in self._audited),

@@ -104,7 +104,8 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
     given = list(engine.local_sum())
     reduced = [tensor.clone() for tensor in given]
     scalars = engine.scalars()
-    exact, calm = engine.exact, [engine.accumulators_fault(), engine.result_fault(reduced)]
+    accumulators_fault = partial(engine.accumulators_fault, suspected=True)
+    exact, calm = engine.exact, [accumulators_fault(), engine.result_fault(reduced)]
     shared = [number for number, buffer in enumerate(exact._buffers) if buffer.sum.group.size() > 1]
     kept = [(slot, part) for slot, part in exact._kept if exact._slots[slot].buffer in shared]
     missed = []
@@ -112,8 +113,8 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
         slot, part = draw.choice(kept)
         one, place = exact._slots[slot], draw.randrange(part.size)
         places = {
-            "accumulator": (exact._buffers[one.buffer].accumulator, one.start, engine.accumulators_fault),
-            "sum inside the group": (given[one.buffer], part.at, engine.accumulators_fault),
+            "accumulator": (exact._buffers[one.buffer].accumulator, one.start, accumulators_fault),
+            "sum inside the group": (given[one.buffer], part.at, accumulators_fault),
             "reduced result": (reduced[one.buffer], part.at, lambda: engine.result_fault(reduced)),
         }
         for what, (values, start, fault) in places.items():

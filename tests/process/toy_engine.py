@@ -170,9 +170,6 @@ class ToyEngine:
 
         self.arrivals.watch(outlet.ready, late)
 
-    def bucket_fault(self, tensor: int, stop: int) -> str:
-        return ""
-
     def local_sum(self) -> Sequence[torch.Tensor]:
         self.arrivals.unwatch()
         if self.layer_s:
@@ -182,7 +179,7 @@ class ToyEngine:
     def scalars(self) -> Mapping[str, float]:
         return {"loss": self.loss_sum, "pieces": float(self.inside)}
 
-    def accumulators_fault(self) -> str:
+    def accumulators_fault(self, *, suspected: bool) -> str:
         return ""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:

@@ -120,7 +120,11 @@ class RankEngine:
     def result_fault(self, tensors: Any) -> str:
         return ""
 
-    accumulators_fault = weights_checksums = lambda self: ""
+    def accumulators_fault(self, *, suspected: bool) -> str:
+        return ""
+
+    def weights_checksums(self) -> str:
+        return ""
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         return {}

@@ -107,8 +107,6 @@ class ExactGradients:
         """Slots whose part of the gradient buffer has the sum of the first microbatches of a piece."""
         self._chunk, self._ends_piece = 0, True
         """Of the present backward pass: its chunk, and whether it is of a piece's last microbatch."""
-        self._checked = 0
-        """Number of parameters whose accumulators were checked before they left in the present run."""
         self._given: tuple[torch.Tensor, ...] = ()
         """What :meth:`tensors` returned last."""
         self.begin_step()
@@ -282,20 +280,8 @@ class ExactGradients:
     def leaving(self) -> list[torch.Tensor]:
         """The tensors that :meth:`tensors` will return after a run where no other rank shares buffers: the
         accumulators, and a placeholder for the checksums."""
-        self._checked = 0
-        return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
-
-    def bucket_fault(self, buffer: int, stop: int) -> str:
-        """What is wrong with the accumulators of the parameters that leave with the elements of ``buffer`` before
-        ``stop``, wholly or in part, and were not checked yet in this run; empty where nothing is."""
         self._strike()
-        first = self._checked
-        while self._checked < len(self._slots):
-            slot = self._slots[self._checked]
-            if (slot.buffer, slot.start) >= (buffer, stop):
-                break
-            self._checked += 1
-        return self._accumulators_fault(range(first, self._checked))
+        return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
 
     def _strike(self) -> None:
         if self._slots and self._flips is not None and self._flips("accumulate", 0):
@@ -310,20 +296,18 @@ class ExactGradients:
         """Names of the parameters that have such a flag."""
         return [slot.name for slot, flag in zip(self._slots, self._reports[:, 1].tolist(), strict=True) if flag]
 
-    def accumulators_fault(self) -> str:
+    def accumulators_fault(self, suspected: bool) -> str:
         """Which parameter's accumulator is not the sum of its pieces, or which tensor that :meth:`tensors` returned is
-        not the sum over the ranks that share it, according to the checksums; empty where all is right."""
-        fault = self._accumulators_fault(range(len(self._slots)))
+        not the sum over the ranks that share it, according to the checksums; empty where all is right, and where nobody
+        has ``suspected`` anything and :meth:`result_fault` would find it as well: it knows what the pieces' checksums
+        are, but for scattered sums, whose checksums :meth:`tensors` has computed from the accumulators."""
+        if not suspected and not any(buffer.sum.scattered for buffer in self._buffers):
+            return ""
+        whole = [(number, BufferSlice(one.start, one.stop, one.start)) for number, one in enumerate(self._slots)]
+        fault = self._fault(whole, self._accumulators, self._reports[:, 0], "accumulator")
         if fault or all(buffer.sum.group.size() == 1 for buffer in self._buffers):
             return fault
         return self._fault(self._kept, self._given[:-1], self._given[-1], "sum inside the group")
-
-    def _accumulators_fault(self, slots: Sequence[int]) -> str:
-        whole = [
-            (number, BufferSlice(one.start, one.stop, one.start)) for number in slots for one in [self._slots[number]]
-        ]
-        expected = self._reports[slots[0] : slots[-1] + 1, 0] if slots else self._reports[:0, 0]
-        return self._fault(whole, self._accumulators, expected, "accumulator")
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Which parameter's reduced result is not the sum of all pieces according to its checksum; empty where all is

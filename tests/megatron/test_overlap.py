@@ -48,7 +48,7 @@ def lost(lines: list[dict]) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> None:
-    """A bit of group 3's accumulators flips in step 2: the bucket does not leave. Group 1 is late in step 3, so the
+    """A bit of group 3's accumulators flips in step 2, which the result shows. Group 1 is late in step 3, so the
     others' buckets wait for its own; it fails inside its last backward pass, with one bucket summed, as its traceback
     says. Group 2 dies in step 5, and one group is left."""
     _, plain, expected = train(tmp_path / "plain", 2, DENSE)

@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks._corpus import tokenizer_flags, write_corpus
 from spare_megatron.data.preprocess import command, merge
 from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, numbers_before, sha256, sums
+from tests.process.harness import alive
 
 pytestmark = pytest.mark.beside_others
 
@@ -80,13 +80,6 @@ command.main(sys.argv[1:])
 """
 
 
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_a_killed_run_goes_on_and_its_workers_are_gone(
     tmp_path: Path, corpus: Path, golden: dict[str, dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +89,7 @@ def test_a_killed_run_goes_on_and_its_workers_are_gone(
     pids = [int(pid) for pid in killed.stdout.split()]
     assert len(pids) >= 2
     until = time.monotonic() + 60
-    while not all(map(gone, pids)):
+    while any(map(alive, pids)):
         assert time.monotonic() < until, pids
         time.sleep(0.05)
 

@@ -84,7 +84,7 @@ class Job:
 
     def wait_for_exit(self, *pids: int, timeout_s: float = 30.0) -> None:
         """Until these processes are gone."""
-        self.wait_for(f"the exit of {pids}", lambda: not any(_alive(pid) for pid in pids), timeout_s)
+        self.wait_for(f"the exit of {pids}", lambda: not any(alive(pid) for pid in pids), timeout_s)
 
     def wait_until_gone(self, timeout_s: float = 20.0) -> None:
         """Until no process of the job is left; for a job whose spare-launch was killed."""
@@ -218,7 +218,8 @@ def _processes_of(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process has not ended; nobody may wait for one that has, where the first process reaps no orphans."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -82,7 +82,7 @@ class PlayedRank:
             self._tick("vote", step, done)
 
     def _tick(self, phase: str, step: int, done: int) -> None:
-        if self.progress_now.tick(phase, step, done):
+        if self.progress_now.tick(phase, step, done) and self._follower.wants(self.progress_now.complete):
             self._follower.nudge()
 
 

@@ -5,8 +5,9 @@
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
     python benchmarks/step_overhead.py --schedules [--rounds 10]
 
-All sides (ours with exact sums of pieces of one microbatch and of four, plain, ours with fp32 sums, and these once
-more: what two equal jobs differ by is the error of the others' ratios) are alive at once and take turns of a few steps
+All sides (ours with exact sums of pieces of one microbatch and of four, plain, plain with one gloo device for all
+process groups, ours with fp32 sums, and these once more: what two equal jobs differ by is the error of the others'
+ratios) are alive at once and take turns of a few steps
 (``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step
 of the plain side is its wall time on rank 0. ``ratio`` is the median over the rounds of a side's mean step over that of
 the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a side for a step, the launcher's
@@ -44,6 +45,7 @@ from limited_pretrain import LEVEL
 
 from spare_megatron import kernels
 
+PLAIN, PLAIN_ONE_DEVICE = "plain", "plain, one gloo device"
 MORE_STEPS_THAN_ARE_RUN = "4000"
 CASES = {
     "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
@@ -105,15 +107,17 @@ def _against_plain(options: argparse.Namespace) -> None:
             sides = {
                 "exact": ours(folder / "exact", groups, (*flags, *exact(1))),
                 "exact, C=4": ours(folder / "exact4", groups, (*flags, *exact(4))),
-                "plain": _plain(folder / "plain", groups, size, flags),
+                PLAIN: _plain(folder / "plain", groups, size, flags, "own"),
+                PLAIN_ONE_DEVICE: _plain(folder / "plain-one", groups, size, flags, "one"),
                 "fp32": ours(folder / "fp32", groups, (*flags, "--spare-reduce", "fp32")),
                 "fp32 again": ours(folder / "again", groups, (*flags, "--spare-reduce", "fp32")),
             }
             rounds = take_turns(sides, options.rounds, options.steps)
         pairs = [
-            ("fp32", "plain"),
+            ("fp32", PLAIN),
+            ("fp32", PLAIN_ONE_DEVICE),
             ("fp32 again", "fp32"),
-            *((one, other) for one in ("exact", "exact, C=4") for other in ("plain", "fp32")),
+            *((one, other) for one in ("exact", "exact, C=4") for other in (PLAIN, "fp32")),
         ]
         for one, other in pairs:
             rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
@@ -187,8 +191,9 @@ def exact(piece: int) -> tuple[str, ...]:
     return "--spare-reduce", "exact", "--spare-piece-microbatches", str(piece)
 
 
-def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...]) -> Side:
-    """A plain megatron-core job of the same ranks, with ``groups`` data-parallel ranks."""
+def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...], devices: str) -> Side:
+    """A plain megatron-core job of the same ranks, with ``groups`` data-parallel ranks; ``devices`` of gloo as
+    plain_ddp.py takes them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     folder.mkdir()
@@ -196,7 +201,7 @@ def _plain(folder: Path, groups: int, size: int, flags: tuple[str, ...]) -> Side
     one_world = [*flags, "--spare-inner-data-parallel", str(groups)]
     ranks = groups * size
     commands = [
-        [sys.executable, "benchmarks/plain_ddp.py", str(record), str(rank), str(ranks), str(port), *one_world]
+        [sys.executable, "benchmarks/plain_ddp.py", str(record), str(rank), str(ranks), str(port), devices, *one_world]
         for rank in range(ranks)
     ]
     return Side(commands, record)

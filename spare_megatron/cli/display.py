@@ -11,9 +11,7 @@ from spare_megatron.cli.followed_file import FollowedFile
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.watch.status_texts import figures_line
 
-POLL_S = 0.1
-REFRESH_EVERY = 3
-"""Number of polls of the files between two reads of the status file."""
+POLL_S = 0.25
 
 
 class Display:
@@ -33,12 +31,11 @@ class Display:
 
     async def run(self) -> None:
         """Print new lines until cancelled."""
-        polls, self._running = 0, True
+        self._running = True
         while True:
             self._follow()
-            if self._bar is not None and polls % REFRESH_EVERY == 0:
+            if self._bar is not None:
                 self._bar.show(glance(self._run_dir.status))
-            polls += 1
             await asyncio.sleep(POLL_S)
 
     def close(self) -> None:

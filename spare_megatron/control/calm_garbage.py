@@ -14,7 +14,7 @@ import gc
 import time
 
 LOOK_S = 0.2
-"""How often the process looks how much it has had to do."""
+"""How often the process looks how much it has had to do, once a collection may be due."""
 CALM = 0.25
 """It has little to do where it used less than this share of a core since it looked last."""
 AGAIN_S = 30.0
@@ -31,10 +31,15 @@ class Pauses:
         self._collected_s = self._looked_s = now_s
         self._cpu_s = cpu_s
 
-    def is_due(self, now_s: float, cpu_s: float) -> bool:
-        """Whether to collect now; to be asked every :data:`LOOK_S`."""
-        calm = cpu_s - self._cpu_s < CALM * (now_s - self._looked_s)
+    def look(self, now_s: float, cpu_s: float) -> None:
+        """Begin to look at how much there is to do."""
         self._looked_s, self._cpu_s = now_s, cpu_s
+
+    def is_due(self, now_s: float, cpu_s: float) -> bool:
+        """Whether to collect now; to be asked :data:`LOOK_S` after the last look, and not sooner than :data:`AGAIN_S`
+        after the last collection."""
+        calm = cpu_s - self._cpu_s < CALM * (now_s - self._looked_s)
+        self.look(now_s, cpu_s)
         due = now_s - self._collected_s >= (AGAIN_S if calm else LATEST_S)
         if due:
             self._collected_s = now_s
@@ -49,9 +54,12 @@ async def collect_in_pauses() -> None:
     pauses = Pauses(time.monotonic(), time.process_time())
     try:
         while True:
+            await asyncio.sleep(AGAIN_S)
+            pauses.look(time.monotonic(), time.process_time())
             await asyncio.sleep(LOOK_S)
-            if pauses.is_due(time.monotonic(), time.process_time()):
-                gc.collect()
+            while not pauses.is_due(time.monotonic(), time.process_time()):
+                await asyncio.sleep(LOOK_S)
+            gc.collect()
     finally:
         gc.unfreeze()
         if was_on:

@@ -334,6 +334,10 @@ class Follower:
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))
         return [pb.RankReport(arrival=arrival), seen, *self._kept.values()]
 
+    def wants(self, complete: bool) -> bool:
+        """Whether :meth:`nudge` would change anything."""
+        return self._pulse.wants(complete)
+
     def nudge(self) -> None:
         """Bring the next heartbeat forward: the training thread has done a piece."""
         self._pulse.news(self._agent.progress.complete)
@@ -352,6 +356,10 @@ class ControlSide(Protocol):
 
     def post(self, report: RankReport) -> None:
         """Take a report of this rank's own training thread."""
+
+    def wants(self, complete: bool) -> bool:
+        """In the training thread: whether it need tell of a piece that it has done (``complete``: the last of its
+        run), because no heartbeat comes soon anyway."""
 
     def nudge(self) -> None:
         """Note that this rank's training thread has done a piece."""
@@ -390,9 +398,10 @@ class ControlThread:
         if self._side is not None:
             self._call(self._side.post, report)
 
-    def nudge(self) -> None:
-        """Pass on that the training thread has done a piece; dropped when the control thread has ended."""
-        if self._side is not None:
+    def nudge(self, complete: bool) -> None:
+        """Pass on that the training thread has done a piece, where that is news; dropped when the control thread has
+        ended."""
+        if self._side is not None and self._side.wants(complete):
             self._call(self._side.nudge)
 
     def stop(self) -> None:

@@ -34,9 +34,14 @@ class Pulse:
         self._fresh = self._complete = False
         self._changed = asyncio.Event()
 
+    def wants(self, complete: bool) -> bool:
+        """Whether :meth:`news` would bring the next heartbeat forward. From any thread: whoever is told no has its news
+        in a heartbeat that is still to be filled in."""
+        return complete > self._complete or not self._fresh
+
     def news(self, complete: bool) -> None:
         """Note that more pieces are done; ``complete``: all of this run."""
-        if complete > self._complete or not self._fresh:
+        if self.wants(complete):
             self._fresh = True
             self._complete = self._complete or complete
             self._changed.set()

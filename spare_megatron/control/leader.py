@@ -148,6 +148,10 @@ class Leader:
         """Take a report of the training thread of a group's only rank."""
         self._hear(0, report)
 
+    def wants(self, complete: bool) -> bool:
+        """Whether :meth:`nudge` would bring the next heartbeat forward."""
+        return self._pulse.wants(complete)
+
     def nudge(self) -> None:
         """Note that the training thread of a group's only rank has done a piece."""
         self._hear_beat(0, self._agent.beat())

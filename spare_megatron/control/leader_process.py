@@ -76,6 +76,10 @@ class FirstFollower:
         """Send a report of the training thread to the leader."""
         self._follower.post(report)
 
+    def wants(self, complete: bool) -> bool:
+        """Whether :meth:`nudge` would change anything."""
+        return self._follower.wants(complete)
+
     def nudge(self) -> None:
         """Bring the next heartbeat forward: the training thread has done a piece."""
         self._follower.nudge()

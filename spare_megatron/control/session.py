@@ -128,7 +128,7 @@ class Session:
         is taken for hung.
         """
         if self._progress.tick(phase, step, pieces_done):
-            self._control.nudge()
+            self._control.nudge(self._progress.complete)
 
     def read_tickets(self, number: int) -> None:
         """Note that this rank has read the words of the ticket stream before ``number``."""

@@ -45,6 +45,22 @@ def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
     assert busy_s >= 0.2 / NEWS - 0.001
 
 
+def test_news_that_changes_nothing_need_not_be_told() -> None:
+    async def scenario() -> None:
+        pulse = Pulse(LONG_S)
+        await pulse.due()
+        assert pulse.wants(complete=False)
+        pulse.news(complete=False)
+        assert not pulse.wants(complete=False), "the next heartbeat is brought forward already"
+        assert pulse.wants(complete=True)
+        pulse.news(complete=True)
+        assert not pulse.wants(complete=True)
+        await asyncio.wait_for(pulse.due(), 30)
+        assert pulse.wants(complete=False)
+
+    asyncio.run(scenario())
+
+
 def test_many_leaders_beat_less_often_but_often_enough() -> None:
     times = Timeouts()
     assert [leader_interval_s(times, groups) for groups in (4, 500, 800, 1000, 4000)] == [0.5, 0.5, 0.8, 1.0, 1.0]

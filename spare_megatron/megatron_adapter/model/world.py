@@ -9,6 +9,7 @@ May assume: a process is in one group at a time. Promises: ``destroy`` undoes ``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.model.gloo_device import shared_gloo_device
 from spare_megatron.megatron_adapter.shims import cuda_available, install_cpu_shims
 
 
@@ -71,13 +73,15 @@ def init_group_world(
     pipeline_before_data: bool = False,
     hierarchical_context: Sequence[int] | None = None,
     embeddings: EmbeddingRanks | None = None,
+    one_gloo_device: bool = True,
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
     Collective over the group. ``backend`` is nccl with CUDA and gloo without, unless given.
     ``device`` is the CUDA device this rank computes on, where there is CUDA; None leaves the choice as it is.
     ``pipeline_before_data`` orders a group's ranks tensor, context, pipeline, inner data (``--use-tp-pp-dp-mapping``),
-    else the pipeline comes last. ``hierarchical_context`` are the sizes of nested context-parallel groups.
+    else the pipeline comes last. ``hierarchical_context`` are the sizes of nested context-parallel groups. Without
+    ``one_gloo_device`` each process group has one of its own, as torch makes them.
     """
     install_cpu_shims()
     if device is not None and cuda_available():
@@ -86,27 +90,28 @@ def init_group_world(
 
     embeddings = embeddings or EmbeddingRanks()
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        backend or ("nccl" if cuda_available() else "gloo"),
-        store=store,
-        rank=position,
-        world_size=shape.group_size,
-        timeout=timeout,
-    )
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=shape.tensor,
-        pipeline_model_parallel_size=shape.pipeline,
-        virtual_pipeline_model_parallel_size=virtual_pipeline,
-        context_parallel_size=shape.context,
-        expert_model_parallel_size=expert,
-        expert_tensor_parallel_size=expert_tensor,
-        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
-        create_gloo_process_groups=False,
-        order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
-        hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
-        get_embedding_ranks=embeddings.word,
-        get_position_embedding_ranks=embeddings.position,
-    )
+    with shared_gloo_device() if one_gloo_device else contextlib.nullcontext():
+        dist.init_process_group(
+            backend or ("nccl" if cuda_available() else "gloo"),
+            store=store,
+            rank=position,
+            world_size=shape.group_size,
+            timeout=timeout,
+        )
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=shape.tensor,
+            pipeline_model_parallel_size=shape.pipeline,
+            virtual_pipeline_model_parallel_size=virtual_pipeline,
+            context_parallel_size=shape.context,
+            expert_model_parallel_size=expert,
+            expert_tensor_parallel_size=expert_tensor,
+            distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+            create_gloo_process_groups=False,
+            order="tp-cp-ep-pp-dp" if pipeline_before_data else "tp-cp-ep-dp-pp",
+            hierarchical_context_parallel_sizes=list(hierarchical_context) if hierarchical_context else None,
+            get_embedding_ranks=embeddings.word,
+            get_position_embedding_ranks=embeddings.position,
+        )
     return world_here(shape, position, virtual_pipeline, timeout_s)
 
 

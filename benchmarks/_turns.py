@@ -103,5 +103,6 @@ def take_turns(sides: Mapping[str, Side], rounds: int, steps: int) -> list[dict[
         orders = (list(sides), list(reversed(sides)))
         return [{name: sides[name].run(steps) for name in orders[number % 2]} for number in range(rounds)]
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # timeout(1) sends two
         for side in sides.values():
             side.kill()

@@ -7,8 +7,10 @@ numbers becomes ``Pairs``, one number after the other; a (name, number) becomes 
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -77,25 +79,60 @@ def _part(name: str, value: Any) -> Message:
 
 def read(message: Message, cls: type[T]) -> T:
     """A ``cls`` with every field of ``message``; fields that only the dataclass has keep their defaults."""
-    return cls(**{name: _value(message, name, *how) for name, *how in _fields(message.DESCRIPTOR)})
+    how = _readers(message.DESCRIPTOR)
+    found = dict(zip(how.single, how.values(message), strict=True))
+    for name in how.numbers:
+        found[name] = tuple(getattr(message, name))
+    for name, reader in how.messages:
+        found[name] = tuple(map(reader, getattr(message, name)))
+    for name, reader, absent in how.optional:
+        found[name] = reader(getattr(message, name)) if message.HasField(name) else absent
+    return cls(**found)
 
 
-def _value(message: Message, name: str, nested: str, repeated: bool) -> Any:
-    value = getattr(message, name)
-    if not nested:
-        return tuple(value) if repeated else value
-    if repeated:
-        return tuple(map(_plain, value))
-    if message.HasField(name):
-        return _plain(value)
-    return () if nested == "Pairs" else None
+class _Readers(NamedTuple):
+    """How the fields of a message are read: kinds of fields, so that most are read without a call of ours."""
+
+    single: tuple[str, ...]
+    """Names of fields that have one number or text."""
+    values: Callable[[Message], tuple[Any, ...]]
+    """Returns what these have."""
+    numbers: tuple[str, ...]
+    """Repeated numbers or texts."""
+    messages: tuple[tuple[str, Callable[[Any], Any]], ...]
+    """Repeated messages, and what reads one."""
+    optional: tuple[tuple[str, Callable[[Any], Any], Any], ...]
+    """Messages, what reads one, and what stands for one that is not there."""
 
 
-def _plain(message: Message) -> Any:
-    if isinstance(message, pb.Integers):
-        return tuple(message.values)
-    if isinstance(message, pb.Pairs):
-        return tuple(zip(message.values[::2], message.values[1::2], strict=True))
-    if isinstance(message, pb.Figure):
-        return (message.name, message.value)
-    return read(message, _NESTED[message.DESCRIPTOR.name])
+@cache
+def _readers(descriptor: Descriptor) -> _Readers:
+    fields = _fields(descriptor)
+    single = tuple(name for name, nested, repeated in fields if not nested and not repeated)
+    return _Readers(
+        single,
+        _values_of(single),
+        tuple(name for name, nested, repeated in fields if not nested and repeated),
+        tuple((name, _reader(nested)) for name, nested, repeated in fields if nested and repeated),
+        tuple(
+            (name, _reader(nested), () if nested == "Pairs" else None)
+            for name, nested, repeated in fields
+            if nested and not repeated
+        ),
+    )
+
+
+def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda message: tuple(getattr(message, name) for name in names)
+
+
+def _reader(name: str) -> Callable[[Any], Any]:
+    if name == "Integers":
+        return lambda message: tuple(message.values)
+    if name == "Pairs":
+        return lambda message: tuple(zip(message.values[::2], message.values[1::2], strict=True))
+    if name == "Figure":
+        return attrgetter("name", "value")
+    return partial(read, cls=_NESTED[name])

@@ -64,6 +64,11 @@ def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like
 MACHINES = {
     "page.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon without GPU,"),
     "watched_job.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(on an Intel Xeon, `benchmarks/"),
+    "step_overhead_avx2.json": ("Intel(R) Xeon(R) Processor", "README.md", "two cores of an Intel Xeon that used AVX2"),
+    "step_lines.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "step_lines.json`, the Intel Xeon:"),
+    "checksum_cost.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost.json`, the Intel Xeon,"),
+    "reduce_kernels_avx2.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
+    "reduce_kernels_avx512.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
     "relief_model.json": ("Intel(R) Xeon(R) Processor", "docs/simulator.md", "run on an Intel Xeon"),
 }
 """Results of another machine than all others: its name there, and the page that says so and how."""

@@ -7,11 +7,10 @@
 
 All sides (ours with exact sums of pieces of one microbatch and of four, plain, plain with one gloo device for all
 process groups, ours with fp32 sums, and these once more: what two equal jobs differ by is the error of the others'
-ratios) are alive at once and take turns of a few steps
-(``_turns.py``). A step of ours is from commit to commit, as metrics.jsonl has it; a step
-of the plain side is its wall time on rank 0. ``ratio`` is the median over the rounds of a side's mean step over that of
-the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a side for a step, the launcher's
-and the coordinator's too.
+ratios) are alive at once and take turns of a few steps (``_turns.py``). A step of ours is from commit to commit, as
+metrics.jsonl has it; a step of a plain side is its wall time on rank 0. ``ratio`` is the median over the rounds of a
+side's mean step over that of the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a
+side for a step, the launcher's and the coordinator's too.
 
 With --level neither our kernels nor torch and its libraries use newer instructions than those, on any side.
 

@@ -358,8 +358,8 @@ class ControlSide(Protocol):
         """Take a report of this rank's own training thread."""
 
     def wants(self, complete: bool) -> bool:
-        """In the training thread: whether it need tell of a piece that it has done (``complete``: the last of its
-        run), because no heartbeat comes soon anyway."""
+        """In the training thread: whether it must tell that it has done a piece (``complete``: the last of its run);
+        not where that would bring no heartbeat forward."""
 
     def nudge(self) -> None:
         """Note that this rank's training thread has done a piece."""

@@ -56,9 +56,10 @@ async def collect_in_pauses() -> None:
         while True:
             await asyncio.sleep(AGAIN_S)
             pauses.look(time.monotonic(), time.process_time())
-            await asyncio.sleep(LOOK_S)
-            while not pauses.is_due(time.monotonic(), time.process_time()):
+            due = False
+            while not due:
                 await asyncio.sleep(LOOK_S)
+                due = pauses.is_due(time.monotonic(), time.process_time())
             gc.collect()
     finally:
         gc.unfreeze()

@@ -73,6 +73,14 @@ def readme() -> Iterator[Claim]:
     )
     yield Claim(
         "README.md",
+        "where plain has one as well it is {} and {} of its CPU time.",
+        tuple(
+            step("cpu_ratio", case=case, reduce="fp32", against="plain, one gloo device")
+            for case in (TWO_GROUPS, FOUR_GROUPS)
+        ),
+    )
+    yield Claim(
+        "README.md",
         "With exact sums it takes {} and {} times as long; in CPU time, {} and {}; and",
         tuple(step(key, reduce="exact", **case) for key in ("ratio", "cpu_ratio") for case in (two, four)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,20 @@ from tests.spawn import run_ranks
 
 pytestmark = pytest.mark.beside_others
 
-THREAD = "gloo_tcp_loop"
-
 
 def devices() -> int:
-    """The number of gloo devices of this process: each has a thread."""
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    return names.count(THREAD)
+    """The number of gloo devices of this process: each listens from the moment it is made (its thread names itself
+    some time later, so names of threads do not count them)."""
+    own = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if entry.is_socket()]
+    return sum(_listens(number) for number in own)
+
+
+def _listens(number: int) -> bool:
+    with socket.socket(fileno=os.dup(number)) as connection:
+        return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def worker(_rank: int, store: Any, interface: str) -> dict[str, Any]:
-    import os
-
     import torch.distributed as dist
     from torch.distributed import PrefixStore
 

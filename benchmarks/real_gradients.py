@@ -117,7 +117,7 @@ class IntegerSum:
         for number, slot in enumerate(self._slots):
             total, report_ = torch.zeros(slot.size, dtype=self._format.dtype), torch.zeros(2, dtype=torch.int64)
             for gradient in pieces[slot.name]:
-                self._format.adder(number, total, report_)(gradient, None)
+                self._format.adder(number, total, report_)(gradient, None, apart=False, first=False)
             flags |= int(report_[1])
             result[slot.name] = torch.empty(slot.size)
             self._format.finalize(number, total, result[slot.name], 1.0)

@@ -77,32 +77,55 @@ inline uint64_t add_singles(const typename Format::Bits* source, int32_t* accumu
   return sum;
 }
 
-#if !defined(__AVX512F__)
+#if defined(__AVX512F__)
+typedef __m256 HalfSingles;
+inline HalfSingles half_of(Singles values, int half) {
+  return half ? _mm512_extractf32x8_ps((__m512)values, 1) : _mm512_castps512_ps256((__m512)values);
+}
+inline Words round_magically(HalfSingles values, double scale) {
+  const __m512d wide = _mm512_cvtps_pd(values);
+  return (Words)_mm512_fmadd_pd(wide, _mm512_set1_pd(scale), _mm512_set1_pd(SPARE_MAGIC));
+}
+inline Words minus(Words a, Words b) { return _mm512_sub_epi64(a, b); }
+#else
+typedef __m128 HalfSingles;
+inline HalfSingles half_of(Singles values, int half) {
+  return half ? _mm256_extractf128_ps((__m256)values, 1) : _mm256_castps256_ps128((__m256)values);
+}
+// Integers that have SPARE_MAGIC_BITS too much. The product is exact, so that fusing it with the sum leaves one rounding.
+inline Words round_magically(HalfSingles values, double scale) {
+  const __m256d wide = _mm256_cvtps_pd(values);
+  return (Words)_mm256_fmadd_pd(wide, _mm256_set1_pd(scale), _mm256_set1_pd(SPARE_MAGIC));
+}
+inline Words minus(Words a, Words b) { return _mm256_sub_epi64(a, b); }
+#endif
 
-// Rounds whole vectors of magnitudes up to 2^SPARE_NARROW_BITS. The product is exact, so that fusing it with the sum
-// leaves one rounding. `weights` are in both halves of each word.
-template <class Format>
-inline uint64_t add_whole_words(const typename Format::Bits* source, int64_t* accumulator, const uint64_t* weights,
-                                int64_t count, double scale) {
-  const __m256d scales = _mm256_set1_pd(scale), magic = _mm256_set1_pd(SPARE_MAGIC);
+// Rounds whole vectors of magnitudes up to 2^SPARE_NARROW_BITS; `two`: each of both gradients. `first`: the accumulator
+// is not read. `weights` are in both halves of each word.
+template <class Format, class Other, bool two, bool first>
+inline uint64_t add_whole_words(const typename Format::Bits* source, const typename Other::Bits* other,
+                                int64_t* accumulator, const uint64_t* weights, int64_t count, double scale) {
+  const Words magic = all_words(two ? 2 * SPARE_MAGIC_BITS : SPARE_MAGIC_BITS);
   Words low[2] = {zero_words(), zero_words()}, high[2] = {zero_words(), zero_words()};
   for (int64_t k = 0; k < count; k += kSingles) {
+    fetch_ahead<SPARE_BLOCK * sizeof *accumulator, 2 * sizeof(Words)>(accumulator + k);
+    if (two) fetch_ahead<SPARE_BLOCK * sizeof *other, kSingles * sizeof *other>(other + k);
     const Singles values = load_singles(Format(), source + k);
-    const __m128 halves[2] = {_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1)};
+    const Singles others = two ? load_singles(Other(), other + k) : values;
     for (int half = 0; half < 2; ++half) {
       int64_t* const sum = accumulator + k + half * kWords;
-      const __m256d rounded = _mm256_fmadd_pd(_mm256_cvtps_pd(halves[half]), scales, magic);
-      const Words value = _mm256_sub_epi64(_mm256_castpd_si256(rounded), all_words(SPARE_MAGIC_BITS));
+      Words value = round_magically(half_of(values, half), scale);
+      if (two) value = plus(value, round_magically(half_of(others, half), scale));
+      value = minus(value, magic);
       const Words weight = load_words(weights + k + half * kWords);
-      _mm256_storeu_si256((Words*)sum, plus(load_words(sum), value));
+      const Words result = first ? value : plus(load_words(sum), value);
+      memcpy(sum, &result, sizeof result);
       low[half] = plus(low[half], lower_product(value, weight));
       high[half] = plus_halves(high[half], upper_product(value, weight));
     }
   }
   return total_products(plus(low[0], low[1]), plus_halves(high[0], high[1]));
 }
-
-#endif
 
 }  // namespace
 

@@ -78,36 +78,63 @@ __device__ void store_four(Element* data, int64_t at, int64_t count, const Eleme
     if (at + k >= 0 && at + k < count) data[at + k] = values[k];
 }
 
-// What is rounded, as bits of a format: the source, or its sum with the partial in fp32.
-template <class Source, bool partial>
+// What is done with the other gradient.
+enum Other { kNone, kSummed, kApart };
+
+// What is rounded, as bits of a format: gradients, or the sum of two in fp32.
+template <class Source, Other other>
 struct Rounded {
   typedef Source Format;
+  enum { kGradients = 1 };
 };
 
 template <class Source>
-struct Rounded<Source, true> {
+struct Rounded<Source, kSummed> {
   typedef Fp32 Format;
+  enum { kGradients = 1 };
 };
 
-template <class Source, bool partial>
+// Of bf16 and fp16 as fp32, so that the other one may be fp32 too: the value is the same.
+template <class Source>
+struct Rounded<Source, kApart> {
+  typedef Fp32 Format;
+  enum { kGradients = 2 };
+};
+
+template <class Source>
+__device__ void load_singles(const void* gradient, int64_t at, int64_t count, float* values) {
+  typename Source::Bits bits[kPerThread];
+  load_four(static_cast<const typename Source::Bits*>(gradient), at, count, bits);
+  for (int k = 0; k < kPerThread; ++k) values[k] = Source::single(bits[k]);
+}
+
+template <class Source, Other other>
 __device__ void load_rounded(const SpareAccumulate& job, int64_t at,
-                             typename Rounded<Source, partial>::Format::Bits* bits) {
-  const typename Source::Bits* source = static_cast<const typename Source::Bits*>(job.source);
-  if constexpr (partial) {
-    typename Source::Bits own[kPerThread];
-    float earlier[kPerThread];
-    load_four(source, at, job.count, own);
-    load_four(job.partial, at, job.count, earlier);
-    for (int k = 0; k < kPerThread; ++k)
-      bits[k] = float_to_bits(__fadd_rn(earlier[k], Source::single(own[k])));
+                             typename Rounded<Source, other>::Format::Bits (*bits)[kPerThread]) {
+  if constexpr (other == kNone) {
+    load_four(static_cast<const typename Source::Bits*>(job.source), at, job.count, bits[0]);
   } else {
-    load_four(source, at, job.count, bits);
+    float own[kPerThread], others[kPerThread];
+    load_singles<Source>(job.source, at, job.count, own);
+    if (job.other_type == SPARE_FP32)
+      load_singles<Fp32>(job.other, at, job.count, others);
+    else
+      load_singles<Source>(job.other, at, job.count, others);
+    for (int k = 0; k < kPerThread; ++k) {
+      if constexpr (other == kSummed) {
+        bits[0][k] = float_to_bits(__fadd_rn(others[k], own[k]));
+      } else {
+        bits[0][k] = float_to_bits(own[k]);
+        bits[1][k] = float_to_bits(others[k]);
+      }
+    }
   }
 }
 
-template <class Source, class Accumulator, bool partial>
+template <class Source, class Accumulator, Other other>
 __global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate job, int64_t blocks) {
-  typedef typename Rounded<Source, partial>::Format Format;
+  typedef Rounded<Source, other> Chosen;
+  typedef typename Chosen::Format Format;
   uint64_t weights[kPerThread];
   checksum_weights(weights);
   const int64_t first_block = job.first_index / SPARE_BLOCK;
@@ -121,20 +148,22 @@ __global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate jo
     const int exponent = job.exponents ? job.exponents[number] : job.exponent;
     const double scale = power_of_two(exponent);
     const uint32_t limit = threshold<Format>(job.bound_bits - exponent);
-    typename Format::Bits bits[kPerThread];
-    Accumulator sums[kPerThread];
-    load_rounded<Source, partial>(job, at, bits);
-    load_four(accumulator, at, job.count, sums);
+    typename Format::Bits bits[Chosen::kGradients][kPerThread];
+    Accumulator sums[kPerThread] = {};
+    load_rounded<Source, other>(job, at, bits);
+    if (!job.first) load_four(accumulator, at, job.count, sums);
     uint64_t sum = 0;
-    for (int k = 0; k < kPerThread; ++k) {
-      uint64_t value;
-      if ((bits[k] & Format::magnitude) <= limit)
-        value = static_cast<uint64_t>(__double2ll_rn(value_of<Format>(bits[k]) * scale));
-      else
-        value = round_checked<Format>(bits[k], scale, bound, &flags);
-      sums[k] = static_cast<Accumulator>(static_cast<uint64_t>(sums[k]) + value);
-      sum += value * weights[k];
-    }
+    for (int gradient = 0; gradient < Chosen::kGradients; ++gradient)
+      for (int k = 0; k < kPerThread; ++k) {
+        const typename Format::Bits one = bits[gradient][k];
+        uint64_t value;
+        if ((one & Format::magnitude) <= limit)
+          value = static_cast<uint64_t>(__double2ll_rn(value_of<Format>(one) * scale));
+        else
+          value = round_checked<Format>(one, scale, bound, &flags);
+        sums[k] = static_cast<Accumulator>(static_cast<uint64_t>(sums[k]) + value);
+        sum += value * weights[k];
+      }
     store_four(accumulator, at, job.count, sums);
     total += checksum_factor(block) * sum;
   }
@@ -241,10 +270,12 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const uint8_t* data, i
 
 template <class Source, class Accumulator>
 void accumulate_into(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
-  if (job.partial)
-    accumulate_kernel<Source, Accumulator, true><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+  if (!job.other)
+    accumulate_kernel<Source, Accumulator, kNone><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+  else if (!job.apart)
+    accumulate_kernel<Source, Accumulator, kSummed><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
   else
-    accumulate_kernel<Source, Accumulator, false><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+    accumulate_kernel<Source, Accumulator, kApart><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
 }
 
 template <class Source>

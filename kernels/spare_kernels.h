@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 6
+#define SPARE_KERNELS_VERSION 7
 
 #define SPARE_BLOCK 1024
 #define SPARE_CHECKSUM_SEED 0x53504152ull
@@ -19,20 +19,24 @@ enum SpareFloat { SPARE_FP32 = 0, SPARE_BF16 = 1, SPARE_FP16 = 2 };
 enum SpareElement { SPARE_INT64 = 0, SPARE_INT32 = 1 };
 enum SpareFlag { SPARE_OVERFLOW = 1, SPARE_NOT_FINITE = 2 };
 
-// accumulator += rint(source * 2^exponent), or with a `partial` rint((partial + source) * 2^exponent), where the sum in
-// brackets is rounded to fp32. exponents: one for each block of the index space, or null for `exponent`.
+// accumulator += rint(source * 2^exponent). With another gradient, `other`, it is rint((other + source) * 2^exponent), where
+// the sum in brackets is rounded to fp32, or, where they are `apart`, rint(other * 2^exponent) + rint(source * 2^exponent).
+// exponents: one for each block of the index space, or null for `exponent`.
 struct SpareAccumulate {
   const void* source;
-  const float* partial;
+  const void* other;  // or null
   void* accumulator;
   const int16_t* exponents;
   int64_t* report;  // [0] += checksum, [1] |= flags
   int64_t count;
   int64_t first_index;
   int32_t source_type;       // SpareFloat
+  int32_t other_type;        // SPARE_FP32 or source_type
   int32_t accumulator_type;  // SPARE_INT64 or SPARE_INT32
   int32_t exponent;
   int32_t bound_bits;
+  int32_t apart;
+  int32_t first;  // 1: the accumulator, which is not read, counts as 0
 };
 
 // destination = total / (divisor * 2^exponent). peaks: int64[1], or int32 for each block when `exponents` is given.

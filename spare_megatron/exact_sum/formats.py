@@ -7,7 +7,7 @@ committed sums alone. It has no accumulators of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,9 +20,14 @@ from spare_megatron.exact_sum.block_scales import BlockScales
 from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
 
 FLOAT_MAX = torch.finfo(torch.float32).max
-Add = Callable[[torch.Tensor, torch.Tensor | None], None]
-"""``add(gradient, partial)`` adds the rounded gradient of a slot; with ``partial`` (fp32) the gradient is the fp32 sum
-of both. Both have the slot's size and any shape."""
+
+
+class Add(Protocol):
+    """Adds rounded gradients of one slot to its accumulator. They have the slot's size and any shape."""
+
+    def __call__(self, gradient: torch.Tensor, other: torch.Tensor | None, *, apart: bool, first: bool) -> None:
+        """Add ``gradient``; with an ``other`` one the fp32 sum of both, or, where they are ``apart``, each of them.
+        ``first``: the accumulator counts as 0."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,8 @@ class Int64:
     def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
 
-        def add(gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
-            one.add(gradient, self._exponents[number], partial)
+        def add(gradient: torch.Tensor, other: torch.Tensor | None, *, apart: bool, first: bool) -> None:
+            one.add(gradient, self._exponents[number], other, apart=apart, first=first)
 
         return add
 
@@ -202,8 +207,8 @@ class Int32:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
         blocks = self._blocks[number]
 
-        def add(gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
-            one.add(gradient, self._exponents[blocks], partial)
+        def add(gradient: torch.Tensor, other: torch.Tensor | None, *, apart: bool, first: bool) -> None:
+            one.add(gradient, self._exponents[blocks], other, apart=apart, first=first)
 
         return add
 

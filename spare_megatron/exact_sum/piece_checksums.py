@@ -28,6 +28,11 @@ class PieceChecksums:
         self.audited: dict[int, torch.Tensor] = {}
         """Audited piece -> its checksums and flags, int64 [parameters, 2]."""
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether nobody wants the checksums of the piece of the present backward pass."""
+        return self.report is None and self._before is None
+
     def begin_step(self) -> None:
         """Forget the pieces of the step before."""
         self.inside.clear()

@@ -43,7 +43,6 @@ finite was counted as 0."""
 EXPONENT_MAX = 800
 """With exponents of at most this magnitude the scaled value of any fp32 number is a normal double."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_SINGLE = (torch.float32,)
 _BOUND_BITS_MAX = {torch.int64: 62, torch.int32: 30}
 Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 
@@ -66,11 +65,15 @@ def accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    partial: torch.Tensor | None = None,
+    other: torch.Tensor | None = None,
+    *,
+    apart: bool = False,
+    first: bool = False,
 ) -> None:
     """accumulator (int64) += rint(source * 2^exponent), ties to even.
 
-    With a ``partial``, what is rounded is partial + source, added in fp32 as ``partial.add_(source)`` does.
+    With an ``other`` gradient, what is rounded is other + source, added in fp32 as ``other.add_(source)`` does there;
+    where they are ``apart``, both are rounded, each by itself, and added.
 
     Args:
         source: fp32, bf16 or fp16.
@@ -79,11 +82,13 @@ def accumulate(
         first_index: index of the first element in the index space of checksums.
         bound_bits: 1..62; a value above 2^bound_bits in magnitude is flagged and counts as that bound.
         report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
-        partial: fp32, as many elements as ``source``; only read.
+        other: fp32 or the dtype of ``source``, as many elements; only read.
+        first: the accumulator counts as 0, whatever it holds.
     """
-    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, partial)
+    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, other)
     _check_exponent(exponent)
-    dispatch.kernels(source.device).accumulate(source, accumulator, exponent, first_index, bound_bits, report, partial)
+    run = dispatch.kernels(source.device)
+    run.accumulate(source, accumulator, exponent, first_index, bound_bits, report, other, apart, first)
 
 
 def accumulate32(
@@ -93,7 +98,10 @@ def accumulate32(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    partial: torch.Tensor | None = None,
+    other: torch.Tensor | None = None,
+    *,
+    apart: bool = False,
+    first: bool = False,
 ) -> None:
     """Do what :func:`accumulate` does, into an int32 accumulator, with an exponent for each block of BLOCK indices.
 
@@ -101,9 +109,10 @@ def accumulate32(
         exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
         bound_bits: 1..30.
     """
-    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, partial)
+    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, other)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
-    dispatch.kernels(source.device).accumulate(source, accumulator, exponents, first_index, bound_bits, report, partial)
+    run = dispatch.kernels(source.device)
+    run.accumulate(source, accumulator, exponents, first_index, bound_bits, report, other, apart, first)
 
 
 class Adder:
@@ -125,22 +134,30 @@ class Adder:
         self._blocks = _num_blocks(first_index, self._count)
         self._add = dispatch.kernels(accumulator.device).adder(accumulator, first_index, bound_bits, report)
 
-    def add(self, source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None = None) -> None:
-        """Add ``source``, or ``partial`` + ``source``.
+    def add(
+        self,
+        source: torch.Tensor,
+        exponents: int | torch.Tensor,
+        other: torch.Tensor | None = None,
+        *,
+        apart: bool = False,
+        first: bool = False,
+    ) -> None:
+        """Add ``source``, or ``other`` + ``source``, or both.
 
         Args:
-            source, partial: as for :func:`accumulate`, but of any shape.
+            source, other, apart, first: as for :func:`accumulate`, but gradients may have any shape.
             exponents: the exponent; for an int32 accumulator those of its blocks.
         """
-        if not (self._fits(source, FLOATS) and (partial is None or self._fits(partial, _SINGLE))):
-            _check_sources(source.view(-1), self._accumulator, None if partial is None else partial.view(-1))
+        if not (self._fits(source, FLOATS) and (other is None or self._fits(other, (torch.float32, source.dtype)))):
+            _check_sources(source.view(-1), self._accumulator, None if other is None else other.view(-1))
         if isinstance(exponents, int):
             assert self._single, "an int32 accumulator has an exponent for each block"
             _check_exponent(exponents)
         else:
             assert not self._single, "an int64 accumulator has one exponent"
             _check("exponents", exponents, (torch.int16,), self._blocks, self._device)
-        self._add(source, exponents, partial)
+        self._add(source, exponents, other, apart, first)
 
     def _fits(self, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
         """Whether :func:`_check_sources` has nothing against ``tensor``."""
@@ -292,12 +309,12 @@ def _check_accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    partial: torch.Tensor | None,
+    other: torch.Tensor | None,
 ) -> None:
     _check("source", source, FLOATS)
     _check("accumulator", accumulator, (dtype,), source.numel(), source.device)
     _check_target(accumulator, first_index, bound_bits, report)
-    _check_sources(source, accumulator, partial)
+    _check_sources(source, accumulator, other)
 
 
 def _check_target(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
@@ -308,12 +325,13 @@ def _check_target(accumulator: torch.Tensor, first_index: int, bound_bits: int, 
         raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
 
 
-def _check_sources(source: torch.Tensor, accumulator: torch.Tensor, partial: torch.Tensor | None) -> None:
+def _check_sources(source: torch.Tensor, accumulator: torch.Tensor, other: torch.Tensor | None) -> None:
     _check("source", source, FLOATS, accumulator.numel(), accumulator.device)
     _check_apart("source", source, "accumulator", accumulator)
-    if partial is not None:
-        _check("partial", partial, _SINGLE, accumulator.numel(), accumulator.device)
-        _check_apart("partial", partial, "accumulator", accumulator)
+    if other is not None:
+        dtypes = tuple(dict.fromkeys((torch.float32, source.dtype)))
+        _check("other", other, dtypes, accumulator.numel(), accumulator.device)
+        _check_apart("other", other, "accumulator", accumulator)
 
 
 def _check_finalize(total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float) -> None:

@@ -27,13 +27,15 @@ class Kernels(Protocol):
         first_index: int,
         bound_bits: int,
         report: torch.Tensor,
-        partial: torch.Tensor | None,
+        other: torch.Tensor | None,
+        apart: bool,
+        first: bool,
     ) -> None: ...
 
     def adder(
         self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
-        """add(source, exponents, partial), which does what ``accumulate`` does, into these tensors."""
+    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
+        """add(source, exponents, other, apart, first), which does what ``accumulate`` does, into these tensors."""
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...
 

@@ -15,7 +15,7 @@ import torch
 
 from spare_megatron.config import native_code
 
-VERSION = 6
+VERSION = 7
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -25,16 +25,19 @@ _ELEMENTS = {torch.int64: 0, torch.int32: 1}
 class _Accumulate(Structure):
     _fields_ = (
         ("source", c_void_p),
-        ("partial", c_void_p),
+        ("other", c_void_p),
         ("accumulator", c_void_p),
         ("exponents", c_void_p),
         ("report", c_void_p),
         ("count", c_int64),
         ("first_index", c_int64),
         ("source_type", c_int32),
+        ("other_type", c_int32),
         ("accumulator_type", c_int32),
         ("exponent", c_int32),
         ("bound_bits", c_int32),
+        ("apart", c_int32),
+        ("first", c_int32),
     )
 
 
@@ -87,13 +90,15 @@ class Library:
         first_index: int,
         bound_bits: int,
         report: torch.Tensor,
-        partial: torch.Tensor | None,
+        other: torch.Tensor | None = None,
+        apart: bool = False,
+        first: bool = False,
     ) -> None:
-        self.adder(accumulator, first_index, bound_bits, report)(source, exponents, partial)
+        self.adder(accumulator, first_index, bound_bits, report)(source, exponents, other, apart, first)
 
     def adder(
         self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
+    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
         """``accumulate`` into one accumulator, whose calls fill only what differs from call to call into the arguments:
         Python takes as long for the rest as a small gradient takes to be added."""
         job = _Accumulate(
@@ -106,10 +111,16 @@ class Library:
         )
         device, argument, call = accumulator.device, byref(job), self.call
 
-        def add(source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None) -> None:
+        def add(
+            source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None, apart: bool, first: bool
+        ) -> None:
             job.source = source.data_ptr()
-            job.source_type = _FLOATS[source.dtype]
-            job.partial = None if partial is None else partial.data_ptr()
+            job.source_type = job.other_type = _FLOATS[source.dtype]
+            job.apart, job.first = apart, first
+            if other is None:
+                job.other = None
+            else:
+                job.other, job.other_type = other.data_ptr(), _FLOATS[other.dtype]
             if isinstance(exponents, int):
                 job.exponent, job.exponents = exponents, None
             else:

@@ -41,13 +41,20 @@ def accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    partial: torch.Tensor | None,
+    other: torch.Tensor | None = None,
+    apart: bool = False,
+    first: bool = False,
 ) -> None:
+    if first:
+        accumulator.zero_()
+    if other is not None and apart:
+        accumulate(other, accumulator, exponents, first_index, bound_bits, report)
+        other = None
     bound = 2.0**bound_bits
     for start, stop in _chunks(source.numel(), first_index):
         part = source[start:stop]
-        if partial is not None:
-            part = partial[start:stop] + part
+        if other is not None:
+            part = other[start:stop].float() + part
         scale = 2.0**exponents if isinstance(exponents, int) else _scale(exponents, first_index, start, stop)
         scaled = part.double() * scale
         finite = scaled.isfinite()
@@ -61,10 +68,12 @@ def accumulate(
 
 def adder(
     accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None], None]:
-    def add(source: torch.Tensor, exponents: int | torch.Tensor, partial: torch.Tensor | None) -> None:
-        earlier = None if partial is None else partial.view(-1)
-        accumulate(source.view(-1), accumulator, exponents, first_index, bound_bits, report, earlier)
+) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
+    def add(
+        source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None, apart: bool, first: bool
+    ) -> None:
+        flat = None if other is None else other.view(-1)
+        accumulate(source.view(-1), accumulator, exponents, first_index, bound_bits, report, flat, apart, first)
 
     return add
 

@@ -210,7 +210,7 @@ def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary, own: float, earlie
     accumulator, report = torch.zeros(3000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     supported = torch.set_flush_denormal(True)
     try:
-        kernels.accumulate(source, accumulator, 150, 0, 50, report, partial=partial)
+        kernels.accumulate(source, accumulator, 150, 0, 50, report, other=partial)
     finally:
         torch.set_flush_denormal(False)
     assert supported
@@ -227,5 +227,5 @@ def test_neither_addend_of_a_sum_is_at_fault(cpu: native.CpuLibrary) -> None:
     ):
         accumulator, report = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
         own, earlier = source[position : position + 1], partial[position : position + 1]
-        kernels.accumulate(own, accumulator, 0, 0, 2, report, partial=earlier)
+        kernels.accumulate(own, accumulator, 0, 0, 2, report, other=earlier)
         assert (int(accumulator), int(report[1])) == (value, flags)

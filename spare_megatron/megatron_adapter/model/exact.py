@@ -5,16 +5,20 @@ says how) and added; integers add exactly in any order, so it does not matter wh
 For each parameter the checksums of its pieces are summed too, as the pieces are added. The checksum is linear, so this
 sum must be the checksum of the accumulator, and its sum over groups the checksum of the reduced result.
 
-A piece of several microbatches is summed in fp32 first, in megatron-core's gradient buffer and with its arithmetic; the
-last microbatch's gradient and this partial sum are added, rounded and taken into the accumulator in one pass over
-memory. Whoever computes a piece adds its microbatches in the same order, so these bits do not depend on it either.
+A piece of several microbatches is summed in fp32 first, with megatron-core's arithmetic: the sum *waits*, in the memory
+that the first gradient came in, until the last microbatch's gradient comes; both are added, rounded and taken into the
+accumulator in one pass over memory. Whoever computes a piece adds its microbatches in the same order, so these bits do
+not depend on it either. Where pieces are single microbatches, a gradient waits for that of the next piece, so that the
+accumulator, twice as large as both, is read and written once for two (not in ``exact32``, which saves memory). What
+waits is taken at the latest when the run's last backward pass of its chunk is over. The first one that is taken in a
+step is written over what the accumulator had.
 
-Memory: where pieces are single microbatches, the accumulator uses the storage of megatron-core's fp32 gradient buffer,
-enlarged to the size of the integers. During a step it has integers; after the commit they are no longer needed, and the
-fp32 gradient is written into the same memory. Where pieces have several, that buffer has the partial sums until then.
+Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to the size of the integers.
+During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into the
+same memory.
 
-May assume: gradients come through :attr:`GroupDDP.accumulate`, once for each parameter and backward pass; backward
-passes of one rank run one after the other, and those of a chunk in the order of its microbatches. Promises:
+May assume: gradients come through :attr:`GroupDDP.accumulate`, which gives their memory away; backward passes of one
+rank run one after the other, and those of a chunk in the order of its microbatches. Promises:
 what :meth:`ExactGradients.tensors` returns depends on the *set* of pieces alone.
 """
 
@@ -46,22 +50,21 @@ run, for points within a backward pass; else 0."""
 
 
 class _Buffer:
-    """One of megatron-core's gradient buffers, with an integer accumulator, in the same memory where ``shared``."""
+    """One of megatron-core's gradient buffers, with an integer accumulator in the same memory."""
 
-    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype, shared: bool) -> None:
+    def __init__(self, buffer: Any, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         gradient = buffer.grad_data
         self.gradient = gradient
-        self.accumulator = torch.empty(0 if shared else gradient.numel(), dtype=dtype, device=gradient.device)
-        if shared:
-            storage = gradient.untyped_storage()
-            assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
-            storage.resize_(dtype.itemsize * gradient.numel())
-            self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
+        self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
+        storage = gradient.untyped_storage()
+        assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
+        storage.resize_(dtype.itemsize * gradient.numel())
+        self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
         """The parts of the sum that each rank of ``group`` keeps."""
-        self.gaps: list[torch.Tensor] = []
-        """Parts of the gradient buffer that belong to no parameter (padding)."""
+        self.gaps: list[slice] = []
+        """Elements that belong to no parameter (padding)."""
 
 
 class ExactGradients:
@@ -76,6 +79,8 @@ class ExactGradients:
         self._chunks: list[int] = []
         """The chunk of each slot."""
         self.needs_all = world.shape.piece_microbatches > 1
+        self._pairs = not self.needs_all and method == "exact"
+        """Whether a piece's gradient may wait for that of the next one."""
         for number, buffer, group in gradient_buffers(replica):
             chunk = replica.chunks[number]
             names = {parameter: name for name, parameter in chunk.module.named_parameters()}
@@ -96,17 +101,17 @@ class ExactGradients:
             for number, (slot, report) in enumerate(zip(self._slots, self._reports, strict=True))
         ]
         """Of each slot the function that adds a gradient to its accumulator."""
-        self._partials = self._made_partials() if self.needs_all else []
-        """Of each slot its part of the gradient buffer, in the parameter's shape, where pieces have several
-        microbatches."""
         self.pieces = PieceChecksums(self._reports)
         self._scratch = torch.zeros(0, dtype=kind.dtype, device=device)
         """Memory to which audited gradients are added; it is never read."""
         self._flips, self._n = flips, 0
-        self._partial: set[int] = set()
-        """Slots whose part of the gradient buffer has the sum of the first microbatches of a piece."""
-        self._chunk, self._ends_piece = 0, True
-        """Of the present backward pass: its chunk, and whether it is of a piece's last microbatch."""
+        self._waiting: dict[int, torch.Tensor] = {}
+        """Slot -> the fp32 sum of the first microbatches of a piece or, with ``_pairs``, the gradient of a piece."""
+        self._empty: set[int] = set()
+        """Slots to which nothing was added in this step: their accumulators have no meaning yet."""
+        self._chunk, self._ends_piece, self._ends_run = 0, True, False
+        """Of the present backward pass: its chunk, and whether it is of a piece's last microbatch and the chunk's last
+        one in this run."""
         self._given: tuple[torch.Tensor, ...] = ()
         """What :meth:`tensors` returned last."""
         self.begin_step()
@@ -114,15 +119,15 @@ class ExactGradients:
     def _add(
         self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
     ) -> None:
-        mine, end = _Buffer(buffer, group, dtype, shared=not self.needs_all), 0
+        mine, end = _Buffer(buffer, group, dtype), 0
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
             self._numbers[parameter] = len(self._slots)
             last = self._slots[-1] if self._slots else None
             index = last.index + -(-last.size // kernels.BLOCK) * kernels.BLOCK if last else 0
             self._slots.append(Slot(names[parameter], len(self._buffers), start, stop, index))
-            mine.gaps.append(mine.gradient[end:start])
+            mine.gaps.append(slice(end, start))
             end = stop
-        mine.gaps.append(mine.gradient[end:])
+        mine.gaps.append(slice(end, mine.gradient.numel()))
         self._buffers.append(mine)
 
     @property
@@ -152,11 +157,13 @@ class ExactGradients:
         return {"tensors": [(slot.name, slot.size) for slot in self._slots], "method": self._method}
 
     def begin_step(self) -> None:
-        """Zero the accumulators and checksums, and choose the step's scales from the committed state."""
+        """Forget all pieces, and choose the step's scales from the committed state."""
         for buffer in self._buffers:
-            buffer.accumulator.zero_()
+            for gap in buffer.gaps:
+                buffer.accumulator[gap].zero_()
         self._reports.zero_()
-        self._partial.clear()
+        self._waiting.clear()
+        self._empty = set(range(len(self._slots)))
         self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
 
@@ -168,50 +175,74 @@ class ExactGradients:
         gradient = gradient.contiguous()
         if self._flips is not None and self._flips("gradient", self._n):
             flip_bit(gradient.view(-1))
-        if self._ends_piece:
-            self._take(number, gradient, self._partials[number] if number in self._partial else None)
-        elif number in self._partial:
-            self._partials[number].add_(gradient)
+        waiting = self._waiting.get(number)
+        if not self._ends_piece:
+            self._waiting[number] = gradient if waiting is None else waiting.float().add_(gradient)
+        elif waiting is None and self._pairs and not self._ends_run and self.pieces.unwatched:
+            self._waiting[number] = gradient
         else:
-            self._partials[number].copy_(gradient)
-            self._partial.add(number)
+            self._take(number, gradient)
 
-    def _take(self, number: int, gradient: torch.Tensor, partial: torch.Tensor | None) -> None:
-        """Add the rounded gradient of a piece, ``gradient`` or the fp32 sum of both, to the accumulator; of an audited
-        piece to the scratch memory."""
+    def _take(self, number: int, gradient: torch.Tensor | None = None) -> None:
+        """Add the rounded gradient of a piece to the accumulator, with what waits there; or only that. Of an audited
+        piece, with the sum of its earlier microbatches, to the scratch memory."""
         report = self.pieces.report
-        if report is None:
-            self._adders[number](gradient, partial)
+        if report is not None:
+            other = self._waiting.pop(number, None) if self.needs_all else None
+            add, first = self.format.adder(number, self._room(self._slots[number].size), report[number]), True
         else:
-            self.format.adder(number, self._room(self._slots[number].size), report[number])(gradient, partial)
-        self._partial.discard(number)
+            other = self._waiting.pop(number, None)
+            add, first = self._adders[number], number in self._empty
+            self._empty.discard(number)
+        if gradient is None:
+            gradient, other = other, None
+        assert gradient is not None, "nothing waits there"
+        add(gradient, other, apart=self._pairs, first=first)
 
-    def _made_partials(self) -> list[torch.Tensor]:
-        shapes = {number: parameter.shape for parameter, number in self._numbers.items()}
-        return [
-            self._buffers[slot.buffer].gradient[slot.start : slot.stop].view(shapes[number])
-            for number, slot in enumerate(self._slots)
-        ]
+    def _take_waiting(self) -> None:
+        """Take what waits for the chunk of the present backward pass."""
+        for number in [number for number in self._waiting if self._chunks[number] == self._chunk]:
+            self._take(number)
+
+    def _settle(self) -> None:
+        """Take all that waits, and make the accumulators that no piece reached zero."""
+        for number in list(self._waiting):
+            self._take(number)
+        for number in list(self._empty):
+            self._make_zero(number)
+
+    def _make_zero(self, number: int) -> None:
+        slot = self._slots[number]
+        self._buffers[slot.buffer].accumulator[slot.start : slot.stop].zero_()
+        self._empty.remove(number)
 
     def _room(self, size: int) -> torch.Tensor:
         if self._scratch.numel() < size:
             self._scratch = self._scratch.new_zeros(max(slot.size for slot in self._slots))
         return self._scratch[:size]
 
-    def pass_begins(self, chunk: int, ticket: Ticket, n: int, *, ends_piece: bool) -> None:
+    def pass_begins(self, chunk: int, ticket: Ticket | None, n: int, *, ends_piece: bool, ends_run: bool) -> None:
         """Note that a backward pass of a microbatch of ``ticket``'s piece, the ``n``-th of a run, begins on ``chunk``;
         audited pieces are added to no accumulator."""
-        self._n, self._chunk, self._ends_piece = n, chunk, ends_piece
+        self._chunk, self._ends_piece, self._ends_run = chunk, ends_piece, ends_run
+        if ticket is None:
+            return
+        self._n = n
+        if ticket.compared and self._pairs:
+            self._take_waiting()
         self.pieces.pass_begins(ticket.piece, audited=ticket.audited, compared=ticket.compared)
 
     def pass_ends(self) -> None:
         """Note that the backward pass is over. Where it ends a piece, take the sums of parameters that it left out, as
         of experts to which its microbatch sent no token."""
-        if self._ends_piece and self._partial:
-            for number in sorted(number for number in self._partial if self._chunks[number] == self._chunk):
-                self._take(number, self._partials[number], None)
-        self._n, self._ends_piece = 0, True
+        if self._ends_piece and self.needs_all:
+            self._take_waiting()
         self.pieces.pass_ends()
+        if self._ends_run:
+            self._take_waiting()
+            for number in [number for number in self._empty if self._chunks[number] == self._chunk]:
+                self._make_zero(number)
+        self._n, self._ends_piece, self._ends_run = 0, True, False
 
     def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
         """Piece -> parameter -> checksum of its rounded gradient, for the audited pieces of this step or for the summed
@@ -227,6 +258,7 @@ class ExactGradients:
         """The accumulators summed over context and inner data ranks, one tensor for each buffer with the part that this
         rank keeps; last the checksums that these sums must have (int64, one for each parameter of which this rank keeps
         a part). Collective in the group."""
+        self._settle()
         self._strike()
         checksums = [self._checksums(number) for number in range(len(self._buffers))]
         self._given = (*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums))
@@ -285,10 +317,13 @@ class ExactGradients:
 
     def _strike(self) -> None:
         if self._slots and self._flips is not None and self._flips("accumulate", 0):
+            if 0 in self._empty:
+                self._make_zero(0)
             flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
 
     def flags(self) -> tuple[bool, bool]:
         """Whether a piece of this rank exceeded the bound, and whether one was not finite."""
+        self._settle()
         flags = self._reports[:, 1].tolist()
         return any(flag & kernels.OVERFLOW for flag in flags), any(flag & kernels.NOT_FINITE for flag in flags)
 
@@ -331,8 +366,8 @@ class ExactGradients:
         choose the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group
         where sums are scattered."""
         for buffer in self._buffers:
-            for gap in [buffer.gradient] if buffer.sum.scattered else buffer.gaps:
-                gap.zero_()
+            for gap in [slice(None)] if buffer.sum.scattered else buffer.gaps:
+                buffer.gradient[gap].zero_()
         for slot, part in self._kept:
             number = self._slots[slot].buffer
             gradient = self._buffers[number].gradient[part.start : part.stop]

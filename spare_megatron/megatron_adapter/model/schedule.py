@@ -57,9 +57,10 @@ class PassWatch(Protocol):
     needs_all: bool
     """Whether each backward pass must be told of; else passes of chunks whose output is no tensor are left out."""
 
-    def pass_begins(self, chunk: int, ticket: Ticket, n: int, *, ends_piece: bool) -> None:
-        """A backward pass of one microbatch of ``ticket``'s piece begins on ``chunk``; ``ends_piece``: of its last one.
-        ``n`` is the piece's number in the run, of audited pieces counted from :data:`AUDITS_FROM`."""
+    def pass_begins(self, chunk: int, ticket: Ticket | None, n: int, *, ends_piece: bool, ends_run: bool) -> None:
+        """A backward pass of one microbatch of ``ticket``'s piece (None: of a pad) begins on ``chunk``; ``ends_piece``:
+        of its last one; ``ends_run``: it is known to be the chunk's last one in this run. ``n`` is the piece's number
+        in the run, of audited pieces counted from :data:`AUDITS_FROM`."""
 
     def pass_ends(self) -> None:
         """The backward pass is over."""
@@ -262,11 +263,13 @@ class PieceRun:
         def begins(_gradient: torch.Tensor) -> None:
             restore = self._weigh_nothing(model) if which.is_pad else None
             counts = self._routing_counts(model) if which.is_audit else []
+            ends_run = self._complete and index == len(self._order) - 1
             if self.arrivals is not None:
-                self.arrivals.pass_begins(chunk, last=self._complete and index == len(self._order) - 1)
-            if self.passes is not None and not which.is_pad:
+                self.arrivals.pass_begins(chunk, last=ends_run)
+            if self.passes is not None:
                 n = which.n + AUDITS_FROM if which.is_audit else which.n
-                self.passes.pass_begins(chunk, which.ticket, n, ends_piece=which.ends_piece)
+                ticket = None if which.is_pad else which.ticket
+                self.passes.pass_begins(chunk, ticket, n, ends_piece=which.ends_piece, ends_run=ends_run)
 
             def ends() -> None:
                 if self.passes is not None:

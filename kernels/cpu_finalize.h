@@ -105,6 +105,7 @@ inline Doubles divide_groups(const Element* total, Destination* out, int64_t cou
   const Doubles by = all_doubles(divisor), inverse = all_doubles(1 / divisor);
   const Doubles magnitude = all_doubles(from_bits(0x7fffffffffffffffull));
   for (int64_t k = 0; k < count; k += kGroup) {
+    fetch_ahead<kFarBytes, kGroup * sizeof *total>(total + k);
     Doubles x[4], four[4];
     SPARE_EACH x[j] = to_doubles(total + k + j * kWords);
     SPARE_EACH largest = larger(largest, bits_of(x[j], magnitude));

@@ -25,7 +25,7 @@ what :meth:`ExactGradients.tensors` returns depends on the *set* of pieces alone
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -199,22 +199,24 @@ class ExactGradients:
         assert gradient is not None, "nothing waits there"
         add(gradient, other, apart=self._pairs, first=first)
 
-    def _take_waiting(self) -> None:
-        """Take what waits for the chunk of the present backward pass."""
-        for number in [number for number in self._waiting if self._chunks[number] == self._chunk]:
+    def _take_waiting(self, chunk: int | None) -> None:
+        """Take what waits for a chunk, or for all."""
+        for number in self._of(self._waiting, chunk):
             self._take(number)
 
-    def _settle(self) -> None:
-        """Take all that waits, and make the accumulators that no piece reached zero."""
-        for number in list(self._waiting):
-            self._take(number)
-        for number in list(self._empty):
-            self._make_zero(number)
+    def _settle(self, chunk: int | None = None) -> None:
+        """Take what waits for a chunk, or for all, and make the accumulators that no piece reached zero."""
+        self._take_waiting(chunk)
+        self._make_zero(chunk)
 
-    def _make_zero(self, number: int) -> None:
-        slot = self._slots[number]
-        self._buffers[slot.buffer].accumulator[slot.start : slot.stop].zero_()
-        self._empty.remove(number)
+    def _make_zero(self, chunk: int | None) -> None:
+        for number in self._of(self._empty, chunk):
+            slot = self._slots[number]
+            self._buffers[slot.buffer].accumulator[slot.start : slot.stop].zero_()
+            self._empty.remove(number)
+
+    def _of(self, slots: Iterable[int], chunk: int | None) -> list[int]:
+        return [number for number in slots if chunk in (None, self._chunks[number])]
 
     def _room(self, size: int) -> torch.Tensor:
         if self._scratch.numel() < size:
@@ -228,20 +230,21 @@ class ExactGradients:
         if ticket is None:
             return
         self._n = n
-        if ticket.compared and self._pairs:
-            self._take_waiting()
+        final = ticket.audited and ends_run
+        if self._pairs and (final or ticket.compared):
+            self._take_waiting(chunk)
+        if final:
+            self._make_zero(chunk)
         self.pieces.pass_begins(ticket.piece, audited=ticket.audited, compared=ticket.compared)
 
     def pass_ends(self) -> None:
         """Note that the backward pass is over. Where it ends a piece, take the sums of parameters that it left out, as
         of experts to which its microbatch sent no token."""
         if self._ends_piece and self.needs_all:
-            self._take_waiting()
+            self._take_waiting(self._chunk)
         self.pieces.pass_ends()
         if self._ends_run:
-            self._take_waiting()
-            for number in [number for number in self._empty if self._chunks[number] == self._chunk]:
-                self._make_zero(number)
+            self._settle(self._chunk)
         self._n, self._ends_piece, self._ends_run = 0, True, False
 
     def piece_checksums(self, audited: bool) -> dict[int, dict[str, int]]:
@@ -317,8 +320,7 @@ class ExactGradients:
 
     def _strike(self) -> None:
         if self._slots and self._flips is not None and self._flips("accumulate", 0):
-            if 0 in self._empty:
-                self._make_zero(0)
+            self._make_zero(self._chunks[0])
             flip_bit(self._buffers[0].accumulator[: self._slots[0].stop])
 
     def flags(self) -> tuple[bool, bool]:

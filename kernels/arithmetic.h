@@ -53,16 +53,19 @@ SPARE_INLINE uint32_t float_to_bits(float value) {
 SPARE_INLINE double power_of_two(int exponent) { return from_bits((uint64_t)(exponent + 1023) << 52); }
 
 // A source format: `max_finite` and thresholds are bit patterns without the sign, which order as the magnitudes do.
+// `single` is the value of a finite number in fp32, `any` that of infinity and NaN as well.
 struct Fp32 {
   typedef uint32_t Bits;
   enum { mantissa = 23, bias = 127, max_finite = 0x7f7fffff, magnitude = 0x7fffffff };
   SPARE_INLINE float single(uint32_t bits) { return float_from_bits(bits); }
+  SPARE_INLINE float any(uint32_t bits) { return single(bits); }
 };
 
 struct Bf16 {
   typedef uint16_t Bits;
   enum { mantissa = 7, bias = 127, max_finite = 0x7f7f, magnitude = 0x7fff };
   SPARE_INLINE float single(uint32_t bits) { return float_from_bits(bits << 16); }
+  SPARE_INLINE float any(uint32_t bits) { return single(bits); }
 };
 
 struct Fp16 {
@@ -71,6 +74,10 @@ struct Fp16 {
   // The bits read as fp32 are the value times 2^-112, denormal numbers included.
   SPARE_INLINE float single(uint32_t bits) {
     return float_from_bits((bits & 0x7fff) << 13 | (bits & 0x8000) << 16) * 0x1p112f;
+  }
+  SPARE_INLINE float any(uint32_t bits) {
+    const uint32_t found = float_to_bits(single(bits));
+    return float_from_bits((bits & magnitude) > max_finite ? found | 0x7f800000 : found);
   }
 };
 

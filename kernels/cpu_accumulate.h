@@ -1,5 +1,5 @@
-// Rounding into sums: into int32 ones for AVX2 and AVX-512, in single precision, half the lanes that double would need;
-// into int64 ones for AVX2, where compilers make a product of 64 bits of the checksum's.
+// Rounding into sums for AVX2 and AVX-512: into int32 ones in single precision, half the lanes that double would need;
+// into int64 ones, where compilers make products of 64 bits of the checksum's, and fetch nothing ahead.
 #ifndef SPARE_CPU_ACCUMULATE_H
 #define SPARE_CPU_ACCUMULATE_H
 
@@ -82,6 +82,7 @@ typedef __m256 HalfSingles;
 inline HalfSingles half_of(Singles values, int half) {
   return half ? _mm512_extractf32x8_ps((__m512)values, 1) : _mm512_castps512_ps256((__m512)values);
 }
+// Integers that have SPARE_MAGIC_BITS too much. The product is exact, so that fusing it with the sum leaves one rounding.
 inline Words round_magically(HalfSingles values, double scale) {
   const __m512d wide = _mm512_cvtps_pd(values);
   return (Words)_mm512_fmadd_pd(wide, _mm512_set1_pd(scale), _mm512_set1_pd(SPARE_MAGIC));
@@ -92,7 +93,6 @@ typedef __m128 HalfSingles;
 inline HalfSingles half_of(Singles values, int half) {
   return half ? _mm256_extractf128_ps((__m256)values, 1) : _mm256_castps256_ps128((__m256)values);
 }
-// Integers that have SPARE_MAGIC_BITS too much. The product is exact, so that fusing it with the sum leaves one rounding.
 inline Words round_magically(HalfSingles values, double scale) {
   const __m256d wide = _mm256_cvtps_pd(values);
   return (Words)_mm256_fmadd_pd(wide, _mm256_set1_pd(scale), _mm256_set1_pd(SPARE_MAGIC));

@@ -105,7 +105,7 @@ template <class Source>
 __device__ void load_singles(const void* gradient, int64_t at, int64_t count, float* values) {
   typename Source::Bits bits[kPerThread];
   load_four(static_cast<const typename Source::Bits*>(gradient), at, count, bits);
-  for (int k = 0; k < kPerThread; ++k) values[k] = Source::single(bits[k]);
+  for (int k = 0; k < kPerThread; ++k) values[k] = Source::any(bits[k]);
 }
 
 template <class Source, Other other>

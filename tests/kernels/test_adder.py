@@ -21,13 +21,13 @@ def test_repeated_calls_add_what_single_calls_add(dtype: torch.dtype, single: bo
     kind, add, bits = (torch.int64, kernels.accumulate, 40) if single else (torch.int32, kernels.accumulate32, 24)
     blocks = torch.tensor([18, 17, 16, 19], dtype=torch.int16)
     exponents: int | torch.Tensor = 30 if single else blocks
-    sums = [torch.zeros(SIZE, dtype=kind) for _ in range(2)]
+    sums = [torch.full((SIZE,), 9, dtype=kind), torch.zeros(SIZE, dtype=kind)]
     reports = [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
     adder = kernels.Adder(sums[0], FIRST, bits, reports[0])
     for n, gradient in enumerate(_gradients(dtype)):
-        partial = torch.full((SIZE,), 0.25) if n % 2 else None
-        adder.add(gradient.view(1, SIZE), exponents, partial)
-        add(gradient, sums[1], exponents, FIRST, bits, reports[1], partial)  # type: ignore[operator]
+        other, apart = torch.full((SIZE,), 0.25) if n % 2 else None, n == 3
+        adder.add(gradient.view(1, SIZE), exponents, other, apart=apart, first=n == 0)
+        add(gradient, sums[1], exponents, FIRST, bits, reports[1], other, apart=apart)  # type: ignore[operator]
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(reports[0], reports[1])
     assert sums[0].count_nonzero() > SIZE // 2

@@ -67,7 +67,8 @@ def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
 
 
 def only_in_the_sum(source: torch.Tensor, partial: torch.Tensor) -> None:
-    """Make some sums infinite, NaN, 0, denormal, a tie of fp32 or just beyond one, though their addends are not."""
+    """Make some sums infinite, NaN, 0, denormal, a tie of fp32 or just beyond one, though their addends are not, and
+    some infinite or NaN because of one addend."""
     largest, tiny = torch.finfo(source.dtype).max, torch.finfo(torch.float32).smallest_normal
     for number, (own, earlier) in enumerate(
         [
@@ -80,6 +81,9 @@ def only_in_the_sum(source: torch.Tensor, partial: torch.Tensor) -> None:
         ]
     ):
         source[number::53], partial[number::53] = own, earlier
+    for number, own in enumerate((torch.inf, -torch.inf, torch.nan)):
+        source[10 + number :: 53], partial[10 + number :: 53] = own, 1.0
+        source[13 + number :: 53], partial[13 + number :: 53] = 1.0, own
     if source.dtype != torch.float16:
         source[7::53], partial[7::53] = -tiny, 1.5 * tiny
         source[8::53], partial[8::53] = tiny / 8, tiny / 4
@@ -97,6 +101,8 @@ def test_accumulate_with_partial(cpu: native.CpuLibrary, dtype: torch.dtype) -> 
         if wild:
             only_in_the_sum(source, partial)
         both, before = partial.clone().add_(source), (source.clone(), partial.clone())
+        narrower = partial.to(dtype)
+        both_narrower = torch.add(narrower.float(), source)
         for kind in (torch.int64, torch.int32)[: 2 if bound <= 30 else 1]:
             start = torch.randint(-(2**20), 2**20, (count + 1,), dtype=kind, generator=random)[1:]
             exponents: int | torch.Tensor = exponent
@@ -107,14 +113,45 @@ def test_accumulate_with_partial(cpu: native.CpuLibrary, dtype: torch.dtype) -> 
                 (cpu, source, partial),
                 (reference, source, partial),
                 (cpu, both, None),
+                (cpu, source, narrower),
+                (reference, source, narrower),
+                (cpu, both_narrower, None),
             ):
                 accumulator, report = start.clone(), torch.tensor([5, 0])
                 implementation.accumulate(rounded, accumulator, exponents, first, bound, report, earlier)
                 results.append((accumulator, report))
             case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
-            for other in results[1:]:
-                assert all(same(one, two) for one, two in zip(results[0], other, strict=True)), case
+            for number, other in enumerate(results):
+                assert all(same(one, two) for one, two in zip(results[number // 3 * 3], other, strict=True)), case
         assert all(same(one, other) for one, other in zip((source, partial), before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_accumulate_two_gradients_and_over_what_was_there(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    """Two gradients apart give what one after the other gives; the first ones do not see the accumulator's contents."""
+    random = torch.Generator().manual_seed(SEED)
+    small = itertools.product(LENGTHS, (0, 777), (-20, 40, 140), (1, 20, 51, 62), (False, True))
+    small = small if torch.get_num_threads() == 1 else ()
+    for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
+        source = gradients(count, dtype, exponent, wild, random)
+        others = [None, gradients(count, dtype, exponent, False, random)]
+        if dtype != torch.float32:
+            others.append(gradients(count, torch.float32, exponent, wild, random))
+        for kind in (torch.int64, torch.int32)[: 2 if bound <= 30 else 1]:
+            start = torch.randint(-(2**20), 2**20, (count + 1,), dtype=kind, generator=random)[1:]
+            exponents: int | torch.Tensor = exponent
+            if kind == torch.int32:
+                exponents = block_exponents(first, count, exponent, None if wild else bound, random)
+            for other, over in itertools.product(others, (False, True)):
+                one_by_one, report = torch.zeros_like(start) if over else start.clone(), torch.tensor([5, 0])
+                for gradient in (source,) if other is None else (other, source):
+                    reference.accumulate(gradient, one_by_one, exponents, first, bound, report)
+                case = f"seed {SEED}: {count}, {first}, {exponent}, {bound}, {wild}, {kind}, {over}"
+                for implementation in (cpu, reference):
+                    accumulator, found = start.clone(), torch.tensor([5, 0])
+                    implementation.accumulate(source, accumulator, exponents, first, bound, found, other, True, over)
+                    assert same(accumulator, one_by_one), case
+                    assert same(found, report), case
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)

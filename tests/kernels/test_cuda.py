@@ -44,8 +44,11 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
         for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
             accumulator = torch.zeros(count + offset, dtype=torch.int64, device=where)[offset:]
             report = torch.zeros(2, dtype=torch.int64, device=where)
-            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, None)
-            run.accumulate(values.to(where), accumulator, 40, 777, 55, report, partial.to(where))
+            accumulator.fill_(7)
+            for other, apart, first in ((None, False, True), (partial, False, False), (partial, True, False)):
+                for kind in (torch.float32, dtype):
+                    gradient = None if other is None else other.to(where, kind)
+                    run.accumulate(values.to(where), accumulator, 40, 777, 55, report, gradient, apart, first)
             out, peak = torch.empty(count, device=where), torch.zeros_like(report[:1])
             run.finalize(accumulator, out, 40, 0, 3.0, peak)
             digest = run.digest_sums([out.view(torch.uint8)])
@@ -59,8 +62,8 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
     for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
         narrow = torch.zeros(count + offset, dtype=torch.int32, device=where)[offset:]
         report = torch.zeros(2, dtype=torch.int64, device=where)
-        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, None)
-        run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, partial.to(where))
+        for other, apart in ((None, False), (partial.to(where), False), (partial.to(where), True)):
+            run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, other, apart, other is None)
         peaks = torch.zeros(blocks, dtype=torch.int32, device=where)
         for dtype in (torch.float32, torch.bfloat16):
             out = torch.empty(count, dtype=dtype, device=where)

@@ -26,7 +26,7 @@ from spare_megatron.tuner.piece_size import step_time, with_figures, without_fig
 
 MICROBATCHES = 64
 SIZES = (1, 2, 4, 8)
-COSTS = (CPU_SHARES["exact"], 2 * exact_share("h100", "exact", 2, way="fused"))
+COSTS = (CPU_SHARES["exact"], 4 * exact_share("h100", "exact", 4, way="fused"))
 """Measured on a CPU with 256 tokens; modelled for an H100 with 4096 tokens and fused accumulation."""
 REDUNDANCY = 7
 REJOIN_S = 600.0

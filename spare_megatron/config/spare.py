@@ -21,8 +21,8 @@ class SpareConfig:
     shard."""
     piece_microbatches: int | None = flag(None, kind="int-or-auto")
     """C: microbatches of a piece, which one group computes in order and sums in fp32 before its sum is rounded; C
-    divides the microbatches of a shard. More of them cost less, and survivors share the work of a lost group in
-    larger portions. auto: as many as lose less by that than they save."""
+    divides the microbatches of a shard. Large pieces cost little less, and survivors share the work of a lost group
+    in larger portions. auto: as many as lose less by that than they save."""
     schedule: Literal["core", "tickets"] = "core"
     """Who orders the work of pipeline stages: megatron-core's schedules (core), or programs of this package that take
     one microbatch after the other and need not know how many will come (tickets). Results have the same bits."""

@@ -6,8 +6,10 @@ g: bytes of an element of a microbatch's gradient, 2 (bf16) or 4 (fp32). How a g
 
 ``separate``
     The weight-gradient GEMM writes g bytes, a kernel of its own adds them: what this code does. In fp32 it reads g + 4
-    and writes 4. Exact, C = 1: it reads g + a, writes a. C > 1: it reads g and writes 4 at the first microbatch, reads
-    g + 4 and writes 4 at the next, reads g + 4 + a and writes a at the last: per microbatch g + 8 + (2 a - 8) / C.
+    and writes 4. ``exact``, C = 1: a gradient waits for that of the next piece; for the two the kernel reads 2 g + a
+    and writes a. ``exact32``, C = 1: it reads g + a, writes a. C > 1: the first gradient waits where it is, the next
+    ones are added to it, which reads g + 4 and writes 4 (from bf16 it is first made fp32, which reads g and writes 4),
+    the last one reads g and what waits (g for C = 2, else 4) and a, and writes a.
 ``fused``
     The GEMM itself adds to an fp32 buffer (megatron-core's gradient_accumulation_fusion: reads 4, writes 4). Exact:
     once per piece a sweep reads 4 + a, writes a and zeroes the 4: (8 + 2 a) / C.
@@ -42,9 +44,9 @@ ACCUMULATOR_BYTES = {"exact": 8, "exact32": 4}
 WIRE_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 8, "exact32": 4}
 """Bytes that are all-reduced; plain: megatron-core's fp32 sums."""
 WAYS = ("separate", "fused", "epilogue")
-CPU_SHARES = {"exact": 0.065, "exact32": 0.01}
+CPU_SHARES = {"exact": 0.003, "exact32": 0.01}
 """On a CPU, measured: what exact sums add to the CPU time of a microbatch of ``CPU_TOKENS`` tokens at C = 1, over it.
-With AVX2 steps took 1.05 to 1.08 times those of fp32 sums, with exact32 1.01 times."""
+``exact``: lines "add pieces" and "zero" of benchmarks/step_lines.py; ``exact32``: a whole step (step_modes.json)."""
 CPU_TOKENS = 256
 
 
@@ -82,13 +84,26 @@ def traffic(mode: str, microbatches: int, gradient_bytes: int, way: str) -> Move
     assert way in WAYS, way
     a, c = ACCUMULATOR_BYTES.get(mode), microbatches
     if way == "separate":
-        return MovedBytes(gradient_bytes, gradient_bytes + 8 + (0 if a is None else (2 * a - 8) / c))
+        return MovedBytes(gradient_bytes, _separate(mode, c, gradient_bytes))
     if a is None:
         return MovedBytes(8, 0)
     if way == "fused":
         return MovedBytes(8, (8 + 2 * a) / c)
     # The first GEMM of a piece writes 4, the last reads 4 where there was one before.
     return MovedBytes(8 + (2 * a - 8) / c, 0)
+
+
+def _separate(mode: str, c: int, g: int) -> float:
+    """Bytes of the kernels, per microbatch."""
+    a = ACCUMULATOR_BYTES.get(mode)
+    if a is None:
+        return g + 8
+    if c == 1:
+        return (2 * g + 2 * a) / 2 if mode == "exact" else g + 2 * a
+    if c == 2:
+        return (2 * g + 2 * a) / 2
+    widened = g + 4 if g < 4 else 0
+    return (widened + (c - 2) * (g + 8) + g + 4 + 2 * a) / c
 
 
 def compute_s(gpu: Gpu, tokens: float = TOKENS, utilisation: float = UTILISATION) -> float:
@@ -117,16 +132,16 @@ def exact_share(
     """What exact sums add to the time of a microbatch, with pieces of C = ``microbatches``, over its computing.
 
     ``device``: 'cpu' (as measured; with fewer tokens not more, as other costs do not shrink either) or one of ``GPUS``,
-    with bf16 gradients. 0 where sums are not exact. Inverse to C, but in way 'fused' at C = 1, where no fp32 buffer is
-    kept and the gradient is added as in 'separate'."""
+    with bf16 gradients. 0 where sums are not exact. On a CPU inverse to C. On a GPU single microbatches cost nothing in
+    way 'separate'; in way 'fused' gradients are added as in 'separate' where that is cheaper."""
     if mode not in ACCUMULATOR_BYTES:
         return 0.0
     if device == "cpu":
         return CPU_SHARES[mode] * min(1.0, CPU_TOKENS / tokens) / microbatches
     gpu = GPUS[device]
     here = kernels_s(gpu, traffic(mode, microbatches, 2, way)) - kernels_s(gpu, traffic("fp32", 1, 2, way))
-    if way == "fused" and microbatches == 1:
-        here = min(here, kernels_s(gpu, traffic(mode, 1, 2, "separate")))
+    if way == "fused":
+        here = min(here, kernels_s(gpu, traffic(mode, microbatches, 2, "separate")))
     return here / compute_s(gpu, tokens, utilisation)
 
 
@@ -151,8 +166,8 @@ def per_step(mode: str) -> dict[str, float]:
     a = ACCUMULATOR_BYTES.get(mode)
     width = a or 4
     return {
-        "zero the sums": width,
-        "checksums of sums and result": 0 if a is None else 2 * a,
+        "zero the sums": 4 if a is None else 0,
+        "checksums of the result": a or 0,
         "copies for the reduction": 0 if mode == "plain" else width + WIRE_BYTES[mode],
         "finalize": 0 if mode == "plain" else WIRE_BYTES[mode] + 4,
         "norm": 4,

@@ -22,6 +22,8 @@ PLAIN_GRADIENT_BYTES = 4.0
 """fp32 main gradient of plain Megatron."""
 PIECE_BYTES = 4.0
 """fp32 sum of a piece of several microbatches, where sums over pieces are exact."""
+PAIR_BYTES = 2.0
+"""bf16 gradient of a piece of one microbatch, which waits for the next piece's."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,25 @@ class GradientBytes:
     """Bytes per parameter of one reduction mode."""
 
     accumulator: float
-    """The sum of a step's pieces, whose memory holds the fp32 main gradient after the commit, unless ``piece`` does.
+    """The sum of a step's pieces, whose memory holds the fp32 main gradient after the commit.
     The sum over the ranks of a group that hold the same parameters has the same dtype
     (megatron_adapter/model/group_sum.py)."""
     result: float
     """The sum over groups, which has memory of its own."""
     wire: float
     """Bytes per parameter that are all-reduced; a ring sends 2 (N - 1) / N times as many."""
+    pair: float = 0.0
     piece: float = 0.0
-    """The sum of a piece of more than one microbatch, where it is not the accumulator itself."""
+    """What waits to be added to the accumulator: with pieces of one microbatch, and with larger ones."""
 
     def accumulators(self, piece_microbatches: int = 1) -> float:
         """What one rank keeps during a step, with pieces of so many microbatches."""
-        return self.accumulator + (self.piece if piece_microbatches > 1 else 0.0)
+        return self.accumulator + (self.piece if piece_microbatches > 1 else self.pair)
 
 
 GRADIENT_BYTES = {
-    "exact": GradientBytes(8.0, 8.0, 8.0, PIECE_BYTES),
-    "exact32": GradientBytes(4.0, 4.0, 4.0, PIECE_BYTES),
+    "exact": GradientBytes(8.0, 8.0, 8.0, PAIR_BYTES, PIECE_BYTES),
+    "exact32": GradientBytes(4.0, 4.0, 4.0, piece=PIECE_BYTES),
     "fp32": GradientBytes(4.0, 4.0, 4.0),
     "bf16": GradientBytes(4.0, 2.0, 2.0),
 }
@@ -152,7 +155,7 @@ def fitting(
         raise ConfigError(
             f"{parameters:.4g} parameters with --reduce {mode} and pieces of {piece_microbatches} microbatches need "
             f"{needed.total:.1f} GiB per GPU, more than --gpu-memory-gib {gpu_memory_gib:g}; use --piece-microbatches "
-            "1, which needs no fp32 sum of a piece"
+            "1, which keeps no fp32 sum of a piece"
         )
     replica = shape.group_size // shape.inner_data
     fact = (
@@ -188,7 +191,8 @@ def table() -> str:
     modes = GRADIENT_BYTES.values()
     rows = (
         ("accumulator, later the fp32 main gradient", [f"{one.accumulator:g}" for one in modes], "4"),
-        ("fp32 sum of a piece, where C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
+        ("what waits to be added, C = 1", [f"{one.pair:g}" if one.pair else "-" for one in modes], "-"),
+        ("what waits to be added, C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
         ("sum over these D, where D > 1", [f"{one.accumulator:g} / D" for one in modes], "-"),
         ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
         ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),

@@ -43,7 +43,8 @@ class Case:
 
 
 def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
-    """fp32 and bf16, with and without a partial, and the 32-bit form; checksum and checks are part of the work."""
+    """fp32 and bf16: a gradient, the sum of two in fp32, each of two, and one that is written over the sums; and the
+    32-bit form. Checksum and checks are part of the work."""
     total, report_ = (
         torch.zeros(count, dtype=torch.int64, device=device),
         torch.zeros(2, dtype=torch.int64, device=device),
@@ -51,24 +52,36 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
     weights = checksum_weights(0, count, device)
     double, whole = torch.empty(count, dtype=torch.float64, device=device), torch.empty_like(total)
     earlier, both = torch.randn(count, device=device), torch.empty(count, device=device)
-    for dtype, partial in itertools.product((torch.float32, torch.bfloat16), (None, earlier)):
+    for dtype, kind in itertools.product((torch.float32, torch.bfloat16), ("", " + partial", ", two", ", first")):
         gradient = torch.randn(count, device=device).to(dtype)
+        other = {" + partial": earlier, ", two": earlier.to(dtype)}.get(kind)
+        named = {"apart": kind == ", two", "first": kind == ", first"}
 
-        def sequence(gradient: torch.Tensor = gradient, partial: torch.Tensor | None = partial) -> None:
-            rounded = gradient if partial is None else torch.add(partial, gradient, out=both)
-            double.copy_(rounded).mul_(2.0**EXPONENT)
+        def rounded(values: torch.Tensor, sums: Callable[[torch.Tensor], object]) -> None:
+            double.copy_(values).mul_(2.0**EXPONENT)
             report_[1] |= (~(double.abs() <= 2.0**BOUND)).any().long()
             whole.copy_(double.round_())
-            total.add_(whole)
+            sums(whole)
             report_[0] += whole.mul_(weights).sum()
 
-        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, partial)
+        def sequence(
+            gradient: torch.Tensor = gradient, other: torch.Tensor | None = other, named: dict[str, bool] = named
+        ) -> None:
+            if other is None:
+                rounded(gradient, total.copy_ if named["first"] else total.add_)
+            elif named["apart"]:
+                rounded(gradient, total.add_)
+                rounded(other, total.add_)
+            else:
+                rounded(torch.add(other, gradient, out=both), total.add_)
+
+        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, other)
         yield Case(
-            f"accumulate {str(dtype).removeprefix('torch.')}" + (" + partial" if partial is not None else ""),
-            16 + gradient.element_size() + (4 if partial is not None else 0),
-            lambda arguments=arguments: kernels.accumulate(*arguments),
+            f"accumulate {str(dtype).removeprefix('torch.')}{kind}",
+            (8 if named["first"] else 16) + gradient.element_size() + (0 if other is None else other.element_size()),
+            lambda arguments=arguments, named=named: kernels.accumulate(*arguments, **named),
             sequence,
-            lambda arguments=arguments: reference.accumulate(*arguments),
+            lambda arguments=arguments, named=named: reference.accumulate(*arguments, **named),
         )
 
     gradient, narrow = torch.randn(count, device=device), torch.zeros(count, dtype=torch.int32, device=device)

@@ -29,13 +29,16 @@ from limited_pretrain import LEVEL
 from step_overhead import CASES, LIBRARIES, exact, jobs, model
 
 CASE = "1 x 4 groups, K=8"
-GROUPS, PIECES = CASES[CASE][0], CASES[CASE][3]
+GROUPS = CASES[CASE][0]
 PARAMETERS = 3_487_232
 """Of the model."""
 MODES = {"fp32": ("--spare-reduce", "fp32"), "exact": exact(1), "exact4": exact(4)}
 ROUND = (GROUPS - 1) / GROUPS
 MORE_BYTES: dict[str, tuple[float, bool]] = {
-    "zero": (4, True),
+    # Nothing is zeroed, and what is added first in a step does not read the sums. Else two pieces move 2 * 4 + 16
+    # bytes, and the microbatches of a piece of four 0, 12, 12 and 4 + 4 + 16: as fp32 sums, which move 12 each.
+    "add pieces": (-8, False),
+    "zero": (-4, True),
     "check result": (8, False),
     "digest weights": (4, False),
     "write gradients": (4, True),
@@ -46,9 +49,6 @@ MORE_BYTES: dict[str, tuple[float, bool]] = {
     "ring receive": (4 * 2 * ROUND * 2, True),
 }
 """Line -> bytes that exact sums move more per parameter and step than fp32 sums, and whether some are written."""
-A_PIECE = 8
-"""Bytes more of a piece: 4 + 16 instead of 12; or, with the fp32 sum of its microbatches, 8 instead of 12 for the first
-one and 4 + 4 + 16 instead of 12 for the last."""
 WITHIN = ("ring add", "ring send", "ring receive", "ring wait")
 """Lines that are part of the line "ring"."""
 TOGETHER = "lines together"
@@ -66,12 +66,12 @@ def main() -> None:
     speeds = [_speeds()]
     lines = _lines(options)
     copied, read = (max(of_both) for of_both in zip(*speeds, _speeds(), strict=True))
-    floors = {mode: _floor(number, copied, read) for mode, number in (("exact", PIECES), ("exact4", PIECES // 4))}
+    floor = _floor(copied, read)
     rows = [
         {
             "line": line,
             **{f"{mode}_ms": round(lines[mode][line], 2) for mode in MODES},
-            **{f"floor_{mode}_ms": round(floor.get(line, 0.0), 2) for mode, floor in floors.items()},
+            "floor_ms": round(floor.get(line, 0.0), 2),
         }
         for line in SHOWN
     ]
@@ -120,10 +120,10 @@ def _added(lines: dict[str, float]) -> dict[str, float]:
     return {**lines, TOGETHER: sum(parts)}
 
 
-def _floor(pieces: int, copied: float, read: float) -> dict[str, float]:
-    """Line -> milliseconds that its bytes take for so many pieces."""
-    more = {**MORE_BYTES, "add pieces": (A_PIECE * pieces, True)}
-    floor = {line: PARAMETERS * size / (copied if written else read) / 1e6 for line, (size, written) in more.items()}
+def _floor(copied: float, read: float) -> dict[str, float]:
+    """Line -> milliseconds that its bytes take."""
+    speeds = {True: copied, False: read}
+    floor = {line: PARAMETERS * size / speeds[written] / 1e6 for line, (size, written) in MORE_BYTES.items()}
     floor["ring"] = sum(floor[line] for line in WITHIN if line in floor)
     return _added(floor)
 

@@ -45,6 +45,8 @@ class Oracle:
         self.live: Collection[int] = ()
         self.began_s = self.from_s = 0.0
         """When the present epoch was decided, and when its members began to be judged for standing still."""
+        self.due: list[set[tuple[int, str]]] = []
+        """For each look that found something, all that would be due a beat later, as (group or -1, cause)."""
 
     def hear(self, group: int, position: int, beat: Beat, now_s: float) -> None:
         """One rank's beat."""
@@ -58,18 +60,27 @@ class Oracle:
         """Lost groups with the cause, and whether the attempt stands still; either makes a new epoch at once."""
         if attempt.members.keys() != self.live:
             self.live, self.from_s = set(attempt.members), now_s
-        lost, stands = self._judge(now_s, attempt)
+        lost = [(group, "silent") for group in self._silent(now_s, attempt)]
+        still, stands = self._still(now_s, attempt) if not lost else ([], False)
+        lost = lost or [(group, "stalled") for group in still[:1]]
         if lost or stands:
+            later_s = now_s + BEAT_S
+            still, stands_soon = self._still(later_s, attempt)
+            self.due.append({(group, "silent") for group in self._silent(later_s, attempt)})
+            self.due[-1] |= {(group, "stalled") for group in still} | ({(-1, "standstill")} if stands_soon else set())
             self.began_s = now_s
         return lost, stands
 
-    def _judge(self, now_s: float, attempt: Attempt) -> tuple[list[tuple[int, str]], bool]:
+    def _silent(self, now_s: float, attempt: Attempt) -> list[int]:
+        """Those that are, and with them those that will be at the next look."""
         for ahead_s in (0.0, TICK * UNIT_S):
             silent = [g for g in sorted(attempt.members) if now_s + ahead_s - min(self._heard(g)) > 4.0]
             if not silent:
                 break
-        if silent:
-            return [(group, "silent") for group in silent], False
+        return silent
+
+    def _still(self, now_s: float, attempt: Attempt) -> tuple[list[int], bool]:
+        """Groups that stand still while others wait for them, the first one first, and whether the attempt does."""
         places = {g: self._last(g) for g in attempt.members if g not in attempt.voted and self._spoke(g)}
         if not places:
             return [], False
@@ -83,7 +94,7 @@ class Oracle:
         due = [(max(places[g][1], self.from_s), g) for g in behind if now_s - still[g] > 8.0]
         phases = [known.beat.phase for (g, _), known in self.ranks.items() if g in attempt.members and known.beat]
         if due and sum(phase in WAITING for phase in phases) > waiting:
-            return [(min(due)[1], "stalled")], False
+            return [group for _, group in sorted(due)], False
         same = waiting and not attempt.voted and len(set(at.values())) == 1
         return [], same and now_s - max(still.values()) > 8.0
 
@@ -295,7 +306,8 @@ def near(ours: Found, naive: Found) -> bool:
 
 def check_same(ours: Job, naive: Job, some: list[Fault]) -> None:
     """Both runs are one until something is found; after it, each is another job, in which the survivors' ranks are at
-    other places. So the first finding is compared, where no other one is due nor fault comes within two beats of it."""
+    other places. So the first finding is compared, where no other one nor a fault comes within two beats of it. Of what
+    is due within a beat, either may be found first."""
     expected, found = findings(naive), findings(ours)
     if not expected:
         assert not found
@@ -304,16 +316,23 @@ def check_same(ours: Job, naive: Job, some: list[Fault]) -> None:
     alone = all(at_s - first_s > 2 * BEAT_S for at_s, _, _ in expected[1:])
     if alone and not any(0.0 <= fault.at * UNIT_S - first_s <= 2 * BEAT_S for fault in some):
         assert found, f"nothing was found, not {expected[0]}"
-        assert agree(found[0], expected[0]), f"{found[0]} was found first, not {expected[0]}"
+        also = found[0][1:] in naive.oracle.due[0] and near(found[0], expected[0])
+        assert agree(found[0], expected[0]) or also, f"{found[0]} was found first, not {expected[0]}"
 
 
 SILENT_AND_STILL = 626, [Fault("stop", 2, 0, 86, 1), Fault("hang", 1, 2, 30, 1)]
 """Group 2 waits for group 1, which hangs, and is due for standing still in the beat in which its silence is."""
+STILL_TOGETHER = 13, [Fault("pause", 1, 0, 30, 13), Fault("links", 2, 0, 30, 1)]
+"""Of the groups that cannot end their sums, as links are mute, three came to a stop within an eighth of a second."""
+MUTE_AND_SILENT = 6917, [Fault("links", 3, 2, 299, 6), Fault("hang", 2, 1, 306, 25), Fault("stop", 1, 0, 373, 23)]
+"""All groups stand still, and one of them is silent, in the same look."""
 SETTINGS = settings(max_examples=60, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
 @SETTINGS
 @example(*SILENT_AND_STILL)
+@example(*STILL_TOGETHER)
+@example(*MUTE_AND_SILENT)
 @given(st.integers(0, 2**16), faults(["stop", "pause", "hang", "links"]))
 def test_the_same_group_is_lost_first_for_the_same_cause_at_the_same_time(seed: int, some: list[Fault]) -> None:
     check_same(outcome(seed, some, aggregated=True), outcome(seed, some, aggregated=False), some)

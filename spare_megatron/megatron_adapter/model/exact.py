@@ -9,9 +9,9 @@ A piece of several microbatches is summed in fp32 first, with megatron-core's ar
 that the first gradient came in, until the last microbatch's gradient comes; both are added, rounded and taken into the
 accumulator in one pass over memory. Whoever computes a piece adds its microbatches in the same order, so these bits do
 not depend on it either. Where pieces are single microbatches, a gradient waits for that of the next piece, so that the
-accumulator, twice as large as both, is read and written once for two (not in ``exact32``, which saves memory). What
-waits is taken at the latest when the run's last backward pass of its chunk is over. The first one that is taken in a
-step is written over what the accumulator had.
+accumulator, as large as both, is read and written once for two (not in ``exact32``, which is there to save memory).
+What waits is taken at the latest when the run's last backward pass of its chunk is over, or its end. What is taken
+first in a step is written over what the accumulator had.
 
 Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to the size of the integers.
 During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into the

@@ -113,6 +113,6 @@ def test_a_loss_that_leaves_a_last_host_is_followed_by_a_save(tmp_path: Path) ->
     found, _ = last_good(save)
     assert found is not None
     assert 6 <= step_of(found) < 20
-    assert "the loss of one of groups 0 and 2 could end the job" in (tmp_path / "run" / "launch.out").read_text()
     job.finish()
+    assert "the loss of one of groups 0 and 2 could end the job" in (tmp_path / "run" / "launch.out").read_text()
     check_weights(tmp_path / "run")

@@ -98,10 +98,10 @@ def _separate(mode: str, c: int, g: int) -> float:
     a = ACCUMULATOR_BYTES.get(mode)
     if a is None:
         return g + 8
-    if c == 1:
-        return (2 * g + 2 * a) / 2 if mode == "exact" else g + 2 * a
-    if c == 2:
-        return (2 * g + 2 * a) / 2
+    if c == 1 and mode == "exact32":
+        return g + 2 * a
+    if c <= 2:  # one pass for two gradients: of two pieces, or of one
+        return g + a
     widened = g + 4 if g < 4 else 0
     return (widened + (c - 2) * (g + 8) + g + 4 + 2 * a) / c
 

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -65,8 +65,8 @@ class BuildLibraries(build_ext):
                     library.unlink()
             reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             print(
-                f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); {stand_in} its work, "
-                f"several times slower. Install {tool}, and run pip install -e . again.",
+                f"spare_megatron: {ext.name} was not built ({reason[0] if reason else error}); {stand_in}. "
+                f"Install {tool}, and run pip install -e . again.",
                 file=sys.stderr,
             )
 
@@ -79,9 +79,9 @@ def build_cpu(target: Path, objects: Path) -> None:
     compile_and_link(target, objects, {"cpu": ["-DSPARE_X86"] if x86 else [], **sources}, ["-pthread"])
 
 
-def build_chains(target: Path, objects: Path) -> None:
-    """The library of the controller; it has no loops that instruction sets matter for."""
-    compile_and_link(target, objects, {"chains": []})
+def build_of(source: str) -> Callable[[Path, Path], None]:
+    """What builds a library of one source that has no loops for which instruction sets matter."""
+    return lambda target, objects: compile_and_link(target, objects, {source: []})
 
 
 def compile_and_link(
@@ -113,11 +113,14 @@ def run(command: list[str]) -> None:
 
 
 COMPILER = "a C++ compiler, or set CXX"
+IN_TORCH, IN_PYTHON = "torch's operations do its work", "Python does its work"
+SLOW = "several times slower"
 CUDA_LIBRARY = "spare_megatron.kernels._native_cuda"
 LIBRARIES = {
-    "spare_megatron.kernels._native": (build_cpu, COMPILER, "torch's operations do"),
-    "spare_megatron.controller._chains": (build_chains, COMPILER, "Python does"),
-    CUDA_LIBRARY: (build_cuda, "nvcc, or set NVCC", "torch's operations do"),
+    "spare_megatron.kernels._native": (build_cpu, COMPILER, f"{IN_TORCH}, {SLOW}"),
+    "spare_megatron.controller._chains": (build_of("chains"), COMPILER, f"{IN_PYTHON}, {SLOW}"),
+    "spare_megatron.collectives._ring": (build_of("ring"), COMPILER, f"{IN_PYTHON}, in a quarter more of CPU time"),
+    CUDA_LIBRARY: (build_cuda, "nvcc, or set NVCC", f"{IN_TORCH}, {SLOW}"),
 }
 """Name -> what builds it, with what, and what stands in for it."""
 

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.collectives.backend_ring import RingBackend
-from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.reduction_attempt import OpenReduction
-from spare_megatron.collectives.ring import RingStreams
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.replica import GroupDDP
 
@@ -33,10 +31,6 @@ PARTS: dict[str, tuple[type, str]] = {
     "write gradients": (MegatronEngine, "_take_gradients"),
     "reduce": (OpenReduction, "finish"),
     "ring": (RingBackend, "sum"),
-    "ring add": (RingStreams, "received"),
-    "ring send": (FrameSender, "_move"),
-    "ring receive": (FrameReceiver, "receive"),
-    "ring wait": (RingBackend, "_await_neighbours"),
 }
 """Part of a step -> the method that does it. "add pieces" is the hook of a gradient."""
 

@@ -42,15 +42,11 @@ MORE_BYTES: dict[str, tuple[float, bool]] = {
     "check result": (8, False),
     "digest weights": (4, False),
     "write gradients": (4, True),
-    # An element of 8 bytes, not 4, is read twice and written once.
-    "ring add": (12 * ROUND, True),
-    # Twice round the ring, and each byte is read from one place and written to another.
-    "ring send": (4 * 2 * ROUND * 2, True),
-    "ring receive": (4 * 2 * ROUND * 2, True),
+    # An element of 8 bytes, not 4, is read twice and written once to add it up, and goes twice round the ring, where it
+    # is read from one place and written to another by who sends it, and by who receives it.
+    "ring": ((12 + 4 * 2 * 2 * 2) * ROUND, True),
 }
 """Line -> bytes that exact sums move more per parameter and step than fp32 sums, and whether some are written."""
-WITHIN = ("ring add", "ring send", "ring receive", "ring wait")
-"""Lines that are part of the line "ring"."""
 TOGETHER = "lines together"
 SHOWN = ("add pieces", *PARTS, TOGETHER, "whole rank")
 
@@ -116,7 +112,7 @@ def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
 
 def _added(lines: dict[str, float]) -> dict[str, float]:
     """``lines`` with their sum."""
-    parts = (ms for line, ms in lines.items() if line not in (*WITHIN, "whole rank"))
+    parts = (ms for line, ms in lines.items() if line != "whole rank")
     return {**lines, TOGETHER: sum(parts)}
 
 
@@ -124,7 +120,6 @@ def _floor(copied: float, read: float) -> dict[str, float]:
     """Line -> milliseconds that its bytes take."""
     speeds = {True: copied, False: read}
     floor = {line: PARAMETERS * size / speeds[written] / 1e6 for line, (size, written) in MORE_BYTES.items()}
-    floor["ring"] = sum(floor[line] for line in WITHIN if line in floor)
     return _added(floor)
 
 

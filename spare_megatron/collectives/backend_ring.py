@@ -29,6 +29,7 @@ from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.collectives.ring_native import NativeSum, Outcome, Way, compiled_ring
 from spare_megatron.controller.messages import Link
 
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
@@ -51,6 +52,7 @@ class RingBackend:
         self._right: Line | None = None
         """While a sum is in hand."""
         self._scratch: torch.Tensor | None = None
+        self._compiled = compiled_ring()
 
     @property
     def evidence(self) -> frozenset[Link]:
@@ -79,24 +81,42 @@ class RingBackend:
         if self._scratch is None:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
         self._left, self._right = self._links.use(self._epoch)
+        self._traffic.patient = patient
+        given = (wire, self._seat.rank, self._seat.size, self._scratch, source)
         try:
-            self._sum(RingStreams(wire, self._seat.rank, self._seat.size, self._scratch, source), patient)
+            if self._compiled is None:
+                self._sum(RingStreams(*given))
+            else:
+                self._run(NativeSum(self._compiled, *given))
         finally:
+            self._traffic.wants = self._traffic.offers = False
             self._left = self._right = None
             self._links.rest(self._epoch)
 
-    def _sum(self, ring: RingStreams, patient: bool) -> None:
-        self._traffic.patient = patient
-        try:
-            while not ring.over:
-                if self._epoch.over:  # no byte may leave any more
-                    raise BackendError(self._epoch.over)
-                received = self._pull(ring)
-                sent = self._push(ring)
-                if not (received or sent or ring.over):
-                    self._await_neighbours(ring)
-        finally:
-            self._traffic.wants = self._traffic.offers = False
+    def _run(self, ring: NativeSum) -> None:
+        assert self._left is not None
+        assert self._right is not None
+        left, right = (Way(line.sock.fileno(), line.frames) for line in (self._left, self._right))
+        match outcome := ring.run(self._seat.epoch, left, right, self._epoch.alarm, self._traffic):
+            case Outcome.DONE:
+                return
+            case Outcome.OVER:
+                raise BackendError(self._epoch.over)
+            case Outcome.OTHER_SUM:
+                raise self._other_sum(ring.words(outcome))
+            case Outcome.LOST_LEFT | Outcome.LOST_RIGHT:
+                raise self._lost(LEFT if outcome is Outcome.LOST_LEFT else RIGHT, ring.words(outcome))
+            case _:
+                raise OSError(f"poll: {ring.words(outcome)}")
+
+    def _sum(self, ring: RingStreams) -> None:
+        while not ring.over:
+            if self._epoch.over:  # no byte may leave any more
+                raise BackendError(self._epoch.over)
+            received = self._pull(ring)
+            sent = self._push(ring)
+            if not (received or sent or ring.over):
+                self._await_neighbours(ring)
 
     def cut(self, why: str) -> None:
         self._links.cut(self._epoch, why)
@@ -114,9 +134,7 @@ class RingBackend:
         except BlockingIOError:
             return False
         except DesyncError as error:
-            raise BackendError(
-                f"rank {(self._seat.rank - 1) % self._seat.size} of the ring sums something else: {error}"
-            ) from error
+            raise self._other_sum(error) from error
         except OSError as error:
             raise self._lost(LEFT, error) from error
         self._traffic.received += number
@@ -154,6 +172,9 @@ class RingBackend:
             raise BackendError(self._epoch.over)
         if happened.get(self._right.sock.fileno(), 0) & LOST:
             raise self._lost(RIGHT, "closed by the other side")
+
+    def _other_sum(self, what: object) -> BackendError:
+        return BackendError(f"rank {(self._seat.rank - 1) % self._seat.size} of the ring sums something else: {what}")
 
     def _lost(self, side: int, what: object) -> BackendError:
         """The error for a data connection that ended. Most often the neighbour has said why, on its control

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from ctypes import Structure, c_bool, c_int64
 from typing import NamedTuple
 
 from spare_megatron.controller.messages import Link
@@ -47,21 +47,32 @@ than the time that a failed reduction waits for the view that explains it
 (:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
 
 
-@dataclass
-class Traffic:
-    """How far a member's sums are. The thread that sums writes it and others read it, without a lock: each field is
-    consistent alone."""
+class Traffic(Structure):
+    """How far a member's sums are. The thread that sums, also in compiled code, writes it and others read it, without a
+    lock: each field is consistent alone."""
 
-    sent: int = 0
+    _fields_ = (
+        ("sent", c_int64),
+        ("received", c_int64),
+        ("wants", c_bool),
+        ("offers", c_bool),
+        ("patient", c_bool),
+    )
+    sent: int
     """Bytes handed to the right neighbour's connection in this epoch."""
-    received: int = 0
+    received: int
     """Bytes that came from the left neighbour."""
-    wants: bool = False
+    wants: bool
     """A sum waits for bytes from the left neighbour."""
-    offers: bool = False
+    offers: bool
     """A sum has bytes that the connection to the right neighbour does not accept now."""
-    patient: bool = True
+    patient: bool
     """The present sum waits for members that still compute."""
+
+    def __init__(
+        self, sent: int = 0, received: int = 0, wants: bool = False, offers: bool = False, patient: bool = True
+    ) -> None:
+        super().__init__(sent, received, wants, offers, patient)
 
 
 class LinkBeat(NamedTuple):

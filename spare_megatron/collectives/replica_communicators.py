@@ -37,6 +37,7 @@ from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 from spare_megatron.collectives.reduction_attempt import OpenReduction, StaleError
 from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.collectives.ring_native import compiled_ring
 from spare_megatron.config.errors import ConfigError
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
@@ -86,7 +87,7 @@ class ReplicaCommunicators:
             host: the address of this machine at which other ranks reach this one.
 
         Raises:
-            ConfigError: there is no such backend, or no such address.
+            ConfigError: there is no such backend, or no such address, or the compiled ring is of another version.
         """
         if backend not in BACKENDS:
             raise ConfigError(
@@ -94,6 +95,7 @@ class ReplicaCommunicators:
             )
         if backend == "nccl" and not dist.is_nccl_available():
             raise ConfigError("this torch has no NCCL; use --spare-comm gloo, or a torch that is built for CUDA")
+        compiled_ring()  # refused here, where somebody hears of it
         self._me = me
         self._kind = backend
         self._device = torch.device(device)

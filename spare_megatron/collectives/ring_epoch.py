@@ -92,6 +92,7 @@ class RingEpoch:
         self.in_use = True
         if self.alarm < 0:
             self.alarm = os.eventfd(0, os.EFD_NONBLOCK)
+            self.sound()
 
     def sound(self) -> None:
         """Wake the owner, for good, if the epoch is over."""

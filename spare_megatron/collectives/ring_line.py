@@ -26,6 +26,7 @@ from spare_megatron.collectives.handshake import (
     read_call,
 )
 from spare_megatron.collectives.hearing import LEFT, RIGHT, LinkBeat
+from spare_megatron.collectives.ring_native import Frames
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 """Options of Linux's tcp.h."""
@@ -61,6 +62,7 @@ class Line:
         self.polled = 0
         """The events for which it is polled now."""
         self.sender, self.receiver = FrameSender(sock), FrameReceiver(sock)
+        self.frames = Frames()
         self.inbox, self.outbox = bytearray(), bytearray()
         self._room = Room(_READ_BYTES)
         self._call = b""

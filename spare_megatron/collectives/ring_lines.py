@@ -7,8 +7,10 @@ the control connection and calls anew.
 
 from __future__ import annotations
 
+import contextlib
 import select
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Collection, Iterator, Sequence
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import CONTROL, DATA, Member
@@ -162,11 +164,15 @@ class RingLines:
         """Wait for something to happen: descriptors and events."""
         return self._poll.poll(most_s)
 
-    def close(self) -> None:
-        """Close all connections."""
+    def close(self, used: Collection[Line] = ()) -> None:
+        """Close all connections; only shut those down that are ``used``, whose descriptors must not become others'."""
         self._poll.close()
         for line in self._lines:
-            line.sock.close()
+            if line in used:
+                with contextlib.suppress(OSError):
+                    line.sock.shutdown(socket.SHUT_RDWR)
+            else:
+                line.sock.close()
 
 
 def _newest(lines: Sequence[Line], proven: bool, epoch: int) -> dict[bytes, Line]:

@@ -137,6 +137,8 @@ class RingLinks:
         """Note that the owner is out of its sum."""
         with self._lock:
             epoch.in_use = False
+            if self._closing:
+                self._lines.close()
             entered = self._next if self._present is epoch and not self._closing else None
             if entered is not None:
                 self._begin(entered, time.monotonic())
@@ -300,9 +302,10 @@ class RingLinks:
             with self._lock:
                 self._closing = True
                 left = [epoch for epoch in (self._present, self._next) if epoch is not None]
+                used = [self._lines.pair(side)[DATA] for side in (LEFT, RIGHT)] if any(e.in_use for e in left) else []
                 for epoch in left:
                     epoch.give_up("nobody listens to the neighbours any more")
-                self._lines.close()
+                self._lines.close(used)
                 self._listener.close()
                 os.close(self._wake)
                 self._wake = -1

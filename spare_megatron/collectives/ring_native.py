@@ -1,0 +1,153 @@
+"""The compiled twin of ring.py and frames.py and of the loop between them, kernels/ring.cpp: a whole sum is one call,
+but for dtypes that torch adds.
+
+A sum in Python takes a quarter more CPU time: after each call of the kernel Python finds nothing in the caches.
+On the wire both are the same, so a neighbour may use either. Where the library was not built, Python moves the bytes.
+
+May assume: one thread at a time uses a connection, and one way on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from ctypes import CDLL, POINTER, Structure, c_int32, c_int64, c_uint8, c_void_p, pointer
+from enum import IntEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from spare_megatron.collectives.hearing import Traffic
+from spare_megatron.config import native_code
+
+VERSION = 1
+"""What ``spare_ring_version`` of kernels/ring.cpp returns."""
+_HEAD_ROOM = 16
+_TYPES = {torch.int64: 1, torch.int32: 2, torch.float32: 3, torch.float64: 4}
+"""Numbers of the dtypes that the library adds; 0 are others, which torch adds."""
+
+
+class Outcome(IntEnum):
+    """Why a call returned."""
+
+    DONE = 0
+    OVER = 1
+    """The epoch is over for this member."""
+    LOST_LEFT = 2
+    LOST_RIGHT = 3
+    OTHER_SUM = 4
+    """A frame came that is not of this sum."""
+    ADD = 5
+    """Elements are to be added before it goes on."""
+    NO_POLL = 6
+    """The system call that waits has failed."""
+
+
+class _Outgoing(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("epoch", "due")),
+        *((name, c_int32) for name in ("open", "head_sent")),
+        ("head", c_uint8 * _HEAD_ROOM),
+    )
+
+
+class _Incoming(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("epoch", "due", "broken")),
+        *((name, c_int32) for name in ("open", "head_got")),
+        ("head", c_uint8 * _HEAD_ROOM),
+    )
+
+
+class _Sum(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("wire", "source", "scratch")),
+        ("out", POINTER(_Outgoing)),
+        ("coming", POINTER(_Incoming)),
+        ("traffic", POINTER(Traffic)),
+        *((name, c_int64) for name in ("epoch", "rank", "size", "count", "segment", "sent", "received")),
+        *((name, c_int64) for name in ("sent_bytes", "received_bytes", "counted_bytes", "add_start", "add_stop")),
+        *((name, c_int64) for name in ("error", "due")),
+        *((name, c_int32) for name in ("left", "right", "alarm", "itemsize", "type", "unused")),
+    )
+
+
+class Frames:
+    """The frames in hand on one connection, where the library moves them; they outlive sums and epochs."""
+
+    def __init__(self) -> None:
+        self.outgoing, self.incoming = _Outgoing(), _Incoming()
+
+
+class Way(NamedTuple):
+    """A connection for data."""
+
+    descriptor: int
+    frames: Frames
+
+
+class NativeSum:
+    """One member's part of one all-reduce, as :class:`~spare_megatron.collectives.ring.RingStreams` is."""
+
+    def __init__(
+        self,
+        library: CDLL,
+        wire: torch.Tensor,
+        rank: int,
+        size: int,
+        scratch: torch.Tensor,
+        source: torch.Tensor | None = None,
+    ) -> None:
+        """See :class:`~spare_megatron.collectives.ring.RingStreams`."""
+        self._go_on: Callable[[_Sum], int] = library.spare_ring_run
+        self._wire, self._source, self._scratch = wire, wire if source is None else source, scratch.view(wire.dtype)
+        self._job = _Sum(
+            wire=wire.data_ptr(),
+            source=self._source.data_ptr(),
+            scratch=scratch.data_ptr(),
+            rank=rank,
+            size=size,
+            count=wire.numel(),
+            segment=self._scratch.numel(),
+            itemsize=wire.itemsize,
+            type=_TYPES.get(wire.dtype, 0),
+        )
+
+    def run(self, epoch: int, left: Way, right: Way, alarm: int, traffic: Traffic) -> Outcome:
+        """Sum, and wait for neighbours, until it is done or cannot go on. Without the interpreter's lock.
+
+        Args:
+            alarm: a descriptor that becomes readable when the epoch is over: no byte leaves any more.
+            traffic: is kept up to date.
+        """
+        job = self._job
+        job.epoch, job.left, job.right, job.alarm = epoch, left.descriptor, right.descriptor, alarm
+        job.coming, job.out = pointer(left.frames.incoming), pointer(right.frames.outgoing)
+        job.traffic = pointer(traffic)
+        while (outcome := self._go_on(job)) == Outcome.ADD:
+            start, stop = job.add_start, job.add_stop
+            torch.add(self._source[start:stop], self._scratch[: stop - start], out=self._wire[start:stop])
+        return Outcome(outcome)
+
+    def words(self, outcome: Outcome) -> str:
+        """What has happened, where :meth:`run` could not go on."""
+        job = self._job
+        if outcome is Outcome.OTHER_SUM:
+            return f"a frame of {job.error} bytes came where {job.due} are due"
+        return os.strerror(job.error) if job.error else "closed by the other side"
+
+
+@lru_cache
+def compiled_ring() -> CDLL | None:
+    """The library beside this file; None where there is none, or none that can be loaded. Raises ConfigError when it
+    has another version."""
+    path = native_code.find(Path(__file__).parent, "_ring")
+    try:
+        loaded = native_code.load(path, VERSION, "spare_ring_version") if path is not None else None
+    except OSError:
+        return None
+    if loaded is not None:
+        loaded.spare_ring_run.argtypes, loaded.spare_ring_run.restype = (POINTER(_Sum),), c_int32
+    return loaded

@@ -5,7 +5,8 @@
 Each group is a process with one thread for arithmetic. A sum of B bytes over N groups moves 2 (N-1)/N B bytes out of
 each of them and as many in; the figure is B over the time of the slowest group, and the bytes that all groups sent a
 second. The copy is of B bytes in one process, with nobody else at work; N processes that copy at once share the
-memory's bandwidth and the cores, and that is the second figure to compare with. Medians.
+memory's bandwidth and the cores, and that is the second figure to compare with. ``cpu_ms`` is the CPU time of a group,
+``python_cpu_ms`` that of the same sums where Python moves the bytes, which take turns with the others. Medians.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ def main() -> None:
 
 def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
     alone_s = statistics.median(_copies(mib, options.rounds))
-    sums, together = _all_groups(options, mib)
-    sum_s = statistics.median(max(of_round) for of_round in zip(*sums, strict=True))
-    together_s = statistics.median(max(of_round) for of_round in zip(*together, strict=True))
+    said = _all_groups(options, mib)
+    sum_s, together_s = (
+        statistics.median(max(of_round) for of_round in zip(*(one[key] for one in said), strict=True))
+        for key in ("sums", "copies")
+    )
+    cpu_s, python_cpu_s = (statistics.median(cpu for one in said for cpu in one[key]) for key in ("cpu", "python_cpu"))
     size = mib / 1024 * 1.073741824  # GB
     wire = 2 * (options.groups - 1) * size
     return {
@@ -54,11 +58,15 @@ def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
         "all_sent_gb_s": round(wire / sum_s, 3),
         "copy_alone_gb_s": round(size / alone_s, 3),
         "copies_together_gb_s": round(options.groups * size / together_s, 3),
+        "cpu_ms": round(1000 * cpu_s, 2),
+        "python_cpu_ms": round(1000 * python_cpu_s, 2),
+        "python_to_compiled": round(python_cpu_s / cpu_s, 3),
         "sent_to_copied": round(wire / sum_s / (options.groups * size / together_s), 3),
     }
 
 
-def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]], list[list[float]]]:
+def _all_groups(options: argparse.Namespace, mib: int) -> list[dict[str, list[float]]]:
+    """What each group says."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     base = [sys.executable, __file__, "--groups", str(options.groups), "--rounds", str(options.rounds)]
     base += ["--mib", str(mib), "--rank"]
@@ -71,12 +79,11 @@ def _all_groups(options: argparse.Namespace, mib: int) -> tuple[list[list[float]
         for process, right in zip(processes, places[1:] + places[:1], strict=True):
             process.stdin.write(right)
             process.stdin.flush()
-        said = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
+        return [json.loads(process.communicate(timeout=600)[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return [one["sums"] for one in said], [one["copies"] for one in said]
 
 
 def _line(process: subprocess.Popen[str]) -> str:
@@ -87,25 +94,32 @@ def _line(process: subprocess.Popen[str]) -> str:
 def _one_group(options: argparse.Namespace, group: int) -> None:
     import torch
 
+    from spare_megatron.collectives import backend_ring
     from spare_megatron.collectives.handshake import Identity, Member
     from spare_megatron.collectives.reduction import Reduction
     from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 
     torch.set_num_threads(1)
-    replicas = ReplicaCommunicators(Identity(Member(group)), "gloo", timeout_s=120.0)
-    print(replicas.address, flush=True)
+    both = [ReplicaCommunicators(Identity(Member(group)), "gloo", timeout_s=120.0) for _ in ("compiled", "Python")]
+    print(" ".join(replicas.address for replicas in both), flush=True)
     members = tuple(map(Member, range(options.groups)))
-    replicas.adopt(Membership(1, members, sys.stdin.readline().strip()))
+    for replicas, right in zip(both, sys.stdin.readline().split(), strict=True):
+        replicas.adopt(Membership(1, members, right))
+        backend_ring.compiled_ring = lambda: None
     mine = torch.ones(options.mib[0] << 17, dtype=torch.int64)
-    sums, copies = [], []
+    said: dict[str, list[float]] = {key: [] for key in ("sums", "cpu", "python_sums", "python_cpu", "copies")}
     for _ in range(options.rounds + WARM_UP):
-        replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # a barrier: all groups start the next sum together
-        outcome = replicas.reduce(1, Reduction((mine,)), lambda: False)
-        assert outcome.ok, outcome.error
-        sums.append(outcome.reduce_s)
-        copies += _copies(options.mib[0], 1, mine)
-    print(json.dumps({"sums": sums[WARM_UP:], "copies": copies[WARM_UP:]}))
-    replicas.close()
+        for replicas, way in zip(both, ("", "python_"), strict=True):
+            replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # a barrier: all groups start the sum together
+            began_s = time.process_time()
+            outcome = replicas.reduce(1, Reduction((mine,)), lambda: False)
+            assert outcome.ok, outcome.error
+            said[way + "cpu"].append(time.process_time() - began_s)
+            said[way + "sums"].append(outcome.reduce_s)
+        said["copies"] += _copies(options.mib[0], 1, mine)
+    print(json.dumps({key: values[WARM_UP:] for key, values in said.items()}))
+    for replicas in both:
+        replicas.close()
 
 
 def _copies(mib: int, rounds: int, source=None) -> list[float]:

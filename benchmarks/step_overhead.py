@@ -1,6 +1,6 @@
 """Compares the time of a step with that of plain megatron-core data parallelism with the same ranks, model and batch.
 
-    python benchmarks/step_overhead.py [--rounds 10] [--steps 4] [--level avx2]
+    python benchmarks/step_overhead.py [--rounds 10] [--steps 4] [--starts 1] [--level avx2]
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
     python benchmarks/step_overhead.py --schedules [--rounds 10]
@@ -10,7 +10,9 @@ process groups, ours with fp32 sums, and these once more: what two equal jobs di
 ratios) are alive at once and take turns of a few steps (``_turns.py``). A step of ours is from commit to commit, as
 metrics.jsonl has it; a step of a plain side is its wall time on rank 0. ``ratio`` is the median over the rounds of a
 side's mean step over that of the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a
-side for a step, the launcher's and the coordinator's too.
+side for a step, the launcher's and the coordinator's too. Two equal jobs may differ by a hundredth for as long as they
+live, so with --starts the rounds are divided among so many starts of all jobs, in another order each: ``cpu_ratio`` is
+of all starts together, ``cpu_ratio_least`` and ``cpu_ratio_most`` are those of single ones.
 
 With --level neither our kernels nor torch and its libraries use newer instructions than those, on any side.
 
@@ -30,12 +32,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from _report import report
@@ -79,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="number of turns of each side")
     parser.add_argument("--steps", type=int, default=4, help="number of steps of a turn")
+    parser.add_argument("--starts", type=int, default=1, help="number of times that all jobs are started anew")
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="number of tokens of a piece")
     parser.add_argument("--case", default="", metavar="TEXT", help="run only cases whose name contains TEXT")
     parser.add_argument("--level", choices=("avx2", "avx512"), help="use no newer instruction set")
@@ -87,6 +91,8 @@ def main() -> None:
     parser.add_argument("--schedules", action="store_true", help="compare the values of --spare-schedule")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
+    if options.rounds % options.starts:
+        parser.error(f"--rounds {options.rounds} is not a multiple of --starts {options.starts}")
     if options.level:
         os.environ |= {LEVEL: options.level, **LIBRARIES[options.level]}
     if options.overlap:
@@ -102,16 +108,12 @@ def main() -> None:
 def _against_plain(options: argparse.Namespace) -> None:
     rows = []
     for name, groups, size, flags in _chosen(CASES, options):
-        with _folder() as folder:
-            sides = {
-                "exact": ours(folder / "exact", groups, (*flags, *exact(1))),
-                "exact, C=4": ours(folder / "exact4", groups, (*flags, *exact(4))),
-                PLAIN: _plain(folder / "plain", groups, size, flags, "own"),
-                PLAIN_ONE_DEVICE: _plain(folder / "plain-one", groups, size, flags, "one"),
-                "fp32": ours(folder / "fp32", groups, (*flags, "--spare-reduce", "fp32")),
-                "fp32 again": ours(folder / "again", groups, (*flags, "--spare-reduce", "fp32")),
-            }
-            rounds = take_turns(sides, options.rounds, options.steps)
+        rounds, cpu_s = list[dict](), list[dict[str, float]]()
+        for start in range(options.starts):
+            with _folder() as folder:
+                sides = _all_sides(folder, groups, size, flags, start)
+                rounds += take_turns(sides, options.rounds // options.starts, options.steps)
+                cpu_s.append({side: job.cpu_s() for side, job in sides.items()})
         pairs = [
             ("fp32", PLAIN),
             ("fp32", PLAIN_ONE_DEVICE),
@@ -119,8 +121,22 @@ def _against_plain(options: argparse.Namespace) -> None:
             *((one, other) for one in ("exact", "exact, C=4") for other in (PLAIN, "fp32")),
         ]
         for one, other in pairs:
-            rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, sides)})
+            rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, cpu_s)})
     _report("step_overhead", options, rows)
+
+
+def _all_sides(folder: Path, groups: int, size: int, flags: tuple[str, ...], start: int) -> dict[str, Side]:
+    """Start the jobs, each time in another order."""
+    begin: dict[str, Callable[[Path], Side]] = {
+        "exact": lambda at: ours(at, groups, (*flags, *exact(1))),
+        "exact, C=4": lambda at: ours(at, groups, (*flags, *exact(4))),
+        PLAIN: lambda at: _plain(at, groups, size, flags, "own"),
+        PLAIN_ONE_DEVICE: lambda at: _plain(at, groups, size, flags, "one"),
+        "fp32": lambda at: ours(at, groups, (*flags, "--spare-reduce", "fp32")),
+        "fp32 again": lambda at: ours(at, groups, (*flags, "--spare-reduce", "fp32")),
+    }
+    order = random.Random(start).sample(list(begin), len(begin))
+    return {side: begin[side](folder / str(number)) for number, side in enumerate(order)}
 
 
 def _modes(options: argparse.Namespace) -> None:
@@ -131,7 +147,9 @@ def _modes(options: argparse.Namespace) -> None:
             sides = {mode: ours(folder / mode, groups, (*flags, "--spare-reduce", mode)) for mode in modes}
             rounds = take_turns(sides, options.rounds, options.steps)
         for mode in options.reduce:
-            rows.append({"case": name, "reduce": mode, "against": "fp32", **_ratio(mode, "fp32", rounds, sides)})
+            rows.append(
+                {"case": name, "reduce": mode, "against": "fp32", **_ratio(mode, "fp32", rounds, _cpu_s(sides))}
+            )
     _report("step_modes", options, rows)
 
 
@@ -145,7 +163,7 @@ def _overlap(options: argparse.Namespace) -> None:
                     "overlap": ours(folder / "overlap", groups, (*flags, "--overlap-grad-reduce"), within),
                 }
                 rounds = take_turns(sides, options.rounds, options.steps)
-            compared = {**_ratio("overlap", "without", rounds, sides), **_hidden(rounds)}
+            compared = {**_ratio("overlap", "without", rounds, _cpu_s(sides)), **_hidden(rounds)}
             rows.append({"case": name, "link_mbit": mbit or "", **compared})
     _report("step_overlap", options, rows)
 
@@ -161,7 +179,9 @@ def _schedules(options: argparse.Namespace) -> None:
             }
             rounds = take_turns(sides, options.rounds, options.steps)
         for one in ("tickets", "core again"):
-            rows.append({"case": name, "schedule": one, "against": "core", **_ratio(one, "core", rounds, sides)})
+            rows.append(
+                {"case": name, "schedule": one, "against": "core", **_ratio(one, "core", rounds, _cpu_s(sides))}
+            )
     _report("step_schedules", options, rows)
 
 
@@ -219,22 +239,32 @@ def _report(benchmark: str, options: argparse.Namespace, rows: list[dict]) -> No
         "model": " ".join(model(options.seq_length)),
         "rounds": options.rounds,
         "steps": options.steps,
+        "starts": options.starts,
     }
     report(name, config, rows)
 
 
-def _ratio(one: str, other: str, rounds: list[dict], sides: Mapping[str, Side]) -> dict[str, float]:
-    """Ratios of one side over the other, from each round's means and from CPU time, and the seconds of both's steps."""
+def _cpu_s(sides: Mapping[str, Side]) -> list[dict[str, float]]:
+    """The CPU seconds of a step of jobs that were started once."""
+    return [{name: side.cpu_s() for name, side in sides.items()}]
+
+
+def _ratio(one: str, other: str, rounds: list[dict], cpu_s: list[dict[str, float]]) -> dict[str, float]:
+    """Ratios of one side over the other, from each round's means and from the CPU time of a step in each start, and the
+    seconds of both's steps."""
     pairs = [(mean(lines[one], "step_time_s"), mean(lines[other], "step_time_s")) for lines in rounds]
     ratios = sorted(first / second for first, second in pairs)
     quarter = len(ratios) // 4
+    of_starts = [used[one] / used[other] for used in cpu_s]
+    spread = {"cpu_ratio_least": round(min(of_starts), 4), "cpu_ratio_most": round(max(of_starts), 4)}
     return {
         "step_s": round(statistics.median(first for first, _ in pairs), 4),
         "against_s": round(statistics.median(second for _, second in pairs), 4),
         "ratio": round(statistics.median(ratios), 4),
         "ratio_quarter": round(ratios[quarter], 4),
         "ratio_three_quarters": round(ratios[-1 - quarter], 4),
-        "cpu_ratio": round(sides[one].cpu_s() / sides[other].cpu_s(), 4),
+        "cpu_ratio": round(sum(used[one] for used in cpu_s) / sum(used[other] for used in cpu_s), 4),
+        **(spread if len(cpu_s) > 1 else {}),
     }
 
 

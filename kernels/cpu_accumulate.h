@@ -87,7 +87,6 @@ inline Words round_magically(HalfSingles values, double scale) {
   const __m512d wide = _mm512_cvtps_pd(values);
   return (Words)_mm512_fmadd_pd(wide, _mm512_set1_pd(scale), _mm512_set1_pd(SPARE_MAGIC));
 }
-inline Words minus(Words a, Words b) { return _mm512_sub_epi64(a, b); }
 #else
 typedef __m128 HalfSingles;
 inline HalfSingles half_of(Singles values, int half) {
@@ -97,7 +96,6 @@ inline Words round_magically(HalfSingles values, double scale) {
   const __m256d wide = _mm256_cvtps_pd(values);
   return (Words)_mm256_fmadd_pd(wide, _mm256_set1_pd(scale), _mm256_set1_pd(SPARE_MAGIC));
 }
-inline Words minus(Words a, Words b) { return _mm256_sub_epi64(a, b); }
 #endif
 
 // Rounds whole vectors of magnitudes up to 2^SPARE_NARROW_BITS; `two`: each of both gradients. `first`: the accumulator

@@ -20,6 +20,7 @@ inline Words all_words(uint64_t word) { return _mm512_set1_epi64((long long)word
 inline Words load_words(const void* from) { return _mm512_loadu_si512(from); }
 inline Words widen_words(const void* from) { return _mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i*)from)); }
 inline Words plus(Words a, Words b) { return _mm512_add_epi64(a, b); }
+inline Words minus(Words a, Words b) { return _mm512_sub_epi64(a, b); }
 inline Words upper(Words a) { return _mm512_srli_epi64(a, 32); }
 inline Words lower_product(Words a, Words b) { return _mm512_mul_epu32(a, b); }
 // The product of the upper halves mod 2^32 in the upper half; what is in the lower half does not count.
@@ -35,6 +36,7 @@ inline Words all_words(uint64_t word) { return _mm256_set1_epi64x((long long)wor
 inline Words load_words(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
 inline Words widen_words(const void* from) { return _mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i*)from)); }
 inline Words plus(Words a, Words b) { return _mm256_add_epi64(a, b); }
+inline Words minus(Words a, Words b) { return _mm256_sub_epi64(a, b); }
 inline Words upper(Words a) { return _mm256_srli_epi64(a, 32); }
 inline Words lower_product(Words a, Words b) { return _mm256_mul_epu32(a, b); }
 inline Words upper_product(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
@@ -57,6 +59,7 @@ inline Words widen_words(const void* from) {
   return (uint64_t)(int64_t)value;
 }
 inline Words plus(Words a, Words b) { return a + b; }
+inline Words minus(Words a, Words b) { return a - b; }
 inline Words upper(Words a) { return a >> 32; }
 inline Words lower_product(Words a, Words b) { return (a & 0xffffffffull) * (b & 0xffffffffull); }
 inline Words upper_product(Words a, Words b) { return upper(a) * upper(b) << 32; }

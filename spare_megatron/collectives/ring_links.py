@@ -302,7 +302,7 @@ class RingLinks:
             with self._lock:
                 self._closing = True
                 left = [epoch for epoch in (self._present, self._next) if epoch is not None]
-                used = [self._lines.pair(side)[DATA] for side in (LEFT, RIGHT)] if any(e.in_use for e in left) else []
+                used = [line for line in self._lines if line.kind == DATA and any(epoch.in_use for epoch in left)]
                 for epoch in left:
                     epoch.give_up("nobody listens to the neighbours any more")
                 self._lines.close(used)

@@ -1,7 +1,7 @@
 """The compiled twin of ring.py and frames.py and of the loop between them, kernels/ring.cpp: a whole sum is one call,
 but for dtypes that torch adds.
 
-A sum in Python takes a quarter more CPU time: after each call of the kernel Python finds nothing in the caches.
+A sum in Python takes a fifth to a half more CPU time: after each call of the kernel Python finds nothing in the caches.
 On the wire both are the same, so a neighbour may use either. Where the library was not built, Python moves the bytes.
 
 May assume: one thread at a time uses a connection, and one way on it.

@@ -7,6 +7,7 @@ and of 6 is guilty once in each of ten ways.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import socket
@@ -30,6 +31,7 @@ from spare_megatron.collectives.handshake import (
 )
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
+from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
@@ -169,6 +171,36 @@ def test_frames_of_an_epoch_that_is_over_are_thrown_away(three: Groups) -> None:
         for outcome in three.reduce(large).values():
             assert outcome.ok, outcome.error
             assert torch.equal(outcome.tensors[0], torch.full((1 << 20,), 6.0)), again
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_nobody_listens_any_more_a_sum_ends_and_its_descriptors_are_its_own(
+    three: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is out: compiled code would read what another thread has opened under the same number."""
+    epoch = three.view((0, 1, 2))
+    _sum(three, (0, 1, 2))
+    links, descriptors = three.replicas[0]._links, list[int]()
+    future = three.start(0, epoch, Reduction(tensors=(torch.ones(1 << 20),)))
+    until_s = time.monotonic() + PATIENCE_S
+    while not links._present.in_use and time.monotonic() < until_s:
+        time.sleep(0.001)
+    data, rest = [line for line in links._lines if line.kind == DATA], links.rest
+
+    def leave(epoch: RingEpoch) -> None:
+        descriptors.extend(line.sock.fileno() for line in data)
+        rest(epoch)
+
+    def die() -> None:
+        raise ZeroDivisionError("what no one has thought of")
+
+    monkeypatch.setattr(links, "rest", leave)
+    monkeypatch.setattr(links, "_round", die)
+    os.eventfd_write(links._wake, 1)
+    assert "nobody listens to the neighbours any more" in future.result(PATIENCE_S).error
+    assert len(descriptors) == 2
+    assert -1 not in descriptors
+    assert all(line.sock.fileno() == -1 for line in data), "then they are closed"
 
 
 @pytest.mark.beside_others

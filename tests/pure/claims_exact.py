@@ -106,16 +106,9 @@ def step_lines(page: str) -> Iterator[Claim]:
     columns = ("fp32_ms", "exact_ms", "exact4_ms", "floor_ms")
     lines = [str(row["line"]) for row in source.content["results"]]
     for line in lines:
-        if not line.startswith("ring "):
-            yield Claim(page, f"| {line} |" + " {} |" * len(columns), tuple(source(key, line=line) for key in columns))
+        yield Claim(page, f"| {line} |" + " {} |" * len(columns), tuple(source(key, line=line) for key in columns))
     yield Claim(page, "a copy ({} GB/s read and written) or", (source.config("copy_gb_s"),))
     yield Claim(page, "of a sum ({} GB/s) of", (source.config("read_gb_s"),))
-    parts = ("ring", "ring send", "ring receive", "ring add", "ring wait")
-    yield Claim(
-        page,
-        "Of the ring's {} ms (exact) sending takes {}, receiving {}, adding {}, waiting {}.",
-        tuple(source("exact_ms", line=part) for part in parts),
-    )
     whole, together = float(source("fp32_ms", line="whole rank").value), "lines together"
     more = [
         float(source(key, line=together).value) - float(source("fp32_ms", line=together).value)

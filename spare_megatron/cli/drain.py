@@ -30,6 +30,8 @@ EXAMPLE = """examples:
   spare-drain runs/first --group 2 --undo"""
 CALL_S = 5.0
 LOOK_S = 0.2
+EARLY = ("closed", "forming")
+"""Phases of a job in which nobody is asked to leave."""
 REASON_MAX = 200
 """Characters of a reason: it goes into lines of the output."""
 GROUPS_MAX = 1 << 20
@@ -81,11 +83,12 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[i
 
 def departures(run_dir: RunDirectory, groups: Sequence[int]) -> Iterator[tuple[int, int | None]]:
     """(group, the step that was committed last) as they leave; no step for those that the end of the job, or the
-    taking back of the request, finds there."""
+    taking back of the request, finds there. status.json is written a while after what it tells of: at first it may be
+    older than the request."""
     there, seen = set(groups), set[int]()
     while there:
         status = glance(run_dir.status)
-        if status is not None:
+        if status is not None and (seen or status["phase"] not in EARLY):
             over, wanted = status["phase"] != "running", seen.intersection(status["drained"])
             for group in sorted(there):
                 out = str(group) not in status["live"]

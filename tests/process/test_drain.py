@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.checkpoint.folder import last_good, step_of
+from spare_megatron.cli import drain as drain_command
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
 from spare_megatron.control.run_directory import RunDirectory
@@ -51,6 +52,21 @@ class Drain:
 @pytest.fixture
 def drain(capsys: pytest.CaptureFixture[str]) -> Drain:
     return Drain(capsys)
+
+
+@pytest.mark.parametrize(("last", "told"), [(("running", [2], "01"), 7), (("stopped", [2], "012"), None)])
+def test_a_status_of_before_the_job_trained_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, last: tuple[str, list[int], str], told: int | None
+) -> None:
+    looks = [("forming", [], "01"), ("forming", [], "012"), ("running", [], "012"), ("running", [2], "012"), last]
+    statuses = [
+        {"phase": phase, "drained": drained, "live": dict.fromkeys(live, 0), "step": 7}
+        for phase, drained, live in looks
+    ]
+    left = iter([None, *statuses])
+    monkeypatch.setattr(drain_command, "glance", lambda path: next(left))
+    monkeypatch.setattr(drain_command, "LOOK_S", 0.0)
+    assert list(drain_command.departures(RunDirectory("unread"), [2])) == [(2, told)]
 
 
 def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Path, drain: Drain) -> None:

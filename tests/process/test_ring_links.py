@@ -342,7 +342,12 @@ class _HalfACall:
         host, _, port = self.callee.address.rpartition(":")
         self.place = (host, int(port))
         self.data = self._connect(DATA)
-        time.sleep(0.05)  # member 1 has the proof; before that this connection is nobody's, and stays for that reason
+        until_s = time.monotonic() + PATIENCE_S
+        while not any(
+            line.proven for line in tuple(self.callee._links._lines)
+        ):  # before that it is nobody's, and stays
+            assert time.monotonic() < until_s, "member 1 has not had the proof"
+            time.sleep(0.001)
 
     def _connect(self, kind: bytes) -> Line:
         line = Line(socket.socket(), Identity(Member(0)), time.monotonic())

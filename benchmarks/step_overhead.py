@@ -113,7 +113,7 @@ def _against_plain(options: argparse.Namespace) -> None:
             with _folder() as folder:
                 sides = _all_sides(folder, groups, size, flags, start)
                 rounds += take_turns(sides, options.rounds // options.starts, options.steps)
-                cpu_s.append({side: job.cpu_s() for side, job in sides.items()})
+                cpu_s += _cpu_s(sides)
         pairs = [
             ("fp32", PLAIN),
             ("fp32", PLAIN_ONE_DEVICE),

@@ -5,7 +5,6 @@
 // Numbers of segments count as in ring.py. Epochs are not negative.
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 
 #include <poll.h>
 #include <sys/socket.h>

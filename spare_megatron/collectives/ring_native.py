@@ -143,11 +143,7 @@ class NativeSum:
 def compiled_ring() -> CDLL | None:
     """The library beside this file; None where there is none, or none that can be loaded. Raises ConfigError when it
     has another version."""
-    path = native_code.find(Path(__file__).parent, "_ring")
-    try:
-        loaded = native_code.load(path, VERSION, "spare_ring_version") if path is not None else None
-    except OSError:
-        return None
+    loaded = native_code.load_if_built(Path(__file__).parent, "_ring", VERSION, "spare_ring_version")
     if loaded is not None:
         loaded.spare_ring_run.argtypes, loaded.spare_ring_run.restype = (POINTER(_Sum),), c_int32
     return loaded

@@ -14,6 +14,16 @@ def find(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
+def load_if_built(folder: Path, name: str, version: int, tells: str) -> CDLL | None:
+    """The library ``name`` in ``folder``; None where there is none, or none that can be loaded. ConfigError when it has
+    another version than ``version``, which its function ``tells`` returns."""
+    path = find(folder, name)
+    try:
+        return load(path, version, tells) if path is not None else None
+    except OSError:
+        return None
+
+
 def load(path: Path, version: int, tells: str, has: str = "") -> CDLL:
     """The library at ``path``, whose function ``tells`` returns its version. OSError when it cannot be loaded,
     ConfigError when it has another version than ``version``; ``has``: of what, as in 'kernels of '."""

@@ -40,11 +40,7 @@ class _SparePieces(Structure):
 def compiled_chains() -> CDLL | None:
     """The library beside this file; None where there is none, or none that can be loaded. Raises ConfigError when it
     has another version."""
-    path = native_code.find(Path(__file__).parent, "_chains")
-    try:
-        loaded = native_code.load(path, VERSION, "spare_chains_version") if path is not None else None
-    except OSError:
-        return None
+    loaded = native_code.load_if_built(Path(__file__).parent, "_chains", VERSION, "spare_chains_version")
     if loaded is not None:
         loaded.spare_chains_run.argtypes, loaded.spare_chains_run.restype = (POINTER(_SpareChains),), c_int32
         loaded.spare_chains_hand_over.argtypes = (POINTER(_SparePieces),)

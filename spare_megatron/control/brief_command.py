@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from spare_megatron.config.exits import status_words
 from spare_megatron.control.child_guard import ChildGuard
@@ -97,11 +98,13 @@ def run_command(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # no other group has its id before wait()
+            until_s = time.monotonic() + KILL_S
             try:
                 status = process.wait(KILL_S)
                 guard.remove(process.pid)
             except subprocess.TimeoutExpired:
                 in_time = False
+            _wait_for_others(process.pid, until_s)
         heard.hear()
     return CommandEnd(status if in_time else None, heard.line, heard.last)
 
@@ -125,6 +128,35 @@ def _wait(pid: int, heard: _Output, deadline_s: float, over: Callable[[], bool])
         return False
     finally:
         os.close(handle)
+
+
+def _wait_for_others(group: int, until_s: float) -> None:
+    """Wait for the end of what is left of a process group that was killed, whose leader this process has waited for:
+    killed processes die one after the other, each when it gets a processor. Who waits for them is another question, so
+    those that have ended may stay in the group."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):  # there are none, or only another user's, who are not killed
+        return
+    for pid in _members(group):
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(handle, select.POLLIN)
+                poll.poll(1000 * max(0.0, until_s - time.monotonic()))
+            finally:
+                os.close(handle)
+
+
+def _members(group: int) -> list[int]:
+    """The processes of a process group, also those that have ended and that nobody has waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == group:
+                found.append(int(entry.name))
+    return found
 
 
 class _Output:

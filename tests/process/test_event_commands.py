@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.brief_command import _wait_for_others
 from spare_megatron.coordinator.event_commands import AT_ONCE, EventCommands
 from tests.process.harness import Job, launch
 
@@ -96,6 +98,14 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     assert runner.close() < 5.0
     assert (tmp_path / "done").exists()
     assert (runner.said, processes_with("98764")) == ([], [])
+
+
+def test_killed_processes_are_waited_for_beyond_the_shell() -> None:
+    """One that is killed ends when it gets a processor, perhaps after the shell. This one takes its time."""
+    shell = subprocess.Popen(("/bin/sh", "-c", "sleep 0.98766 &"), start_new_session=True)
+    assert shell.wait() == 0
+    _wait_for_others(shell.pid, time.monotonic() + 20.0)
+    assert processes_with("0.98766") == []
 
 
 def test_a_storm_of_events_is_dropped_and_counted_and_nobody_waits() -> None:

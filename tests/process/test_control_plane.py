@@ -18,6 +18,7 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.channel import TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
+from spare_megatron.coordinator.journal import Record
 from tests.process.control_job import ControlJob
 
 pytestmark = pytest.mark.beside_others
@@ -403,16 +404,24 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
 
 def test_a_group_that_comes_back_learns_and_nobody_waits_for_it(job: Callable[..., ControlJob]) -> None:
     """Nothing carries the state to it here: it is a learner, in no epoch, until the job is over."""
-    one = job(3, 1, "--piece-s 0.01 --steps 60")
+    one = job(3, 1, "--piece-s 0.01 --steps 100000")
     one.start()
     one.until(lambda: one.committed() >= 3)
     one.kill(2, 0)
     one.until(lambda: len(losses(one)) == 1)
     one.start_group(2, incarnation=1)
-    assert one.finish() == ExitCode.FINISHED
-    back = [record for record in one.records() if isinstance(record.event, Hello) and record.event.incarnation == 1]
-    assert "is to be brought up to date" in back[0].reason
+
+    def back() -> list[Record]:
+        return [record for record in one.records() if isinstance(record.event, Hello) and record.event.incarnation == 1]
+
+    one.until(lambda: bool(back()))
+    before = one.committed()
+    one.until(lambda: one.committed() >= before + 20)
+    assert one.coordinator is not None
+    one.coordinator.terminate()
+    assert one.finish() == ExitCode.REQUEUE
+    assert "is to be brought up to date" in back()[0].reason
     assert not any(isinstance(record.event, JoinersLate) for record in one.records())
     assert len(losses(one)) == 1
     assert one.exits()[2, 0] == ExitCode.FINISHED
-    one.check_steps(60)
+    one.check_steps(one.committed())

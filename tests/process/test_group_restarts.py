@@ -169,9 +169,14 @@ def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin,
 
 
 def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:
-    words = ("--error-when-back=--data-path_is_gone", "--steps", "120", "--piece-s", "0.01")
+    words = ("--error-when-back=--data-path_is_gone", "--steps", "100000", "--piece-s", "0.01")
     job = begin(tmp_path, *words, inject=("sigkill:group=0,position=1,step=3,at=reduce",), restarts=1)
-    assert [line["step"] for line in job.finish()] == list(range(1, 121))
+    job.wait_for("the end of it", lambda: bool(said(job, "goes on without it")))
+    before = job.metrics[-1]["step"]
+    job.wait_for_step(before + 5)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=ExitCode.REQUEUE)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert said(job, "group 0") == [
         "spare-launch: group 0 is started again, as incarnation 1: restart 1 of at most 1 within an hour",
         "spare-launch: group 0 was restarted 1 time within an hour, and has failed again, --data-path_is_gone: the job "
@@ -194,12 +199,16 @@ def test_after_a_wipe_out_no_group_is_started_alone_and_no_incarnation_is_there_
 ) -> None:
     """Group 0 learns when group 1, the last member, dies: the job starts again with groups above both incarnations."""
     save = ("--save", str(tmp_path / "save"), "--save-interval", "5")
-    job = begin(tmp_path / "run", *save, "--steps", "100", "--piece-s", "0.01")
+    job = begin(tmp_path / "run", *save, "--steps", "100000", "--piece-s", "0.01")
     job.wait_for("a checkpoint", lambda: (tmp_path / "save" / "iter_0000005").exists())
     job.kill(*job.pids(0))
     job.wait_for("the learner", lambda: is_back(job, 0, 1))
     job.kill(*job.pids(1))
-    lines = job.finish()
+    job.wait_for("the second life", lambda: job.metrics[-1]["life"] == 2)
+    before = job.metrics[-1]["step"]
+    job.wait_for_step(before + 5)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=ExitCode.REQUEUE)
     assert {line["life"] for line in lines} == {1, 2}
     assert [len(said(job, f"group {group} is started again")) for group in range(2)] == [1, 0]
     assert (incarnations(job, 0), incarnations(job, 1)) == ([0, 1, 2], [0, 2])

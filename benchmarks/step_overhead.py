@@ -12,7 +12,8 @@ metrics.jsonl has it; a step of a plain side is its wall time on rank 0. ``ratio
 side's mean step over that of the side it is held against; ``cpu_ratio`` compares the CPU time of all processes of a
 side for a step, the launcher's and the coordinator's too. Two equal jobs may differ by a hundredth for as long as they
 live, so with --starts the rounds are divided among so many starts of all jobs, in another order each: ``cpu_ratio`` is
-of all starts together, ``cpu_ratio_least`` and ``cpu_ratio_most`` are those of single ones.
+of all starts together, ``cpu_ratio_least`` and ``cpu_ratio_most`` are those of single ones. The comparisons below start
+their jobs once.
 
 With --level neither our kernels nor torch and its libraries use newer instructions than those, on any side.
 
@@ -91,6 +92,11 @@ def main() -> None:
     parser.add_argument("--schedules", action="store_true", help="compare the values of --spare-schedule")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
+    other = [flag for flag in ("--overlap", "--reduce", "--schedules") if getattr(options, flag.removeprefix("--"))]
+    if other and options.starts != 1:
+        parser.error(
+            f"--starts {options.starts} divides the rounds against plain jobs only; leave --starts or {other[0]} out"
+        )
     if options.rounds % options.starts:
         parser.error(f"--rounds {options.rounds} is not a multiple of --starts {options.starts}")
     if options.level:

@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--piece-s", type=float, default=0.0)
     parser.add_argument("--heartbeat-timeout-s", type=float, default=2.0)
     parser.add_argument("--progress-timeout-s", type=float, default=30.0)
+    parser.add_argument("--grace-s", type=float, default=0.0, help="0: it follows from the heartbeat time-out")
     parser.add_argument("--coordinator-timeout-s", type=float, default=0.0)
     parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
@@ -68,6 +69,8 @@ class Client:
         timeouts = timeouts_from(args.heartbeat_timeout_s, args.progress_timeout_s)
         if args.coordinator_timeout_s:
             timeouts = dataclasses.replace(timeouts, coordinator_timeout_s=args.coordinator_timeout_s)
+        if args.grace_s:
+            timeouts = dataclasses.replace(timeouts, grace_s=args.grace_s)
         job = JobDescription(
             identity={"model": args.identity},
             timeouts=dataclasses.replace(timeouts, startup_timeout_s=60.0),

@@ -22,6 +22,8 @@ from spare_megatron.coordinator.journal import read, verify
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")
+EXITS_FIRST = "--heartbeat-timeout-s 20 --grace-s 10"
+"""However late a busy launcher is, it reports the end of a process before the closed connection counts as a death."""
 
 
 class LaunchedJob:
@@ -68,9 +70,9 @@ class LaunchedJob:
         return lines[-1]["step"] if lines else 0
 
     def metrics(self) -> list[dict[str, Any]]:
-        """metrics.jsonl."""
-        path = self.run_dir.metrics
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        """The whole lines of metrics.jsonl so far: the last one may be in the middle of being written."""
+        text = self.run_dir.metrics.read_text() if self.run_dir.metrics.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def losses(self) -> list[Lost]:
         """All Lost events."""
@@ -135,7 +137,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
 
 def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> None:
     """A rank of one group, by its pid in processes.json; seen within 100 ms, and the rest of its group is ended."""
-    job = launch("--- --steps 60 --piece-s 0.01", groups=3, size=2)
+    job = launch(f"--- --steps 60 --piece-s 0.01 {EXITS_FIRST}", groups=3, size=2)
     job.until(lambda: job.committed() >= 5)
     other = job.pid(1, 0)
     os.kill(job.pid(1, 1), signal.SIGKILL)
@@ -308,7 +310,8 @@ def test_status_of_a_running_and_of_an_ended_job(launch: Callable[..., LaunchedJ
         command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.status", *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
-    job = launch("--inject sigkill:group=1,step=5,at=apply --- --steps 100000 --piece-s 0.01", groups=3, size=1)
+    words = f"--inject sigkill:group=1,step=5,at=apply --- --steps 100000 --piece-s 0.01 {EXITS_FIRST}"
+    job = launch(words, groups=3, size=1)
     job.until(lambda: (read_json(job.run_dir.status) or {}).get("failures_masked") == 1)
     now = json.loads(status(str(job.run_dir.path), "--json").stdout)
     assert (now["phase"], now["num_groups"], sorted(now["live"]), now["epoch"]) == ("running", 3, ["0", "2"], 2)

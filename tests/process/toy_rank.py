@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--audit-rate", type=float, default=0.0)
     parser.add_argument("--heartbeat-s", type=float, default=8.0)
     parser.add_argument("--progress-s", type=float, default=40.0)
+    parser.add_argument("--grace-s", type=float, default=0.0, help="0: it follows from the heartbeat time-out")
     parser.add_argument("--save", default="")
     parser.add_argument("--save-interval", type=steps_or_auto)
     parser.add_argument("--emergency-saves", action="store_true")
@@ -160,9 +162,10 @@ def _spec(place: Place, options: argparse.Namespace, first_step: int) -> JobSpec
 
 
 def _job(place: Place, options: argparse.Namespace) -> JobDescription:
+    timeouts = timeouts_from(options.heartbeat_s, options.progress_s)
     return JobDescription(
         identity={"steps": options.steps, "pieces": options.pieces, "width": options.width},
-        timeouts=timeouts_from(options.heartbeat_s, options.progress_s),
+        timeouts=replace(timeouts, grace_s=options.grace_s) if options.grace_s else timeouts,
         tuning=Tuning(
             save_interval=options.save_interval == "auto",
             redundancy=options.redundancy is None,

@@ -34,8 +34,8 @@ WORDS = ("--steps", "18", "--pieces", "2", "--piece-s", "0.02", "--redundancy", 
 SEED, MOMENTS = 20, 20
 
 
-def start(run_dir: Path, *words: str, beside: bool = False) -> Job:
-    return launch(run_dir, *WORDS, "--save", str(run_dir / "save"), *words, groups=2, beside=beside)
+def start(run_dir: Path, *words: str, **options: Any) -> Job:
+    return launch(run_dir, *WORDS, "--save", str(run_dir / "save"), *words, groups=2, **options)
 
 
 def whole(save: Path) -> None:
@@ -76,18 +76,21 @@ def test_saves_beside_the_training_and_says_what_it_costs(calm: Job) -> None:
 
 
 def test_the_group_that_saves_dies_while_writing(tmp_path: Path, calm: Job) -> None:
-    """Its checkpoint never counts, and the next group saves at once instead of at the next interval."""
-    job = start(tmp_path, "--write-s", "0.6")
-    partial = tmp_path / "save" / PARTIAL
+    """Its checkpoint never counts, and the next group saves at once instead of at the next interval. It is held in the
+    file that it writes after its first checkpoint, and in its next step, until it is killed."""
+    save = tmp_path / "save"
+    faults = f"rank-0-0:checkpoint.file=sleep:1000,while={save / iteration_name(3)}"
+    job = start(tmp_path, inject=["hang:group=0,step=7,at=forward"], environ={VARIABLE: faults})
+    partial = save / PARTIAL
     job.wait_for("a checkpoint in the making", lambda: any(partial.glob("iter_0000006.group0*/rank0.pt")))
     job.kill(*job.pids(0))
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, 19))
-    save = tmp_path / "save"
+    assert [line["step"] for line in lines if line["recovery"]] == [7]
     whole(save)
     assert iterations(save)[0] == 18
     by_next = [step for step in iterations(save) if f"the checkpoint of step {step} counts" in log_of(job, 1, 0)]
-    assert min(by_next) % 3, f"group 1 waited for the next interval: {by_next}"
+    assert min(by_next) == 7, f"group 1 waited for the next interval: {by_next}"
     assert weights(tmp_path) == weights(calm.run_dir)
 
 

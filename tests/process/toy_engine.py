@@ -229,13 +229,13 @@ class ToyEngine:
             data = torch.cat([one.flatten() for one in (*self.weights, *self.momenta)]).numpy().tobytes()
         return hashlib.sha256(data).hexdigest()[:16]
 
-    def share(self, write_s: float) -> ToyShare:
+    def share(self) -> ToyShare:
         """This rank's state for a checkpoint, copied."""
         state = {
             "weights": [one.detach().clone() for one in self.weights],
             "momenta": [one.clone() for one in self.momenta],
         }
-        return ToyShare(f"rank{self.position}.pt", state, write_s)
+        return ToyShare(f"rank{self.position}.pt", state)
 
     def load(self, directory: Path) -> None:
         """The state that :class:`ToyShare` wrote."""
@@ -253,7 +253,8 @@ class ToyShare:
 
     name: str
     state: dict[str, list[torch.Tensor]]
-    write_s: float
+    write_s: float = 0.0
+    """How much longer its file takes."""
 
     def write(self, create: Create) -> bytes:
         with create(self.name) as file:

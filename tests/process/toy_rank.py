@@ -130,7 +130,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--retain", type=int)
     parser.add_argument("--keep", type=int)
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
-    parser.add_argument("--write-s", type=float, default=0.0, help="time that a rank's files take longer")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
     parser.add_argument("--spare-rank-times", action="store_true")
@@ -196,7 +195,7 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: 
         Path(options.save),
         place,
         options.steps,
-        lambda step, directory, copied: engine.share(options.write_s),
+        lambda step, directory, copied: engine.share(),
         agree,
         SaveMail(store, place.position, place.group_size),
         asynchronous=not options.no_async_save,

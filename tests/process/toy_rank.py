@@ -65,7 +65,7 @@ def main() -> int:
         options.layer_s,
         options.joins,
         flips=injector.flips,
-        slowness=lambda step: injector.slowness(step) * drawn(options.jitter, place.group, step),
+        slowness=lambda step: _slowness(options, injector, place.group, step),
     )
     waited = bool(place.place_file)
     if waited:
@@ -95,11 +95,19 @@ def main() -> int:
     return int(code)
 
 
+def _slowness(options: argparse.Namespace, injector: Injector, group: int, step: int) -> float:
+    """How many times --piece-s a piece takes."""
+    if options.quick_once and options.quick_once.exists():
+        return 0.0
+    return injector.slowness(step) * drawn(options.jitter, group, step)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--pieces", type=int, default=2)
     parser.add_argument("--piece-s", type=float, default=0.0)
+    parser.add_argument("--quick-once", type=Path, help="pieces take no longer than they must once this file is there")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--layer-s", type=float, default=0.0)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spare_megatron.config.injection import VARIABLE
 from spare_megatron.control.run_directory import glance
 from tests.process.harness import toy_digests
 from tests.process.returning import calm_weights, check_voted
@@ -23,13 +24,17 @@ from tests.slurm.jobs import SlurmJob, submit
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS, PIECES = 40, 2
+STEPS, PIECES = 200, 2
 OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
 TOY = (
-    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.05"),
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.25"),
     *("--redundancy", "3", "--heartbeat-s", "6"),
 )
-TWO_RANKS = ("--group-size", "2", *OWN, *TOY)
+"""All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
+a test waits for has come, it hurries the rest."""
+QUICK = "quick"
+"""Where this file is there, nothing waits any more."""
+TWO_RANKS = ("--group-size", "2", *OWN, *TOY, "--piece-s", "0.125")
 MEGATRON = (
     *("pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"),
     *("--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "8"),
@@ -58,8 +63,19 @@ GOOD = (("COMPLETED", "0:0"), ("COMPLETING", "0:0"))
 def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = "single.sbatch") -> SlurmJob:
     """A job of two groups of one rank on two nodes that saves where it leaves; ``flags`` are further ones of a rank."""
     words: Sequence[str] = (*OWN, "--group-size", "1", *TOY, "--redundancy", "2", "--save", str(folder / "save"))
-    words = (*words, *flags)
+    words = (*words, "--quick-once", str(folder / QUICK), *flags)
     return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
+
+
+def hurry(job: SlurmJob, folder: Path) -> None:
+    """Until the last step of a job that need not wait for its test any more."""
+    (folder / QUICK).touch()
+    job.until("the last step", lambda: any(step == STEPS for _, step in lives(job)), timeout_s=120)
+
+
+def until_second_life(job: SlurmJob) -> None:
+    """Until it has committed a step."""
+    job.until("the second life", lambda: any(life == 2 for life, _ in lives(job)))
 
 
 def until_told(*flags: str, groups: int | None = None) -> tuple[str, ...]:
@@ -77,7 +93,7 @@ def lives(job: SlurmJob) -> list[tuple[int, int]]:
 
 def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: Cluster, tmp_path: Path) -> None:
     """One after the other, each with a group of ranks; the coordinator's is the batch script's more often than not."""
-    job = submit(cluster, tmp_path, (*TWO_RANKS, "--redundancy", "4"))
+    job = submit(cluster, tmp_path, (*TWO_RANKS, "--redundancy", "4", "--quick-once", str(tmp_path / QUICK)))
     job.until_step(4)
     before, killed = job.ranks(), set()
     assert sorted(before) == list(range(8))
@@ -96,7 +112,8 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     if "n1" not in killed:
         kill("n1")
     assert job.ranks().items() <= before.items(), "a rank was started again"
-    job.until("the last step", lambda: job.run_dir.summary.exists(), timeout_s=120)
+    hurry(job, tmp_path)
+    job.until("the summary", job.run_dir.summary.exists)
     job.check_every_step_once(STEPS)
     summary = json.loads(job.run_dir.summary.read_text())
     assert (summary["outcome"], summary["failures_masked"], summary["steps_lost"]) == ("finished", len(killed), 0)
@@ -112,11 +129,12 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     cluster.call("scancel", "--signal=TERM", job.id)
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
-    left = job.metrics[-1]["step"]
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
-    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
+    hurry(job, tmp_path)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
+    left = sum(life == 1 for life, _ in lives(job))
+    assert 4 <= left < STEPS
     assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
     assert digest(job.run_dir.path) == calm
 
@@ -128,6 +146,8 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
     job.until_step(4)
     os.kill(job.ranks()[1], signal.SIGKILL)
+    until_second_life(job)
+    hurry(job, tmp_path)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"], told["Restarts"]) in [(*good, "0") for good in GOOD], job.report()
     check_restarted(job, calm)
@@ -227,7 +247,7 @@ def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(cluster: Cluster, 
     assert "not all 2 nodes of the allocation answer" in job.output.read_text()
     assert "leaves with exit code 4" in job.output.read_text()
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
-    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
+    hurry(job, tmp_path)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
     check_restarted(job, calm)
@@ -253,7 +273,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
-    job.until("the last step", lambda: job.metrics[-1]["step"] == STEPS, timeout_s=120)
+    hurry(job, tmp_path)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
     # Slurm 24.05 and newer queue it again, older ones leave that to spare-slurm; if both did, it would start once more.
@@ -269,7 +289,8 @@ def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Pa
     job.until_step(4)
     # scancel may end with "try again later" after the signal has arrived; the element's exit code tells that it did.
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job.id}_1"], env=cluster.environ, check=False, timeout=60)
-    job.until("the last step", lambda: bool(job.metrics) and job.metrics[-1]["step"] == STEPS)
+    until_second_life(job)
+    hurry(job, tmp_path)
     job.until("no element is left", lambda: not cluster.jobs())
     assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"
     assert cluster.show(f"{job.id}_2")["ExitCode"] == "0:0"
@@ -279,7 +300,8 @@ def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Pa
 
 
 def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
-    job = submit(cluster, tmp_path, (*OWN, *MEGATRON), nodes=2)
+    """Its ranks stand still in step 6 until it dies."""
+    job = submit(cluster, tmp_path, (*OWN, *MEGATRON), nodes=2, environ={VARIABLE: "hang:group=1,step=6,at=forward"})
     job.until_step(2, timeout_s=180)
     cluster.kill_node("n2")
     told = job.until_ended()

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
+from spare_megatron.collectives.converting import results_of
 from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.trainer.job_arguments import parse_job
 
@@ -89,7 +90,7 @@ def one_step(engine: Any, step: int) -> dict[str, float]:
     engine.run(step, KnownTickets(map(Ticket, range(PIECES))))
     sums = engine.local_sum()
     found["accumulators"] = timed(partial(engine.accumulators_fault, suspected=True))
-    reduced = [tensor.clone() for tensor in sums]
+    reduced = results_of(engine.conversion(), sums)
     found["result"] = timed(lambda: engine.result_fault(reduced))
     found["result_digest"] = timed(lambda: engine.result_digest(reduced, engine.scalars()))
     engine.apply(step, reduced, engine.scalars())

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
+from spare_megatron import kernels
 from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.trainer.job_arguments import parse_job
 
@@ -101,7 +102,6 @@ class IntegerSum:
     """Sums all tensors of the model in an exact mode, with its scales."""
 
     def __init__(self, method: str, sizes: dict[str, int]) -> None:
-        from spare_megatron import kernels
         from spare_megatron.exact_sum.formats import Slot
         from spare_megatron.megatron_adapter.model.exact import FORMATS
 
@@ -119,8 +119,10 @@ class IntegerSum:
             for gradient in pieces[slot.name]:
                 self._format.adder(number, total, report_)(gradient, None, apart=False, first=False)
             flags |= int(report_[1])
-            result[slot.name] = torch.empty(slot.size)
-            self._format.finalize(number, total, result[slot.name], 1.0)
+            converted = result[slot.name] = torch.empty(slot.size)
+            converter = kernels.Converter(torch.tensor([[0, slot.size, slot.index]]), self._format.exponents)
+            converter.convert(0, total, None, converted, None)
+            self._format.peaks.finalize(slot.index, converted, torch.empty_like(converted), 1.0)
         if flags:
             print(f"{type(self._format).__name__}: a piece exceeded the bound, the step would be skipped")
         self._format.commit(bool(flags))

@@ -119,25 +119,57 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
     )
 
 
+def convert_cases(count: int, device: torch.device) -> Iterator[Case]:
+    """The sum of two tensors of integers to fp32, with the checksums of both."""
+    segments, blocks = torch.tensor([(0, count, 0)]), -(-count // kernels.BLOCK)
+    weights = checksum_weights(0, count, device)
+    double, whole = torch.empty(count, dtype=torch.float64, device=device), torch.empty_like(weights)
+    out, found = torch.empty(count, device=device), torch.zeros(1, 2, dtype=torch.int64, device=device)
+    for dtype, exponent in ((torch.int64, EXPONENT), (torch.int32, 16)):
+        limit = 2 ** (50 if dtype == torch.int64 else 25)
+        sums, addend = (torch.randint(-limit, limit, (count,), dtype=dtype, device=device) for _ in range(2))
+        exponents = torch.full((blocks,), exponent, dtype=torch.int16, device=device)
+        converter = kernels.Converter(segments, exponents)
+
+        def sequence(sums: torch.Tensor = sums, addend: torch.Tensor = addend, factor: float = 2.0**-exponent) -> None:
+            whole.copy_(sums).add_(addend)
+            out.copy_(double.copy_(whole).mul_(factor))
+            found[0, 0] += whole.mul_(weights).sum()
+            found[0, 1] += whole.copy_(out.view(torch.int32)).mul_(weights).sum()
+
+        yield Case(
+            f"convert {str(dtype).removeprefix('torch.')}",
+            2 * sums.element_size() + 4,
+            lambda converter=converter, sums=sums, addend=addend: converter.convert(0, sums, addend, out, found),
+            sequence,
+            lambda exponents=exponents, sums=sums, addend=addend: reference.convert(
+                segments, exponents, 0, sums, addend, out, found
+            ),
+        )
+
+
 def finalize_cases(count: int, device: torch.device) -> Iterator[Case]:
-    """fp32 and bf16 gradients, with the peak."""
-    total = torch.randint(-(2**50), 2**50, (count,), device=device)
+    """fp32 and bf16 gradients from fp32 sums, with the peaks of blocks."""
+    total = torch.randn(count, device=device)
     double = torch.empty(count, dtype=torch.float64, device=device)
-    peak = torch.zeros(1, dtype=torch.int64, device=device)
+    sizes = torch.empty(count, device=device)
+    peaks = torch.zeros(-(-count // kernels.BLOCK), dtype=torch.int32, device=device)
+    whole = count // kernels.BLOCK * kernels.BLOCK
     for dtype in (torch.float32, torch.bfloat16):
         out = torch.empty(count, dtype=dtype, device=device)
 
         def sequence(out: torch.Tensor = out) -> None:
-            double.copy_(total).mul_(2.0**-EXPONENT / DIVISOR)
-            out.copy_(double)
-            torch.maximum(peak, total.abs().max(), out=peak)
+            out.copy_(double.copy_(total).div_(DIVISOR))
+            torch.abs(total, out=sizes)
+            largest = sizes[:whole].view(-1, kernels.BLOCK).amax(dim=1).view(torch.int32)
+            torch.maximum(peaks[: len(largest)], largest, out=peaks[: len(largest)])
 
         yield Case(
             f"finalize {str(dtype).removeprefix('torch.')}",
-            8 + out.element_size(),
-            lambda out=out: kernels.finalize(total, out, EXPONENT, DIVISOR, peak),
+            4 + out.element_size(),
+            lambda out=out: kernels.finalize(total, out, DIVISOR, peaks),
             sequence,
-            lambda out=out: reference.finalize(total, out, EXPONENT, 0, DIVISOR, peak),
+            lambda out=out: reference.finalize(total, out, DIVISOR, peaks, 0),
         )
 
 
@@ -196,7 +228,7 @@ def main() -> None:
     rows = []
     for threads in arguments.threads if device.type == "cpu" else [1]:
         torch.set_num_threads(threads)
-        for cases in (accumulate_cases, finalize_cases):
+        for cases in (accumulate_cases, convert_cases, finalize_cases):
             for case in cases(arguments.elements, device):
                 rows.append(measure(case, arguments.elements, threads, arguments.repeats, device))
     name = kernels.implementation(device.type).split(":")[0]

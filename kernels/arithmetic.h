@@ -133,16 +133,18 @@ SPARE_INLINE double to_double(int64_t value) {
   return (high - from_bits(0x4530000080100000ull)) + low;
 }
 
+// fp32 as bits to the nearest bf16, ties to even. Not for NaN.
+SPARE_INLINE uint16_t nearest_bf16(uint32_t bits) { return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); }
+
 // double to bf16, rounded once: towards zero to fp32 with the last bit set where inexact (round to odd), then to the
-// nearest bf16. Not for NaN, which no integer over a finite divisor gives.
+// nearest bf16. Not for NaN.
 SPARE_INLINE uint16_t to_bf16(double value) {
   float single = (float)value;
   uint32_t bits = float_to_bits(single);
   double back = (double)single;
   double size = value < 0 ? -value : value, back_size = back < 0 ? -back : back;
   uint32_t larger = back_size > size ? 1 : 0, inexact = back_size != size ? 1 : 0;
-  bits = (bits - larger) | inexact;
-  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  return nearest_bf16((bits - larger) | inexact);
 }
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "arithmetic.h"
 #include "cpu_loops.h"
+#include "segments.h"
 
 namespace {
 
@@ -25,6 +26,7 @@ Tables make_tables() {
     tables.checksum[k] = (splitmix64(SPARE_CHECKSUM_SEED + k) >> 32) | 1;
     tables.checksum32[k] = static_cast<uint32_t>(tables.checksum[k]);
     tables.checksum_twice[k] = tables.checksum[k] << 32 | tables.checksum[k];
+    tables.checksum_below[k + 1] = tables.checksum_below[k] + tables.checksum[k];
     tables.digest[k] = splitmix64(SPARE_DIGEST_SEED + k);
   }
   return tables;
@@ -89,7 +91,7 @@ void in_ranges(int64_t count, int64_t first_index, int64_t element_bytes, int th
     work(part, begin(part), begin(part + 1));
   };
   std::vector<std::thread> helpers;
-  helpers.reserve(parts);
+  helpers.reserve(parts - 1);
   int64_t started = 1;
   for (; started < parts; ++started) {
     try {
@@ -190,18 +192,29 @@ void spare_cpu_checksums(const void* values, int type, const int64_t* segments, 
     sums[number] = static_cast<int64_t>(static_cast<uint64_t>(sums[number]) + found[number].load());
 }
 
-void spare_cpu_finalize(const SpareFinalize* job, int threads) {
-  std::vector<Sums> peaks(std::max(1, threads));
+void spare_cpu_convert(const SpareConvert* job, int threads) {
   const Loops& table = loops();
-  const bool stream = job->count * (job->destination_type == SPARE_FP32 ? 4 : 2) >= kStreamBytes;
-  in_ranges(job->count, job->first_index, 12, threads, [&](int64_t part, int64_t start, int64_t stop) {
-    int64_t peak = 0;
-    table.finalize(*job, start, stop, &peak, stream);
-    peaks[part].of[0] = static_cast<uint64_t>(peak);
+  const bool stream = job->count * 4 >= kStreamBytes;
+  const int64_t bytes = size_of(job->type) * (job->addend ? 2 : 1) + 4;
+  in_ranges(job->count, 0, bytes, threads, [&](int64_t, int64_t start, int64_t stop) {
+    auto zero = [&](int64_t from, int64_t to) { memset(job->destination + from, 0, (to - from) * 4); };
+    auto convert = [&](int64_t from, int64_t to, int64_t index, int64_t number) {
+      uint64_t sums[2] = {0, 0};
+      table.convert(*job, from, to, index, tables(), sums, stream);
+      if (!job->found) return;
+      for (int k = 0; k < 2; ++k)
+        __atomic_fetch_add(job->found + 2 * number + k, static_cast<int64_t>(sums[k]), __ATOMIC_RELAXED);
+    };
+    by_segments(*job, start, stop, zero, convert);
   });
-  if (job->exponents) return;
-  int64_t* peak = static_cast<int64_t*>(job->peaks);
-  for (const Sums& one : peaks) *peak = std::max(*peak, static_cast<int64_t>(one.of[0]));
+}
+
+void spare_cpu_finalize(const SpareFinalize* job, int threads) {
+  const Loops& table = loops();
+  const int64_t element = job->destination_type == SPARE_FP32 ? 4 : 2;
+  const bool stream = job->count * element >= kStreamBytes;
+  in_ranges(job->count, job->first_index, 4 + element, threads,
+            [&](int64_t, int64_t start, int64_t stop) { table.finalize(*job, start, stop, stream); });
 }
 
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,

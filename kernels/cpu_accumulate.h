@@ -10,17 +10,7 @@
 
 namespace {
 
-enum { kSingles = 2 * kWords };
-typedef float Singles __attribute__((vector_size(sizeof(Words))));
-typedef uint32_t Whole __attribute__((vector_size(sizeof(Words))));
 typedef uint16_t Halves __attribute__((vector_size(sizeof(Words) / 2)));
-
-template <class Vector, class Element>
-inline Vector load_as(const Element* from) {
-  Vector found;
-  memcpy(&found, from, sizeof found);
-  return found;
-}
 
 inline Singles load_singles(Fp32, const uint32_t* from) { return load_as<Singles>(from); }
 inline Singles load_singles(Bf16, const uint16_t* from) {

@@ -11,6 +11,8 @@ struct alignas(64) Tables {
   uint32_t checksum32[SPARE_BLOCK + 16];
   // checksum's in both halves
   uint64_t checksum_twice[SPARE_BLOCK];
+  // sums of checksum's before each element
+  uint64_t checksum_below[SPARE_BLOCK + 1];
   uint64_t digest[SPARE_BLOCK];
 };
 
@@ -19,8 +21,11 @@ struct Loops {
   void (*accumulate)(const SpareAccumulate& job, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
   void (*checksum)(const void* values, int type, int64_t start, int64_t stop, int64_t first_index,
                    const Tables& tables, uint64_t* sums);
-  // peak: the largest magnitude, where there is one for all; stream: the destination is written past the cache
-  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, int64_t* peak, bool stream);
+  // Elements start to stop of the range, which lie in one segment; the first has `index`. sums[0] += checksum of the
+  // integers, sums[1] += that of the bits; stream: the destination is written past the cache.
+  void (*convert)(const SpareConvert& job, int64_t start, int64_t stop, int64_t index, const Tables& tables,
+                  uint64_t* sums, bool stream);
+  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear
   void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
 };

@@ -1,5 +1,5 @@
-// Vectors of 64-bit words for the instruction set that the including file is compiled for, and streaming stores, which
-// bypass the cache. Only for what compilers do not generate themselves: products of 32-bit halves, streaming stores.
+// Vectors of 64-bit words, and of 32-bit ones, for the instruction set that the including file is compiled for, and
+// streaming stores, which bypass the cache. Only for what compilers do not generate themselves: products of 32-bit halves, streaming stores.
 #ifndef SPARE_CPU_WORDS_H
 #define SPARE_CPU_WORDS_H
 
@@ -73,6 +73,19 @@ inline void stream_words(void* to, Words words) { memcpy(to, &words, sizeof word
 #endif
 
 enum { kWords = sizeof(Words) / 8 };
+
+#if defined(__AVX2__)
+enum { kSingles = 2 * kWords };
+typedef float Singles __attribute__((vector_size(sizeof(Words))));
+typedef uint32_t Whole __attribute__((vector_size(sizeof(Words))));
+
+template <class Vector, class Element>
+inline Vector load_as(const Element* from) {
+  Vector found;
+  memcpy(&found, from, sizeof found);
+  return found;
+}
+#endif
 
 inline uint64_t total(Words words) {
   uint64_t each[kWords], sum = 0;

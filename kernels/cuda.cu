@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "arithmetic.h"
+#include "segments.h"
 #include "spare_kernels.h"
 
 namespace {
@@ -188,52 +189,61 @@ __global__ void __launch_bounds__(kThreads)
   add_sum(report, total);
 }
 
-__device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
-__device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
+// One segment's elements of a range; `first_index` is that of the first. found: the segment's two sums, or null.
 template <class Element>
-__device__ Element magnitude(Element value) {
-  const Element lowest = Element(Word(1) << (8 * sizeof(Element) - 1));
-  return value == lowest ? ~lowest : (value < 0 ? -value : value);
+__global__ void __launch_bounds__(kThreads)
+    convert_kernel(const Element* integers, const Element* addend, float* destination, const int16_t* exponents,
+                   int64_t* found, int64_t count, int64_t first_index, int64_t blocks) {
+  uint64_t weights[kPerThread];
+  checksum_weights(weights);
+  uint64_t totals[2] = {0, 0};
+  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
+    const int64_t block = first_index / SPARE_BLOCK + number;
+    const int64_t at = block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread;
+    const double scale = power_of_two(-exponents[block]);
+    Element values[kPerThread], others[kPerThread] = {};
+    float out[kPerThread];
+    load_four(integers, at, count, values);
+    if (addend) load_four(addend, at, count, others);
+    uint64_t sums[2] = {0, 0};
+    for (int k = 0; k < kPerThread; ++k) {
+      const Element value = static_cast<Element>(static_cast<uint64_t>(values[k]) + static_cast<uint64_t>(others[k]));
+      out[k] = static_cast<float>(static_cast<double>(value) * scale);
+      sums[0] += static_cast<uint64_t>(int64_t(value)) * weights[k];
+      sums[1] += static_cast<uint64_t>(int64_t(static_cast<int32_t>(float_to_bits(out[k])))) * weights[k];
+    }
+    store_four(destination, at, count, out);
+    for (int k = 0; k < 2; ++k) totals[k] += checksum_factor(block) * sums[k];
+  }
+  if (!found) return;
+  add_sum(found, totals[0]);
+  add_sum(found + 1, totals[1]);
 }
 
-template <class Element>
-__device__ void raise(Element* peak, Element value) {
-  for (int step = 16; step > 0; step /= 2) {
-    const Element other = __shfl_down_sync(kFull, value, step);
-    value = other > value ? other : value;
-  }
+__device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
+__device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
+
+__device__ void raise(int32_t* peak, int32_t value) {
+  for (int step = 16; step > 0; step /= 2) value = max(value, __shfl_down_sync(kFull, value, step));
   if (threadIdx.x % 32 == 0 && value > 0) atomicMax(peak, value);
 }
 
-__device__ void raise_peak(int64_t* peak, int64_t value) {
-  raise(reinterpret_cast<long long*>(peak), static_cast<long long>(value));
-}
-__device__ void raise_peak(int32_t* peak, int32_t value) { raise(peak, value); }
-
-template <class Element, class Destination>
+template <class Destination>
 __global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, int64_t blocks) {
-  const bool multiply = (to_bits(job.divisor) & 0xfffffffffffffull) == 0;
-  Element peak = 0;
   for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
     const int64_t block = job.first_index / SPARE_BLOCK + number;
     const int64_t at = block * SPARE_BLOCK - job.first_index + threadIdx.x * kPerThread;
-    const double divisor = job.divisor * power_of_two(job.exponents ? job.exponents[number] : job.exponent);
-    Element sums[kPerThread];
+    float total[kPerThread];
     Destination out[kPerThread];
-    load_four(static_cast<const Element*>(job.total), at, job.count, sums);
+    load_four(job.total, at, job.count, total);
+    int32_t peak = 0;
     for (int k = 0; k < kPerThread; ++k) {
-      const double value = static_cast<double>(sums[k]);
-      store_one(out + k, multiply ? value * (1 / divisor) : value / divisor);
-      const Element size = magnitude(sums[k]);
-      peak = size > peak ? size : peak;
+      peak = max(peak, static_cast<int32_t>(float_to_bits(total[k]) & Fp32::magnitude));
+      store_one(out + k, static_cast<double>(total[k]) / job.divisor);
     }
     store_four(static_cast<Destination*>(job.destination), at, job.count, out);
-    if (job.exponents) {
-      raise_peak(static_cast<Element*>(job.peaks) + number, peak);
-      peak = 0;
-    }
+    raise(job.peaks + number, peak);
   }
-  if (!job.exponents) raise_peak(static_cast<Element*>(job.peaks), peak);
 }
 
 __device__ uint64_t nonlinear(uint64_t word, uint64_t key) {
@@ -287,11 +297,19 @@ void accumulate_from(const SpareAccumulate& job, int64_t blocks, cudaStream_t st
 }
 
 template <class Element>
-void finalize_from(const SpareFinalize& job, int64_t blocks, cudaStream_t stream) {
-  if (job.destination_type == SPARE_FP32)
-    finalize_kernel<Element, float><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
-  else
-    finalize_kernel<Element, uint16_t><<<grid_for(blocks), kThreads, 0, stream>>>(job, blocks);
+void convert_segments(const SpareConvert& job, cudaStream_t stream) {
+  const Element* integers = static_cast<const Element*>(job.sums);
+  const Element* addend = static_cast<const Element*>(job.addend);
+  auto zero = [&](int64_t from, int64_t to) {
+    cudaMemsetAsync(job.destination + from, 0, (to - from) * sizeof(float), stream);
+  };
+  auto convert = [&](int64_t from, int64_t to, int64_t index, int64_t number) {
+    const int64_t count = to - from, blocks = blocks_of(index, count);
+    convert_kernel<<<grid_for(blocks), kThreads, 0, stream>>>(
+        integers + from, addend ? addend + from : nullptr, job.destination + from, job.exponents,
+        job.found ? job.found + 2 * number : nullptr, count, index, blocks);
+  };
+  by_segments(job, 0, job.count, zero, convert);
 }
 
 }  // namespace
@@ -329,14 +347,22 @@ int spare_cuda_checksums(const void* values, int type, const int64_t* segments, 
   return cudaGetLastError();
 }
 
+int spare_cuda_convert(const SpareConvert* job, void* stream) {
+  if (job->type == SPARE_INT64)
+    convert_segments<int64_t>(*job, static_cast<cudaStream_t>(stream));
+  else
+    convert_segments<int32_t>(*job, static_cast<cudaStream_t>(stream));
+  return cudaGetLastError();
+}
+
 int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
   if (job->count == 0) return 0;
   const int64_t blocks = blocks_of(job->first_index, job->count);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  if (job->total_type == SPARE_INT64)
-    finalize_from<int64_t>(*job, blocks, queue);
+  if (job->destination_type == SPARE_FP32)
+    finalize_kernel<float><<<grid_for(blocks), kThreads, 0, queue>>>(*job, blocks);
   else
-    finalize_from<int32_t>(*job, blocks, queue);
+    finalize_kernel<uint16_t><<<grid_for(blocks), kThreads, 0, queue>>>(*job, blocks);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,6 @@
 // Moves the bytes of one sum around a ring, as spare_megatron/collectives/ring.py and frames.py say it: the same
 // segments in the same order, the same frames on the wire. Python between two calls of the kernel finds nothing in the
-// caches any more, so here a whole sum is one call, unless its elements are of a type that the caller adds.
+// caches any more, so here a whole sum is one call, unless its elements are of a type that the caller adds or converts.
 //
 // Numbers of segments count as in ring.py. Epochs are not negative.
 #include <cerrno>
@@ -9,6 +9,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+
+#include "spare_kernels.h"
 
 // How far a member's sums are: hearing.Traffic, which other threads read.
 struct SpareTraffic {
@@ -45,6 +47,9 @@ struct SpareRingSum {
   uint8_t* wire;
   const uint8_t* source;
   uint8_t* scratch;
+  uint8_t* result;  // of the sum: wire where it is not converted
+  void (*convert)(const SpareConvert*, int);  // or null: the caller converts
+  SpareConvert* conversion;
   SpareOutgoing* out;
   SpareIncoming* in;
   SpareTraffic* traffic;
@@ -53,12 +58,13 @@ struct SpareRingSum {
   int64_t size;
   int64_t count;     // elements of the tensor
   int64_t segment;   // elements of a segment
+  int64_t first;     // where the tensor begins in what conversion tells of
   int64_t sent;      // segments, with the empty ones
   int64_t received;
   int64_t sent_bytes;      // of the segment after those
   int64_t received_bytes;
   int64_t counted_bytes;   // of those that have come, what traffic has: all but the last one until the frame is whole
-  int64_t add_start;  // elements that the caller is to add before it calls again, where it adds
+  int64_t add_start;  // elements that the caller is to add or to convert before it calls again
   int64_t add_stop;
   int64_t error;      // errno, 0 where the other side has closed; of a frame of another size, its bytes
   int64_t due;        // and the bytes that were due
@@ -66,13 +72,14 @@ struct SpareRingSum {
   int32_t right;
   int32_t alarm;      // readable when the epoch is over
   int32_t itemsize;
+  int32_t result_itemsize;
   int32_t type;       // of the elements: Type
-  int32_t unused;
+  int32_t converts;   // the sum is converted where it is complete
 };
 
 namespace {
 
-enum Outcome : int32_t { DONE = 0, OVER = 1, LOST_LEFT = 2, LOST_RIGHT = 3, OTHER_SUM = 4, ADD = 5, NO_POLL = 6 };
+enum Outcome : int32_t { DONE = 0, OVER = 1, LOST_LEFT = 2, LOST_RIGHT = 3, OTHER_SUM = 4, ADD = 5, NO_POLL = 6, CONVERT = 7 };
 enum Type : int32_t { CALLER_ADDS = 0, INT64 = 1, INT32 = 2, FLOAT32 = 3, FLOAT64 = 4 };
 enum Moved : int32_t { NOTHING = -1, SOME = -2 };  // beside the outcomes
 
@@ -156,6 +163,14 @@ class Run {
   Range incoming() const { return range(j_.received, j_.received / segments_ + 1); }
   Range outgoing() const { return range(j_.sent, j_.sent / segments_); }
   bool adds() const { return j_.received / segments_ < j_.size - 1; }
+  bool completes() const { return j_.received / segments_ == j_.size - 2; }
+  // Bytes of an element of the segment that comes or goes next.
+  int64_t item_in() const { return adds() ? j_.itemsize : j_.result_itemsize; }
+  int64_t item_out() const { return j_.sent / segments_ < j_.size - 1 ? j_.itemsize : j_.result_itemsize; }
+  const uint8_t* outgoing_memory() const {
+    const int64_t step = j_.sent / segments_;
+    return step == 0 ? j_.source : step < j_.size - 1 ? j_.wire : j_.result;
+  }
   bool wants() const { return j_.received < total_; }
   bool offers() const { return j_.sent < total_ && j_.sent < j_.received + segments_; }
   bool ahead() const { return j_.in->broken >= j_.epoch || (j_.in->open && j_.in->epoch > j_.epoch); }
@@ -182,7 +197,7 @@ class Run {
     while (wants() && !ahead()) {
       static thread_local uint8_t waste[WASTE_BYTES];
       const Range r = incoming();
-      const int64_t size = (r.stop - r.start) * j_.itemsize;
+      const int64_t item = item_in(), size = (r.stop - r.start) * item;
       const bool mine = in.open && in.epoch == j_.epoch;
       if (mine && in.due != size - j_.received_bytes) {
         j_.due = size - j_.received_bytes;
@@ -194,7 +209,7 @@ class Run {
       size_t number = 0;
       if (in.open) {
         uint8_t* room = waste;
-        if (mine) room = (adds() ? j_.scratch : j_.wire + r.start * j_.itemsize) + j_.received_bytes;
+        if (mine) room = (adds() ? j_.scratch : j_.result + r.start * item) + j_.received_bytes;
         data = mine || in.due < WASTE_BYTES ? in.due : WASTE_BYTES;
         if (data) parts[number++] = {room, static_cast<size_t>(data)};
         if (data == in.due) parts[number++] = {&last, 1};
@@ -249,16 +264,31 @@ class Run {
 
   // A segment has come.
   int32_t take(Range r) {
-    if (adds()) {
-      if (j_.type == CALLER_ADDS) {
-        j_.add_start = r.start;
-        j_.add_stop = r.stop;
-        return ADD;
-      }
+    if (completes() && j_.converts) {
+      if (!j_.convert) return to_caller(CONVERT, r);
+      convert(r);
+    } else if (adds()) {
+      if (j_.type == CALLER_ADDS) return to_caller(ADD, r);
       add_up(r);
     }
     next_in();
     return SOME;
+  }
+
+  int32_t to_caller(Outcome work, Range r) {
+    j_.add_start = r.start;
+    j_.add_stop = r.stop;
+    return work;
+  }
+
+  void convert(Range r) {
+    SpareConvert& job = *j_.conversion;
+    job.sums = j_.source + r.start * j_.itemsize;
+    job.addend = j_.scratch;
+    job.destination = reinterpret_cast<float*>(j_.result) + r.start;
+    job.start = j_.first + r.start;
+    job.count = r.stop - r.start;
+    j_.convert(&job, 1);
   }
 
   void add_up(Range r) {
@@ -283,7 +313,7 @@ class Run {
     SpareOutgoing& out = *j_.out;
     while (offers()) {
       const Range r = outgoing();
-      const int64_t size = (r.stop - r.start) * j_.itemsize;
+      const int64_t item = item_out(), size = (r.stop - r.start) * item;
       if (!out.open) {
         out.open = 1;
         out.epoch = j_.epoch;
@@ -295,7 +325,7 @@ class Run {
       const bool mine = out.epoch == j_.epoch;
       const int64_t most = mine || out.due < WASTE_BYTES ? out.due : WASTE_BYTES;
       const uint8_t* from = ZEROS;
-      if (mine) from = (j_.sent / segments_ ? j_.wire : j_.source) + r.start * j_.itemsize + size - out.due;
+      if (mine) from = outgoing_memory() + r.start * item + size - out.due;
       const uint8_t last = mine ? WHOLE : BROKEN;
       iovec parts[3];
       size_t number = 0;
@@ -355,9 +385,11 @@ class Run {
 
 extern "C" {
 
-__attribute__((visibility("default"))) int32_t spare_ring_version() { return 1; }
+__attribute__((visibility("default"))) int32_t spare_ring_version() {
+  return 1000 * SPARE_KERNELS_VERSION + 2;
+}
 
-// Goes on with a sum until it is over, an outcome of it is due, or the caller is to add something.
+// Goes on with a sum until it is over, an outcome of it is due, or the caller is to add or to convert something.
 __attribute__((visibility("default"))) int32_t spare_ring_run(SpareRingSum* job) { return Run(*job).run(); }
 
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 7
+#define SPARE_KERNELS_VERSION 8
 
 #define SPARE_BLOCK 1024
 #define SPARE_CHECKSUM_SEED 0x53504152ull
@@ -39,18 +39,35 @@ struct SpareAccumulate {
   int32_t first;  // 1: the accumulator, which is not read, counts as 0
 };
 
-// destination = total / (divisor * 2^exponent). peaks: int64[1], or int32 for each block when `exponents` is given.
+// destination = (sums + addend) / 2^exponent in fp32: the sum of integers wraps, is converted to double, scaled and rounded
+// to fp32; what exceeds fp32 becomes infinite. A range of a tensor that holds several segments: sums, addend and
+// destination point at its elements start..start + count, of which those in no segment become +0.
+// segments: triples of start, stop (positions in the tensor) and the index of the first, sorted and apart; they may begin
+// and end within a block, and a range may begin and end within a segment.
+struct SpareConvert {
+  const void* sums;
+  const void* addend;  // or null
+  float* destination;  // shares memory with neither
+  const int16_t* exponents;  // of each block of the index space, from its first one on
+  const int64_t* segments;
+  int64_t* found;  // or null; [2 i] += checksum of the integers of segment i, [2 i + 1] += that of its result as int32
+  int64_t num_segments;
+  int64_t start;
+  int64_t count;
+  int32_t type;  // SPARE_INT64 or SPARE_INT32
+};
+
+// destination = total / divisor, as a quotient in double that is rounded once. Not for NaN.
 struct SpareFinalize {
-  const void* total;
+  const float* total;
   void* destination;
-  const int16_t* exponents;
-  void* peaks;  // = max(peaks, |total|)
-  double divisor;
+  // Of each block of the index space from the one that holds first_index: = max(peaks, bits of the largest |total|), which
+  // order as the magnitudes do.
+  int32_t* peaks;
+  double divisor;  // 2^-100..2^100 in magnitude
   int64_t count;
   int64_t first_index;
-  int32_t total_type;        // SPARE_INT64 or SPARE_INT32
   int32_t destination_type;  // SPARE_FP32 or SPARE_BF16
-  int32_t exponent;
 };
 
 #ifdef __cplusplus
@@ -72,6 +89,8 @@ void spare_cpu_accumulate(const struct SpareAccumulate* job, int threads);
 // Segments: triples of start, stop (positions in values) and the index of the first; sums[i] += checksum of segment i.
 void spare_cpu_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          int threads);
+// May be called from any thread. With one thread and `found` of its own it waits for nobody.
+void spare_cpu_convert(const struct SpareConvert* job, int threads);
 void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
 // sums[2 i] = nonlinear, sums[2 i + 1] = linear sum of part i.
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
@@ -82,6 +101,7 @@ void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream);
+int spare_cuda_convert(const struct SpareConvert* job, void* stream);
 int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
 int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        void* stream);

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.controller.messages import Link
 
@@ -68,6 +69,8 @@ class Backend(Protocol):
 
     reads_sources: bool
     """Whether :meth:`sum` takes a ``source``."""
+    converts: bool
+    """Whether :meth:`sum` takes what the sum is ``converted`` into."""
     forms_alone: bool
     """Whether :meth:`begin` is called, by whoever brings the view, and no :meth:`form`: the owner's thread is then not
     needed before the first sum, and not at all in an epoch without one. Otherwise the owner calls :meth:`form`."""
@@ -95,10 +98,19 @@ class Backend(Protocol):
     def form(self) -> None:
         """Connect to the other members. Raises where that fails, or when :meth:`cut` is called."""
 
-    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
+    def sum(
+        self,
+        wire: torch.Tensor,
+        patient: bool,
+        source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
+    ) -> None:
         """Sum ``wire`` in place over the members, or write the sum of what they give as ``source``, which is only read,
         into it. Even after an error nothing touches them once :meth:`release` returns, and no byte of ``source`` leaves
         after :meth:`cut`.
+
+        Where the sum is ``converted``, what it becomes is written into the result there, and ``wire`` is room for the
+        work.
 
         With ``patient`` it waits for members that still compute. Otherwise all members are known to take part, and
         silence is an error after the time-out.

@@ -50,6 +50,7 @@ import torch.distributed as dist
 
 from spare_megatron.collectives.backend import BackendError
 from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.controller.messages import Link
 
 ENVIRONMENT = {
@@ -98,6 +99,7 @@ class NcclBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
     reads_sources = False
+    converts = True
     forms_alone = False
     linger_s = RingBackend.linger_s
 
@@ -111,6 +113,8 @@ class NcclBackend:
         self._stream: torch.cuda.Stream | None = None
         self._issued: torch.cuda.Event | None = None
         """Recorded behind the sum that was issued last; None while a sum is being issued."""
+        self._held: ConvertedBucket | None = None
+        """What that sum is converted into: kernels may write to it until the group is released."""
         _bound_waits(timeout_s)
 
     @property
@@ -143,15 +147,22 @@ class NcclBackend:
         self._stream = torch.cuda.Stream(self._device)
         self.sum(torch.ones(1, device=self._device), patient=False)
 
-    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
+    def sum(
+        self,
+        wire: torch.Tensor,
+        patient: bool,
+        source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
+    ) -> None:
         """Sum ``wire``, which its writer has settled (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
         assert source is None, "sources are not read here"
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            options = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.SUM
-            complete, self._issued = torch.cuda.Event(), None
-            self._group.allreduce([wire], options).wait()
+            complete, self._issued, self._held = torch.cuda.Event(), None, converted
+            if converted is None:
+                self._all_reduce(wire)
+            else:
+                self._convert(wire, converted)
             complete.record(self._stream)
             self._issued = complete
         until_s = None if patient else time.monotonic() + self._timeout_s
@@ -162,6 +173,31 @@ class NcclBackend:
             time.sleep(POLL_S)
         self._go_on()  # an aborted kernel ends, too
 
+    def _all_reduce(self, wire: torch.Tensor) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        self._group.allreduce([wire], options).wait()
+
+    def _convert(self, wire: torch.Tensor, converted: ConvertedBucket) -> None:
+        """Reduce-scatter, in place, convert this member's chunk, and gather. What cannot be cut in equal chunks, fewer
+        elements than members, is summed and converted by all; the first member owns it."""
+        chunk = wire.numel() // self._size
+        whole = chunk * self._size
+        mine = slice(self._rank * chunk, (self._rank + 1) * chunk)
+        if chunk:
+            options = dist.ReduceScatterOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            self._group._reduce_scatter_base(wire[mine], wire[:whole], options).wait()
+            self._go_on()
+            converted.convert(mine.start, wire[mine])
+            gathered, given = converted.result[:whole], converted.result[mine]
+            self._group._allgather_base(gathered, given).wait()
+            self._go_on()
+        if whole < wire.numel():
+            self._all_reduce(wire[whole:])
+            self._go_on()
+            converted.convert(whole, wire[whole:], owned=self._rank == 0)
+
     def cut(self, why: str) -> None:
         self._reach.cut(why)
 
@@ -171,6 +207,7 @@ class NcclBackend:
         if group is not None:
             group.abort()
             self._drain()
+        self._held = None
 
     def _go_on(self) -> None:
         """Raise BackendError when this member or another has given up; called before and after each call of NCCL."""

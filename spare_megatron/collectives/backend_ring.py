@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 
 from spare_megatron.collectives.backend import BackendError, Seat
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import DesyncError
 from spare_megatron.collectives.hearing import LEFT, RIGHT
 from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
@@ -39,6 +40,7 @@ class RingBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on TCP sockets."""
 
     reads_sources = True
+    converts = True
     forms_alone = True
     linger_s = 0.5
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
@@ -77,12 +79,18 @@ class RingBackend:
         if self.over:
             raise BackendError(self.over)
 
-    def sum(self, wire: torch.Tensor, patient: bool, source: torch.Tensor | None = None) -> None:
+    def sum(
+        self,
+        wire: torch.Tensor,
+        patient: bool,
+        source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
+    ) -> None:
         if self._scratch is None:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
         self._left, self._right = self._links.use(self._epoch)
         self._traffic.patient = patient
-        given = (wire, self._seat.rank, self._seat.size, self._scratch, source)
+        given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted)
         try:
             if self._compiled is None:
                 self._sum(RingStreams(*given))

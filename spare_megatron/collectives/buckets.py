@@ -4,7 +4,7 @@ A reduction sends a small header (the layout's digest and the scalars) and then 
 Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a
 *result*. Where wire and result have the same dtype and device they are one memory; where a transport can read
 accumulators that need no encoding, the sums are written into it straight away: fp32 on CPU costs one buffer and no
-copy.
+copy. Where sums are converted (:mod:`spare_megatron.collectives.converting`), a few buckets share all wire memory.
 
 Promises: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
 operation may write into its buffers until its connections are dead, so buffers belong to a communicator
@@ -14,13 +14,15 @@ until that has nothing in flight.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Protocol
 
 import torch
 
+from spare_megatron.collectives.converting import Conversion
 from spare_megatron.collectives.reduction import GradientReduction
 
 BUCKET_BYTES = 16 << 20
@@ -31,6 +33,9 @@ bucket could not leave before everything is computed."""
 LEAST_BYTES = 16 << 10
 ALIGNMENT = 64
 """Buckets start at multiples of this many elements."""
+WINDOW = 4
+"""Number of buckets of converted sums that have wire memory at the same time. Where a bucket's wire holds a copy, the
+bucket so many places behind it is copied only when its sum has been taken."""
 HEADER_STEP = 128
 """Header sizes are multiples of this many values: groups that disagree on a few scalars still exchange headers of the
 same size, so that the digests can show the difference."""
@@ -54,6 +59,9 @@ class BucketLayout:
     """For each tensor: elements, and the dtypes of accumulator, wire and result."""
     scalars: tuple[str, ...]
     bucket_bytes: int
+    converted: int = 0
+    """The sums of the first so many tensors are converted."""
+    witness_size: int = 0
 
     @classmethod
     def of(
@@ -62,16 +70,23 @@ class BucketLayout:
         scalars: Mapping[str, float],
         method: GradientReduction,
         bucket_bytes: int,
+        conversion: Conversion | None = None,
     ) -> BucketLayout:
         """The layout of a request. Raises AssertionError for a tensor that is not flat and contiguous."""
+        converted = 0 if conversion is None else conversion.tensors
         for number, tensor in enumerate(tensors):
             assert tensor.dim() == 1, f"tensor {number} to reduce has shape {tuple(tensor.shape)}, not one dimension"
             assert tensor.is_contiguous(), f"tensor {number} to reduce is not contiguous"
+        results = [method.result_dtype(tensor.dtype) for tensor in tensors]
+        witness_size = 0
+        if conversion is not None:
+            results[:converted] = [conversion.dtype] * converted
+            witness_size = conversion.witness_size
         shapes = tuple(
-            (tensor.numel(), tensor.dtype, method.wire_dtype(tensor.dtype), method.result_dtype(tensor.dtype))
-            for tensor in tensors
+            (tensor.numel(), tensor.dtype, method.wire_dtype(tensor.dtype), result)
+            for tensor, result in zip(tensors, results, strict=True)
         )
-        return cls(method.name, shapes, tuple(sorted(scalars)), bucket_bytes)
+        return cls(method.name, shapes, tuple(sorted(scalars)), bucket_bytes, converted, witness_size)
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -83,6 +98,10 @@ class BucketLayout:
             middle = max(1, only.stop // 2 // ALIGNMENT * ALIGNMENT)
             return (Bucket(only.tensor, 0, middle), Bucket(only.tensor, middle, only.stop))
         return buckets
+
+    def is_converted(self, number: int) -> bool:
+        """Whether the sum of bucket ``number`` is converted."""
+        return self.buckets[number].tensor < self.converted
 
     @cached_property
     def digest(self) -> int:
@@ -158,33 +177,56 @@ class Buffers:
         self, layout: BucketLayout, wire_device: torch.device, result_device: torch.device, staged: bool
     ) -> None:
         """``staged``: wires and results never share memory, even where their devices and dtypes are equal."""
-        self.layout = layout
+        self.layout, self.staged = layout, staged
         self.user: User | None = None
         self.tail: Header | None = None
         """The header that travels last, with the scalars, in an overlapped reduction; kept as long as these buffers."""
         pin = wire_device.type == "cpu" and torch.cuda.is_available()
         self.header = Header(layout.digest, layout.scalars, wire_device)
-        self._wires = [
-            torch.empty(size, dtype=wire, device=wire_device, pin_memory=pin) for size, _, wire, _ in layout.shapes
+        self.witness = torch.zeros(layout.witness_size, dtype=torch.int64, device=wire_device, pin_memory=pin)
+
+        def wires_of(sizes: Iterable[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+            return [torch.empty(size, dtype=dtype, device=wire_device, pin_memory=pin) for size, dtype in sizes]
+
+        travelling = [
+            (one.stop - one.start, layout.shapes[one.tensor][2])
+            for one in layout.buckets
+            if one.tensor < layout.converted
         ]
-        self.results = tuple(
-            wire if wire.dtype == dtype and not staged else torch.empty(size, dtype=dtype, device=result_device)
-            for wire, (size, _, _, dtype) in zip(self._wires, layout.shapes, strict=True)
+        assert len({dtype for _, dtype in travelling}) <= 1, "converted sums of several dtypes"
+        self._window = wires_of(
+            [max(travelling, key=itemgetter(0))] * min(WINDOW, len(travelling)) if travelling else []
+        )
+        kept = layout.shapes[layout.converted :]
+        self._wires = wires_of((size, wire) for size, _, wire, _ in kept)
+        self.results = (
+            *(
+                torch.empty(size, dtype=dtype, device=result_device)
+                for size, _, _, dtype in layout.shapes[: layout.converted]
+            ),
+            *(
+                wire if wire.dtype == dtype and not staged else torch.empty(size, dtype=dtype, device=result_device)
+                for wire, (size, _, _, dtype) in zip(self._wires, kept, strict=True)
+            ),
         )
 
-    def wire(self, bucket: Bucket) -> torch.Tensor:
-        """The wire buffer of ``bucket``."""
-        return self._wires[bucket.tensor][bucket.start : bucket.stop]
+    def wire(self, number: int) -> torch.Tensor:
+        """The wire buffer of bucket ``number``; where it is converted, that of the bucket WINDOW before it, too."""
+        bucket = self.layout.buckets[number]
+        if self.layout.is_converted(number):
+            return self._window[number % WINDOW][: bucket.stop - bucket.start]
+        return self._wires[bucket.tensor - self.layout.converted][bucket.start : bucket.stop]
 
-    def result(self, bucket: Bucket) -> torch.Tensor:
-        """The part of the results into which the sum of ``bucket`` is decoded."""
+    def result(self, number: int) -> torch.Tensor:
+        """The part of the results into which the sum of bucket ``number`` is decoded or converted."""
+        bucket = self.layout.buckets[number]
         return self.results[bucket.tensor][bucket.start : bucket.stop]
 
     def settled(self) -> Callable[[], None] | None:
         """A function that waits until everything written so far is complete, for the thread that sends it; None where
         no wait is needed. CUDA kernels run behind the thread that starts them, and that thread must not wait for
         them."""
-        if not any(wire.is_cuda for wire in (*self._wires, *self.results)):
+        if not any(wire.is_cuda for wire in (*self._window, *self._wires, *self.results)):
             return None
         written = torch.cuda.Event()
         written.record()

@@ -16,13 +16,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 
 from spare_megatron.collectives.backend import Backend, BackendError
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.controller.messages import Link
 from spare_megatron.wakeups import ask_for_short_waits
+
+
+class _Submitted(NamedTuple):
+    """One operation that was submitted."""
+
+    wire: torch.Tensor
+    patient: bool
+    settled: Callable[[], None] | None
+    source: torch.Tensor | None
+    converted: ConvertedBucket | None
 
 
 class Communicator:
@@ -30,10 +42,11 @@ class Communicator:
     fields."""
 
     def __init__(
-        self, epoch: int, members: tuple[Member, ...], backend: Backend | None, changed: threading.Condition
+        self, epoch: int, members: tuple[Member, ...], rank: int, backend: Backend | None, changed: threading.Condition
     ) -> None:
-        """``backend`` is None for the only member of an epoch: what it submits is its own sum."""
-        self.epoch = epoch
+        """``rank`` is this member's index. ``backend`` is None for the only member of an epoch: what it submits is its
+        own sum."""
+        self.epoch, self.rank = epoch, rank
         self._members = members
         self.ready = backend is None
         self.given_up = False
@@ -48,7 +61,7 @@ class Communicator:
         self._unmet: tuple[Link, ...] = ()
         """The links that the error itself names, in ranks."""
         self._changed = changed
-        self._queue: deque[tuple[torch.Tensor, bool, Callable[[], None] | None, torch.Tensor | None]] = deque()
+        self._queue: deque[_Submitted] = deque()
         self._owner: threading.Thread | None = None
         if backend is not None and backend.forms_alone:
             backend.begin(self._look)
@@ -64,6 +77,16 @@ class Communicator:
     def reads_sources(self) -> bool:
         """Whether :meth:`submit` takes a ``source``."""
         return self._backend is not None and self._backend.reads_sources
+
+    @property
+    def alone(self) -> bool:
+        """Whether the epoch has no other member: what is submitted is not looked at."""
+        return self._backend is None
+
+    @property
+    def converts(self) -> bool:
+        """Whether :meth:`submit` takes what a sum is ``converted`` into."""
+        return self._backend is not None and self._backend.converts
 
     @property
     def busy(self) -> bool:
@@ -100,6 +123,7 @@ class Communicator:
         patient: bool = False,
         settled: Callable[[], None] | None = None,
         source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
     ) -> int:
         """Queue the sum of ``wire`` over the members, in place, behind everything submitted before.
 
@@ -107,6 +131,7 @@ class Communicator:
             patient: wait for members that still compute.
             settled: called before the sum; returns when ``wire`` is written.
             source: what this member adds instead of ``wire``; it is only read, until the communicator is cut.
+            converted: what the sum is turned into; ``wire`` is then room for the work, and holds no sum afterwards.
 
         Returns:
             The operation's number: it is complete when ``done`` reaches it.
@@ -116,7 +141,7 @@ class Communicator:
             if self._backend is None:
                 self.done += 1
             elif not self.dead:
-                self._queue.append((wire, patient, settled, source))
+                self._queue.append(_Submitted(wire, patient, settled, source, converted))
                 if self._owner is None:
                     self._start(self._backend)
                 self._changed.notify_all()
@@ -193,10 +218,10 @@ class Communicator:
                 self._changed.wait_for(lambda: self.given_up or self._queue)
                 if self.given_up:
                     return
-                wire, patient, settled, source = self._queue.popleft()
-            if settled is not None:
-                settled()
-            backend.sum(wire, patient, source)
+                one = self._queue.popleft()
+            if one.settled is not None:
+                one.settled()
+            backend.sum(one.wire, one.patient, one.source, one.converted)
             with self._changed:
                 self.done += 1
                 self._changed.notify_all()

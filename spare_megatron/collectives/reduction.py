@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from spare_megatron.collectives.converting import Conversion
 from spare_megatron.controller.messages import Link
 
 
@@ -96,6 +97,8 @@ class Reduction:
     overlapped: bool = False
     """Some member may begin before it has computed everything. So the scalars, which are known last, travel last, and a
     member's silence is no error. Must be the same on every member, also on those that have computed everything."""
+    conversion: Conversion | None = None
+    """What the sums of the first tensors become; the witness follows the results."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class ReduceOutcome:
     stale: bool
     """The epoch ended meanwhile, so there is no result, and no error to vote about."""
     tensors: tuple[torch.Tensor, ...] = ()
-    """The sums, in buffers of the communicators, valid until the next reduction begins."""
+    """The results, and last the witness where there is one; in buffers of the communicators, valid until the next
+    reduction begins."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
     corrupt: bool = False

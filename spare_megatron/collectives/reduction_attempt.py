@@ -1,9 +1,10 @@
 """One attempt to reduce a step's gradients in one epoch, from the first bucket that is final to the outcome.
 
 The order of a communicator's operations is fixed: a header with the layout's digest, the buckets of the tensors in
-their order, and, where reductions may overlap what computes the tensors (:attr:`Reduction.overlapped`), a second
-header with the scalars. So members need not agree on when a bucket leaves, nor on whether they overlap at all: one may
-send buckets from the middle of its backward pass to another that has long finished.
+their order, where reductions may overlap what computes the tensors (:attr:`Reduction.overlapped`) a second header with
+the scalars, and, where sums are converted, the witness. So members need not agree on when a bucket leaves, nor on
+whether they overlap at all: one may send buckets from the middle of its backward pass to another that has long
+finished.
 
 May assume: :meth:`OpenReduction.ready` and :meth:`OpenReduction.spoil` are called by the training thread or by one that
 it waits for (autograd's). Promises: accumulators are never written; only :meth:`OpenReduction.finish` waits; calls for
@@ -18,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spare_megatron.collectives.buckets import BucketLayout, BufferPool, Buffers, Header, overlapped_bytes
+from spare_megatron.collectives.buckets import WINDOW, BucketLayout, BufferPool, Buffers, Header, overlapped_bytes
 from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 
 STALE_POLL_S = 0.05
@@ -85,6 +87,9 @@ class OpenReduction:
         """Numbers of buckets."""
         self._sources: list[torch.Tensor | None] = []
         """Of each encoded bucket the accumulator that is summed as it is; None where the wire buffer holds a copy."""
+        self._tally = None if request.conversion is None else request.conversion.begin()
+        self._witness = 0
+        """The communicator's number of the witness; 0 before that is sent."""
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
@@ -129,7 +134,7 @@ class OpenReduction:
         outcome = ReduceOutcome(
             ok=ok,
             stale=self._is_stale,
-            tensors=self._buffers.results if ok and self._buffers is not None else (),
+            tensors=self._results() if ok else (),
             scalars=self._sums or {} if ok else {},
             error=self._over if failed else "",
             links=communicator.links if failed and communicator else (),
@@ -138,8 +143,13 @@ class OpenReduction:
             early=self._early,
         )
         self._over = self._over or "finished"
-        self._buffers, self._tensors, self._sources = None, (), []
+        self._buffers, self._tensors, self._sources, self._tally = None, (), [], None
         return outcome
+
+    def _results(self) -> tuple[torch.Tensor, ...]:
+        if self._buffers is None:
+            return ()
+        return self._buffers.results if self._tally is None else (*self._buffers.results, self._buffers.witness)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
@@ -152,7 +162,7 @@ class OpenReduction:
 
     def _layout_of(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> BucketLayout:
         known = {} if self._request.overlapped else scalars
-        return BucketLayout.of(tensors, known, self._request.method, self._bucket_bytes)
+        return BucketLayout.of(tensors, known, self._request.method, self._bucket_bytes, self._request.conversion)
 
     def _leave(self, error: Exception) -> None:
         """End the attempt with ``error``, and the epoch's communicator with it: this rank is no longer in step with the
@@ -170,11 +180,17 @@ class OpenReduction:
         while True:
             before = self._seen()
             self._advance()
-            if self._received == len(self._layout.buckets) and self._sums is not None:
+            if self._has_everything():
                 return
             with self._changed:
                 if self._seen() == before:
                     self._changed.wait(STALE_POLL_S)
+
+    def _has_everything(self) -> bool:
+        communicator = self._communicator
+        if self._received < len(self._layout.buckets) or self._sums is None or communicator is None:
+            return False
+        return self._tally is None or (0 < self._witness <= communicator.done)
 
     def _seen(self) -> tuple[object, ...]:
         """The state that this reduction waits for: when it changes, the reduction may go on."""
@@ -197,10 +213,15 @@ class OpenReduction:
             self._buffers = self._begin(communicator)
         if self._buffers is None:
             return
-        self._encode(self._buffers, communicator.reads_sources)
-        if self._members_agree(communicator, self._buffers):
-            self._send(communicator, self._buffers)
-            self._receive(communicator, self._buffers)
+        while True:
+            before = self._received
+            self._encode(self._buffers, communicator)
+            if self._members_agree(communicator, self._buffers):
+                self._send(communicator, self._buffers)
+                self._receive(communicator, self._buffers)
+                self._bear_witness(communicator, self._buffers)
+            if self._received == before:  # else there is room for others
+                return
 
     def _usable(self, communicator: Communicator) -> bool:
         with self._changed:
@@ -228,17 +249,22 @@ class OpenReduction:
         self._lead = communicator.submit(buffers.header.values, patient=True, settled=buffers.settled())
         return buffers
 
-    def _encode(self, buffers: Buffers, reads_sources: bool) -> None:
-        """Copy the buckets that are final into the wire buffers; where accumulators can be summed as they are, nothing
-        is copied."""
+    def _encode(self, buffers: Buffers, communicator: Communicator) -> None:
+        """Copy the buckets that are final, and for which there is room, into the wire buffers; where accumulators can
+        be summed as they are, nothing is copied, and where such a sum is converted too its wire is room for the work
+        and keeps nothing."""
         buckets = self._layout.buckets
+        kept = not (communicator.alone or _owners_convert(communicator, buffers))
         while self._encoded < len(buckets):
-            bucket = buckets[self._encoded]
+            bucket, converted = buckets[self._encoded], self._layout.is_converted(self._encoded)
             if (bucket.tensor, bucket.stop) > self._final:
                 return
-            source, wire = self._tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(bucket)
+            source, wire = self._tensors[bucket.tensor][bucket.start : bucket.stop], buffers.wire(self._encoded)
             method = self._request.method
-            direct = reads_sources and source.device == wire.device and method.is_wire(source.dtype)
+            reads = communicator.reads_sources or (converted and communicator.alone)
+            direct = reads and source.device == wire.device and method.is_wire(source.dtype)
+            if converted and (kept or not direct) and self._encoded >= self._received + WINDOW:
+                return
             if not direct:
                 method.encode(source, wire)
             self._sources.append(source if direct else None)
@@ -264,8 +290,10 @@ class OpenReduction:
         members may still compute between two buckets."""
         patient = self._request.overlapped
         settled = buffers.settled() if self._sent < self._encoded else None
-        for bucket in self._layout.buckets[self._sent : self._encoded]:
-            communicator.submit(buffers.wire(bucket), patient, settled, self._sources[self._sent])
+        while self._sent < self._encoded:
+            number = self._sent
+            converted = self._by_owners(number, communicator, buffers)
+            communicator.submit(buffers.wire(number), patient, settled, self._sources[number], converted)
             self._sent += 1
         last = self._sent == len(self._layout.buckets)
         if last and self._request.overlapped and self._scalars is not None and self._tail is None:
@@ -275,8 +303,11 @@ class OpenReduction:
     def _receive(self, communicator: Communicator, buffers: Buffers) -> None:
         buckets = self._layout.buckets
         while self._received < self._sent and communicator.done > self._lead + self._received:
-            bucket = buckets[self._received]
-            self._request.method.decode(buffers.wire(bucket), buffers.result(bucket))
+            number = self._received
+            if not self._layout.is_converted(number):
+                self._request.method.decode(buffers.wire(number), buffers.result(number))
+            elif self._by_owners(number, communicator, buffers) is None:
+                self._convert(number, communicator, buffers)
             self._received += 1
             if self._request.on_bucket is not None:
                 _call(self._request.on_bucket, self._received, len(buckets))
@@ -284,6 +315,43 @@ class OpenReduction:
             self._sums = self._tail.read(len(communicator.groups))
             if self._sums is None:
                 raise FailedError(f"the groups {communicator.groups} do not reduce the same scalars")
+
+    def _by_owners(self, number: int, communicator: Communicator, buffers: Buffers) -> ConvertedBucket | None:
+        """What a bucket's sum is turned into while it is made; None where nothing is, or only later, here."""
+        if self._tally is None or not self._layout.is_converted(number):
+            return None
+        if not _owners_convert(communicator, buffers):
+            return None
+        bucket = self._layout.buckets[number]
+        return ConvertedBucket(self._tally, bucket.tensor, bucket.start, buffers.result(number))
+
+    def _convert(self, number: int, communicator: Communicator, buffers: Buffers) -> None:
+        """Convert the sum of a whole bucket. This member owns the chunk that has its rank."""
+        assert self._tally is not None, "there is a rule by which it is converted"
+        bucket, result, source = self._layout.buckets[number], buffers.result(number), self._sources[number]
+        own = source if communicator.alone else None
+        sums = buffers.wire(number).to(result.device) if own is None else own
+        chunk = -(-result.numel() // len(communicator.groups))
+        first = min(communicator.rank * chunk, result.numel())
+        last = min(first + chunk, result.numel())
+        for start, stop, owned in ((0, first, False), (first, last, True), (last, result.numel(), False)):
+            part = slice(start, stop)
+            if start < stop:
+                self._tally.convert(bucket.tensor, bucket.start + start, sums[part], None, result[part], owned)
+
+    def _bear_witness(self, communicator: Communicator, buffers: Buffers) -> None:
+        """Send what this member says of the sums, when it has all of them."""
+        if self._tally is None or self._witness or self._received < len(self._layout.buckets):
+            return
+        if self._request.overlapped and self._tail is None:
+            return
+        buffers.witness.copy_(self._tally.witness())
+        self._witness = communicator.submit(buffers.witness, self._request.overlapped, buffers.settled())
+
+
+def _owners_convert(communicator: Communicator, buffers: Buffers) -> bool:
+    """Whether sums are converted while they are made, by the owners of their chunks."""
+    return communicator.converts and not buffers.staged
 
 
 class _HookError(Exception):

@@ -183,7 +183,7 @@ class ReplicaCommunicators:
         backend = self._backend(membership, rank)
         if old is not None:
             old.give_up(replaced=backend is not None and backend.forms_alone)
-        new = Communicator(membership.epoch, membership.members, backend, self._changed)
+        new = Communicator(membership.epoch, membership.members, rank, backend, self._changed)
         with self._changed:
             wanted = self._over < new.epoch
             if wanted:

@@ -7,6 +7,9 @@ is added; one that comes later is the sum and replaces. So every chunk goes roun
 in each direction, which is the least possible (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009).
 Each chunk is added up once, in one order, so all members get the same bits.
 
+Where sums are converted, a member does that with its chunk, whose sum is complete in step N-2, and results go round in
+the later steps: fp32 gradients of int64 sums are 12 bytes an element instead of 16 on the way.
+
 Chunks are cut in segments, and a segment goes out as soon as the segment of the step before has come in: both
 directions are busy all the time. The class knows no sockets: its caller moves the bytes.
 """
@@ -15,6 +18,8 @@ from __future__ import annotations
 
 import torch
 
+from spare_megatron.collectives.converting import ConvertedBucket
+
 SEGMENT_BYTES = 1 << 20
 
 
@@ -22,13 +27,20 @@ class RingStreams:
     """One member's part of one all-reduce, in place or from a tensor that is only read."""
 
     def __init__(
-        self, wire: torch.Tensor, rank: int, size: int, scratch: torch.Tensor, source: torch.Tensor | None = None
+        self,
+        wire: torch.Tensor,
+        rank: int,
+        size: int,
+        scratch: torch.Tensor,
+        source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
     ) -> None:
         """
         Args:
             wire: flat, contiguous, on the CPU; the same number of elements on every member. The sum is written here.
             scratch: bytes for one segment, the same number on every member; its contents are lost.
             source: what this member adds to the sum, of the shape and dtype of ``wire``; None: what ``wire`` holds.
+            converted: what the sum is turned into; ``wire`` then only holds sums that are not complete.
         """
         self._wire = wire
         self._source = wire if source is None else source
@@ -36,6 +48,9 @@ class RingStreams:
         self._size = size
         self._bytes = memoryview(wire.view(torch.uint8).numpy())
         self._source_bytes = self._bytes if source is None else memoryview(source.view(torch.uint8).numpy())
+        self._converted = converted
+        self._result = wire if converted is None else converted.result
+        self._result_bytes = memoryview(self._result.view(torch.uint8).numpy())
         self._scratch = scratch.view(wire.dtype)
         self._scratch_bytes = memoryview(scratch.numpy())
         self._segment = self._scratch.numel()
@@ -62,7 +77,11 @@ class RingStreams:
             return None
         step = self._sent // self._segments
         start, stop = self._range(self._sent, step)
-        return self._view(self._bytes if step else self._source_bytes, start, stop)[self._sent_bytes :]
+        if step >= self._size - 1:
+            held = self._result_bytes
+        else:
+            held = self._bytes if step else self._source_bytes
+        return self._view(held, start, stop, self._itemsize(step))[self._sent_bytes :]
 
     @property
     def incoming(self) -> memoryview | None:
@@ -73,7 +92,7 @@ class RingStreams:
         start, stop = self._range(self._received, step + 1)
         if step < self._size - 1:
             return self._scratch_bytes[: (stop - start) * self._wire.itemsize][self._received_bytes :]
-        return self._view(self._bytes, start, stop)[self._received_bytes :]
+        return self._view(self._result_bytes, start, stop, self._result.itemsize)[self._received_bytes :]
 
     @property
     def all_sent(self) -> bool:
@@ -82,9 +101,10 @@ class RingStreams:
 
     def sent(self, number: int) -> None:
         """Note that the first ``number`` bytes of ``outgoing`` are sent."""
-        start, stop = self._range(self._sent, self._sent // self._segments)
+        step = self._sent // self._segments
+        start, stop = self._range(self._sent, step)
         self._sent_bytes += number
-        if self._sent_bytes == (stop - start) * self._wire.itemsize:
+        if self._sent_bytes == (stop - start) * self._itemsize(step):
             self._sent, self._sent_bytes = self._sent + 1, 0
             self._skip_empty()
 
@@ -93,11 +113,22 @@ class RingStreams:
         step = self._received // self._segments
         start, stop = self._range(self._received, step + 1)
         self._received_bytes += number
-        if self._received_bytes == (stop - start) * self._wire.itemsize:
+        if self._received_bytes == (stop - start) * self._itemsize(step):
             if step < self._size - 1:
-                torch.add(self._source[start:stop], self._scratch[: stop - start], out=self._wire[start:stop])
+                self._add(start, stop, complete=step == self._size - 2)
             self._received, self._received_bytes = self._received + 1, 0
             self._skip_empty()
+
+    def _add(self, start: int, stop: int, complete: bool) -> None:
+        mine, come = self._source[start:stop], self._scratch[: stop - start]
+        if complete and self._converted is not None:
+            self._converted.convert(start, mine, come)
+        else:
+            torch.add(mine, come, out=self._wire[start:stop])
+
+    def _itemsize(self, step: int) -> int:
+        """Bytes of an element that travels in ``step``."""
+        return self._wire.itemsize if step < self._size - 1 else self._result.itemsize
 
     def _range(self, number: int, step: int) -> tuple[int, int]:
         """(start, stop) of the elements of segment ``number`` of a stream, in the chunk that is sent in ``step``."""
@@ -107,8 +138,8 @@ class RingStreams:
         size = self._wire.numel()
         return min(start, size), min(stop, size)
 
-    def _view(self, of: memoryview, start: int, stop: int) -> memoryview:
-        return of[start * self._wire.itemsize : stop * self._wire.itemsize]
+    def _view(self, of: memoryview, start: int, stop: int, itemsize: int) -> memoryview:
+        return of[start * itemsize : stop * itemsize]
 
     def _skip_empty(self) -> None:
         """Pass over empty segments: where N does not divide the tensor, the last chunks are shorter or empty."""

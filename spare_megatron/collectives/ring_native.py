@@ -1,5 +1,5 @@
 """The compiled twin of ring.py and frames.py and of the loop between them, kernels/ring.cpp: a whole sum is one call,
-but for dtypes that torch adds.
+but for dtypes that torch adds and conversions that are not compiled.
 
 A sum in Python takes a fifth to a half more CPU time: after each call of the kernel Python finds nothing in the caches.
 On the wire both are the same, so a neighbour may use either. Where the library was not built, Python moves the bytes.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ctypes import CDLL, POINTER, Structure, c_int32, c_int64, c_uint8, c_void_p, pointer
+from ctypes import CDLL, POINTER, Structure, addressof, c_int32, c_int64, c_uint8, c_void_p, pointer
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 import torch
 
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.hearing import Traffic
 from spare_megatron.config import native_code
+from spare_megatron.kernels import native
 
-VERSION = 1
-"""What ``spare_ring_version`` of kernels/ring.cpp returns."""
+VERSION = 1000 * native.VERSION + 2
+"""What ``spare_ring_version`` of kernels/ring.cpp returns: it calls the kernels that convert."""
 _HEAD_ROOM = 16
 _TYPES = {torch.int64: 1, torch.int32: 2, torch.float32: 3, torch.float64: 4}
 """Numbers of the dtypes that the library adds; 0 are others, which torch adds."""
@@ -43,6 +45,8 @@ class Outcome(IntEnum):
     """Elements are to be added before it goes on."""
     NO_POLL = 6
     """The system call that waits has failed."""
+    CONVERT = 7
+    """Elements are to be converted before it goes on."""
 
 
 class _Outgoing(Structure):
@@ -63,14 +67,14 @@ class _Incoming(Structure):
 
 class _Sum(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("wire", "source", "scratch")),
+        *((name, c_void_p) for name in ("wire", "source", "scratch", "result", "convert", "conversion")),
         ("out", POINTER(_Outgoing)),
         ("coming", POINTER(_Incoming)),
         ("traffic", POINTER(Traffic)),
-        *((name, c_int64) for name in ("epoch", "rank", "size", "count", "segment", "sent", "received")),
+        *((name, c_int64) for name in ("epoch", "rank", "size", "count", "segment", "first", "sent", "received")),
         *((name, c_int64) for name in ("sent_bytes", "received_bytes", "counted_bytes", "add_start", "add_stop")),
         *((name, c_int64) for name in ("error", "due")),
-        *((name, c_int32) for name in ("left", "right", "alarm", "itemsize", "type", "unused")),
+        *((name, c_int32) for name in ("left", "right", "alarm", "itemsize", "result_itemsize", "type", "converts")),
     )
 
 
@@ -99,10 +103,13 @@ class NativeSum:
         size: int,
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
+        converted: ConvertedBucket | None = None,
     ) -> None:
         """See :class:`~spare_megatron.collectives.ring.RingStreams`."""
         self._go_on: Callable[[_Sum], int] = library.spare_ring_run
         self._wire, self._source, self._scratch = wire, wire if source is None else source, scratch.view(wire.dtype)
+        self._converted = converted
+        result = wire if converted is None else converted.result
         self._job = _Sum(
             wire=wire.data_ptr(),
             source=self._source.data_ptr(),
@@ -112,8 +119,16 @@ class NativeSum:
             count=wire.numel(),
             segment=self._scratch.numel(),
             itemsize=wire.itemsize,
+            result=result.data_ptr(),
+            result_itemsize=result.itemsize,
             type=_TYPES.get(wire.dtype, 0),
+            converts=converted is not None,
         )
+        self._compiled = None if converted is None else converted.tally.compiled(converted.tensor, wire.dtype)
+        if converted is not None and self._compiled is not None:
+            self._job.first = converted.start
+            self._job.convert = self._compiled.function
+            self._job.conversion = addressof(self._compiled.job)
 
     def run(self, epoch: int, left: Way, right: Way, alarm: int, traffic: Traffic) -> Outcome:
         """Sum, and wait for neighbours, until it is done or cannot go on. Without the interpreter's lock.
@@ -126,9 +141,13 @@ class NativeSum:
         job.epoch, job.left, job.right, job.alarm = epoch, left.descriptor, right.descriptor, alarm
         job.coming, job.out = pointer(left.frames.incoming), pointer(right.frames.outgoing)
         job.traffic = pointer(traffic)
-        while (outcome := self._go_on(job)) == Outcome.ADD:
+        while (outcome := self._go_on(job)) in (Outcome.ADD, Outcome.CONVERT):
             start, stop = job.add_start, job.add_stop
-            torch.add(self._source[start:stop], self._scratch[: stop - start], out=self._wire[start:stop])
+            mine, come = self._source[start:stop], self._scratch[: stop - start]
+            if self._converted is not None and outcome == Outcome.CONVERT:
+                self._converted.convert(start, mine, come)
+            else:
+                torch.add(mine, come, out=self._wire[start:stop])
         return Outcome(outcome)
 
     def words(self, outcome: Outcome) -> str:

@@ -82,21 +82,21 @@ class BlockScales:
         found = self.bound_bits - GROWTH_BITS - loss_scale_bits - magnitude
         return found.clamp_(-EXPONENT_MAX, EXPONENT_MAX).to(torch.int16)
 
-    def update(self, peaks: torch.Tensor, exponents: torch.Tensor, loss_scale_bits: int, overflows: bool) -> None:
+    def update(self, sizes: torch.Tensor, exponents: torch.Tensor, loss_scale_bits: int, overflows: bool) -> None:
         """Take in a committed step.
 
         Args:
-            peaks: int32 (blocks,), the largest absolute integer sum of each block.
+            sizes: float32 (blocks,), the largest magnitude of each block's sum, finite.
             exponents: int16 (blocks,), what :meth:`exponents` returned for the step.
             loss_scale_bits: as given to :meth:`exponents`.
             overflows: whether a piece of the step exceeded the bound somewhere.
         """
-        length = torch.frexp(peaks.double()).exponent
-        now = length - exponents - loss_scale_bits
+        bits = torch.frexp(sizes).exponent
+        now = bits - loss_scale_bits
         if overflows:
-            now = torch.where(length >= self.bound_bits, now + SATURATED_BITS, now)
-        now = torch.where(peaks > 0, now * PARTS, _UNKNOWN)
+            now = torch.where(bits + exponents >= self.bound_bits, now + SATURATED_BITS, now)
+        now = torch.where(sizes > 0, now * PARTS, _UNKNOWN)
         before = self.magnitudes.int()
-        fallen = torch.where((peaks > 0) & (before > _UNKNOWN), before - 1, before)
+        fallen = torch.where((sizes > 0) & (before > _UNKNOWN), before - 1, before)
         self.magnitudes = torch.maximum(now, fallen).to(torch.int16)
         self.steps = min(self.steps + 1, self.measuring_steps)

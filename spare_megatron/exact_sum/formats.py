@@ -1,12 +1,12 @@
 """The integer formats of exact sums, behind one interface.
 
-A format turns gradients into integers and sums of integers into gradients, and keeps the scales, which depend on
-committed sums alone. It has no accumulators of its own.
+A format turns gradients into integers, says what these stand for, and keeps the scales, which depend on committed sums
+alone. It has no accumulators of its own. What the sums become has been converted to fp32 before
+(:mod:`spare_megatron.exact_sum.sum_conversion`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from spare_megatron.exact_sum.block_scales import BlockScales
 from spare_megatron.exact_sum.scales import GROWTH_BITS, Scales
 
 FLOAT_MAX = torch.finfo(torch.float32).max
+INFINITY_BITS = 0x7F800000
+"""Of infinity in fp32."""
 
 
 class Add(Protocol):
@@ -50,7 +52,7 @@ class Slot:
 
 class Format(Protocol):
     """An integer format. In each step its methods are called in the order in which they stand here, and between
-    ``begin_step`` and ``finalize`` what :meth:`adder` returned, which is for all steps."""
+    ``begin_step`` and the first ``peaks.finalize`` what :meth:`adder` returned, which is for all steps."""
 
     dtype: torch.dtype
     """dtype of accumulators and sums."""
@@ -86,20 +88,52 @@ class Format(Protocol):
     def begin_step(self, loss_scale_bits: int) -> None:
         """Choose the scales of a step whose loss is multiplied by 2^loss_scale_bits."""
 
-    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
-        """Set ``gradient`` to the sum ``total`` of slot ``number`` / ``divisor``; note the largest element of the
-        sum."""
+    @property
+    def exponents(self) -> torch.Tensor:
+        """The exponent of each block of the index space, int16: an integer x counts as x / 2^exponent. The next step's
+        are another tensor."""
 
-    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
-        """All-reduce (maximum) what :meth:`finalize` noted of ``slots`` over ``group``, whose ranks each finalized a
-        part of them."""
-
-    def infinite(self, divisor: float) -> bool:
-        """Whether a sum finalized in this step, divided by ``divisor``, exceeds fp32. Waits for the device."""
+    @property
+    def peaks(self) -> SumPeaks:
+        """Takes note of the sums of the step."""
 
     def commit(self, overflows: bool) -> None:
         """Take the finalized sums of all slots into the scales; ``overflows``: a piece of the step exceeded its
         bound."""
+
+
+class SumPeaks:
+    """Divides sums into gradients and notes the largest element of each block of the index space."""
+
+    def __init__(self, blocks: int, device: torch.device) -> None:
+        self._bits = torch.zeros(blocks, dtype=torch.int32, device=device)
+        """Of non-negative fp32 numbers, whose bits are ordered as they are."""
+
+    def begin_step(self) -> None:
+        """Forget the sums of the step before."""
+        self._bits.zero_()
+
+    def finalize(self, first_index: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
+        """Set ``gradient`` (fp32 or bf16) to ``total`` / ``divisor`` and note the size of the sums ``total`` (fp32),
+        which begin at ``first_index`` of the index space and are of one slot."""
+        blocks = slice(first_index // kernels.BLOCK, _blocks(first_index + total.numel()))
+        kernels.finalize(total, gradient, divisor, self._bits[blocks], first_index)
+
+    def agree(self, slots: Sequence[Slot], group: dist.ProcessGroup) -> None:
+        """All-reduce (maximum) what was noted of ``slots``, which are neighbours, over ``group``, whose ranks each
+        finalized a part of them."""
+        last = slots[-1]
+        blocks = slice(slots[0].index // kernels.BLOCK, _blocks(last.index + last.size))
+        dist.all_reduce(self._bits[blocks], op=dist.ReduceOp.MAX, group=group)
+
+    def infinite(self, divisor: float) -> bool:
+        """Whether a sum of the step, or it divided by ``divisor``, exceeds fp32. Waits for the device."""
+        return bool((self._bits.view(torch.float32).double() > FLOAT_MAX * abs(divisor)).any())
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """The largest magnitude of each block's sum, float32; what exceeds fp32 counts as its largest number."""
+        return self._bits.clamp(max=INFINITY_BITS - 1).view(torch.float32)
 
 
 class Int64:
@@ -113,9 +147,13 @@ class Int64:
         """See :class:`Scales`."""
         self._slots = slots
         self.scales = Scales(len(slots), terms, unit_bits)
-        self._exponents: list[int] = []
+        blocks = torch.tensor([_blocks(slot.size) for slot in slots], dtype=torch.int64)
+        self._slot_of = torch.repeat_interleave(torch.arange(len(slots)), blocks).to(device)
+        """The number of the slot of each block."""
+        self._of_slots: list[int] = []
         self._loss_scale_bits = 0
-        self._peaks = torch.zeros(len(slots), dtype=torch.int64, device=device)
+        self.exponents = torch.zeros(len(self._slot_of), dtype=torch.int16, device=device)
+        self.peaks = SumPeaks(len(self._slot_of), device)
 
     @property
     def state(self) -> list[int | None]:
@@ -139,28 +177,20 @@ class Int64:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
 
         def add(gradient: torch.Tensor, other: torch.Tensor | None, *, apart: bool, first: bool) -> None:
-            one.add(gradient, self._exponents[number], other, apart=apart, first=first)
+            one.add(gradient, self._of_slots[number], other, apart=apart, first=first)
 
         return add
 
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
-        self._exponents = self.scales.exponents(loss_scale_bits)
-        self._peaks.zero_()
-
-    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
-        peak = self._peaks[number : number + 1]
-        kernels.finalize(total, gradient, self._exponents[number], divisor, peak)
-
-    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
-        dist.all_reduce(self._peaks[slots[0] : slots[-1] + 1], op=dist.ReduceOp.MAX, group=group)
-
-    def infinite(self, divisor: float) -> bool:
-        sizes = (math.ldexp(peak, -e) for peak, e in zip(self._peaks.tolist(), self._exponents, strict=True))
-        return any(size > FLOAT_MAX * abs(divisor) for size in sizes)
+        self._of_slots = self.scales.exponents(loss_scale_bits)
+        self.exponents = torch.tensor(self._of_slots, dtype=torch.int16).to(self._slot_of.device)[self._slot_of]
+        self.peaks.begin_step()
 
     def commit(self, overflows: bool) -> None:
-        self.scales.update(self._peaks.tolist(), self._exponents, self._loss_scale_bits)
+        largest = torch.zeros(len(self._slots), device=self._slot_of.device)
+        largest.scatter_reduce_(0, self._slot_of, self.peaks.sizes, "amax")
+        self.scales.update(largest.tolist(), self._loss_scale_bits)
 
 
 class Int32:
@@ -171,14 +201,14 @@ class Int32:
 
     def __init__(self, slots: Sequence[Slot], terms: int, unit_bits: int, device: torch.device) -> None:
         """See :class:`BlockScales`."""
-        blocks = [-(-slot.size // kernels.BLOCK) for slot in slots]
+        blocks = [_blocks(slot.size) for slot in slots]
         self.scales = BlockScales(blocks, terms, unit_bits, device)
         firsts = [slot.index // kernels.BLOCK for slot in slots]
         self._slots = slots
         self._blocks = [slice(first, first + number) for first, number in zip(firsts, blocks, strict=True)]
         self._loss_scale_bits = 0
-        self._exponents = self.scales.exponents(0)
-        self._peaks = torch.zeros(sum(blocks), dtype=torch.int32, device=device)
+        self.exponents = self.scales.exponents(0)
+        self.peaks = SumPeaks(sum(blocks), device)
 
     @property
     def measuring(self) -> bool:
@@ -190,7 +220,7 @@ class Int32:
 
     def restore(self, state: Any) -> None:
         self.scales.steps = state["steps"]
-        self.scales.magnitudes = state["blocks"].to(self._peaks.device)
+        self.scales.magnitudes = state["blocks"].to(self.exponents.device)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -208,25 +238,19 @@ class Int32:
         blocks = self._blocks[number]
 
         def add(gradient: torch.Tensor, other: torch.Tensor | None, *, apart: bool, first: bool) -> None:
-            one.add(gradient, self._exponents[blocks], other, apart=apart, first=first)
+            one.add(gradient, self.exponents[blocks], other, apart=apart, first=first)
 
         return add
 
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
-        self._exponents = self.scales.exponents(loss_scale_bits)
-        self._peaks.zero_()
-
-    def finalize(self, number: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
-        blocks, index = self._blocks[number], self._slots[number].index
-        kernels.finalize32(total, gradient, self._exponents[blocks], divisor, self._peaks[blocks], index)
-
-    def agree(self, slots: Sequence[int], group: dist.ProcessGroup) -> None:
-        raise AssertionError("exact32 has no distributed optimizer: settings refuse it, as no block may be split")
-
-    def infinite(self, divisor: float) -> bool:
-        sizes = torch.ldexp(self._peaks.double(), -self._exponents)
-        return bool((sizes > FLOAT_MAX * abs(divisor)).any())
+        self.exponents = self.scales.exponents(loss_scale_bits)
+        self.peaks.begin_step()
 
     def commit(self, overflows: bool) -> None:
-        self.scales.update(self._peaks, self._exponents, self._loss_scale_bits, overflows)
+        self.scales.update(self.peaks.sizes, self.exponents, self._loss_scale_bits, overflows)
+
+
+def _blocks(stop: int) -> int:
+    """The number of blocks up to index ``stop``."""
+    return -(-stop // kernels.BLOCK)

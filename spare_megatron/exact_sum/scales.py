@@ -1,4 +1,4 @@
-"""Chooses the power of two by which each gradient tensor is scaled to fixed point. Pure: integers in, integers out.
+"""Chooses the power of two by which each gradient tensor is scaled to fixed point. Pure.
 
 A piece's gradient g is rounded once to the integer rint(g * 2^e), and integers are added exactly. The exponent e of a
 tensor depends on what the job has *committed*, so every group computes the same e, and a run with failures computes the
@@ -18,6 +18,7 @@ fp32 addition has about 2^-24.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 GROWTH_BITS = 8
@@ -48,18 +49,17 @@ class Scales:
         top = self.bound_bits - GROWTH_BITS - loss_scale_bits
         return [_within(top - (self._first if m is None else m)) for m in self.magnitudes]
 
-    def update(self, peaks: Sequence[int], exponents: Sequence[int], loss_scale_bits: int) -> None:
+    def update(self, sizes: Sequence[float], loss_scale_bits: int) -> None:
         """Take in a committed step.
 
         Args:
-            peaks: the largest absolute integer sum of each tensor.
-            exponents: what :meth:`exponents` returned for the step.
+            sizes: the largest magnitude of each tensor's sum, finite.
             loss_scale_bits: as given to :meth:`exponents`.
         """
-        for number, (peak, exponent) in enumerate(zip(peaks, exponents, strict=True)):
-            if peak == 0:
+        for number, size in enumerate(sizes):
+            if size == 0:
                 continue
-            now, before = peak.bit_length() - exponent - loss_scale_bits, self.magnitudes[number]
+            now, before = math.frexp(size)[1] - loss_scale_bits, self.magnitudes[number]
             self.magnitudes[number] = now if before is None else max(now, before - 1)
 
 

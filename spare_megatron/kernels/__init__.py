@@ -1,5 +1,5 @@
-"""Kernels of the exact reduction: rounding gradients to integers and adding them, checksums, dividing sums into
-gradients, digests.
+"""Kernels of the exact reduction: rounding gradients to integers and adding them, converting sums to fp32 and dividing
+these into gradients, checksums, digests.
 
 Each call runs the native library (CUDA on the current stream, or CPU with torch's number of threads), else the torch
 operations of :mod:`reference`, with the same bits in the result. docs/exact_reduction.md has formats and bounds.
@@ -20,6 +20,7 @@ import torch
 
 from spare_megatron.config.plural import counted
 from spare_megatron.kernels import dispatch
+from spare_megatron.kernels.native import Compiled
 from spare_megatron.kernels.weights import BLOCK, splitmix64, splitmix64_of
 
 __all__ = [
@@ -27,12 +28,13 @@ __all__ = [
     "NOT_FINITE",
     "OVERFLOW",
     "Adder",
+    "Compiled",
+    "Converter",
     "accumulate",
     "accumulate32",
     "checksums",
     "digest",
     "finalize",
-    "finalize32",
     "implementation",
     "why_slow",
 ]
@@ -43,6 +45,7 @@ finite was counted as 0."""
 EXPONENT_MAX = 800
 """With exponents of at most this magnitude the scaled value of any fp32 number is a normal double."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_INDEX_MAX = 1 << 62
 _BOUND_BITS_MAX = {torch.int64: 62, torch.int32: 30}
 Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 
@@ -185,42 +188,96 @@ def checksums(values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) 
     dispatch.kernels(values.device).checksums(values, segments, sums)
 
 
+class Converter:
+    """Converts complete sums of one tensor to fp32, range by range, with the checksums of what went in and came out.
+
+    May assume: the segments and the dtype of the exponents stay as they are; their values may change between calls.
+    """
+
+    def __init__(self, segments: torch.Tensor, exponents: torch.Tensor) -> None:
+        """Take the layout of the tensor.
+
+        Args:
+            segments: int64 [segments, 3] on the CPU, as for :func:`checksums`, sorted and without overlaps.
+            exponents: int16, one for each block of the index space, on the device of the sums; within +-800 (not
+                checked).
+        """
+        _check("exponents", exponents, (torch.int16,))
+        _check_segments(segments)
+        _check_order(segments, exponents.numel())
+        self._segments, self._exponents = segments, exponents
+        self._run = dispatch.kernels(exponents.device)
+
+    def convert(
+        self,
+        start: int,
+        sums: torch.Tensor,
+        addend: torch.Tensor | None,
+        destination: torch.Tensor,
+        found: torch.Tensor | None,
+    ) -> None:
+        """destination = (sums + addend) / 2^exponent in fp32, of the tensor's elements from ``start`` on.
+
+        The sum of integers wraps; as a double it is scaled and rounded to fp32, where what is too large becomes
+        infinite. Elements in no segment become 0.
+
+        Args:
+            sums: int64 or int32; only read.
+            addend: the dtype of ``sums``, as many elements; only read.
+            destination: fp32, as many elements.
+            found: int64 [segments, 2]: of each segment [0] += checksum of the integers sums + addend, [1] += checksum
+                of the bits of the result, taken as int32 (both mod 2^64).
+        """
+        device = self._exponents.device
+        _check("sums", sums, (torch.int64, torch.int32), None, device)
+        if addend is not None:
+            _check("addend", addend, (sums.dtype,), sums.numel(), device)
+            _check_apart("addend", addend, "destination", destination)
+        _check("destination", destination, (torch.float32,), sums.numel(), device)
+        _check_apart("sums", sums, "destination", destination)
+        _check_index("start", start)
+        if found is not None:
+            self._check_found(found)
+        self._run.convert(self._segments, self._exponents, start, sums, addend, destination, found)
+
+    def compiled(self, dtype: torch.dtype, found: torch.Tensor) -> Compiled | None:
+        """:meth:`convert` of sums of ``dtype``, for a caller in C: spare_cpu_convert and a SpareConvert of which the
+        caller fills sums, addend, destination, start and count. None where torch's operations or CUDA do the work."""
+        assert dtype in _BOUND_BITS_MAX, f"no sums are {dtype}"
+        self._check_found(found)
+        return self._run.compiled_convert(self._segments, self._exponents, dtype, found)
+
+    def _check_found(self, found: torch.Tensor) -> None:
+        shape = (len(self._segments), 2)
+        if found.dtype != torch.int64 or found.shape != shape or not found.is_contiguous():
+            raise ValueError(
+                f"found is {found.dtype} {tuple(found.shape)}; give a contiguous int64 tensor {list(shape)}"
+            )
+        _check("found", found.view(-1), (torch.int64,), None, self._exponents.device)
+
+
 def finalize(
     total: torch.Tensor,
     destination: torch.Tensor,
-    exponent: int,
-    divisor: float,
-    peak: torch.Tensor,
-) -> None:
-    """destination (fp32 or bf16) = total (int64) / (divisor * 2^exponent), computed in double and rounded once.
-
-    Args:
-        exponent: -800..800.
-        divisor: 2^-100..2^100 in magnitude.
-        peak: int64[1], = max(peak, largest |total|).
-    """
-    _check_finalize(total, destination, torch.int64, divisor)
-    _check_exponent(exponent)
-    _check("peak", peak, (torch.int64,), 1, total.device)
-    dispatch.kernels(total.device).finalize(total, destination, exponent, 0, divisor, peak)
-
-
-def finalize32(
-    total: torch.Tensor,
-    destination: torch.Tensor,
-    exponents: torch.Tensor,
     divisor: float,
     peaks: torch.Tensor,
     first_index: int = 0,
 ) -> None:
-    """Do what :func:`finalize` does for int32 sums, with an exponent (int16) and a peak (int32) for each block of the
-    index space from the one that holds ``first_index``."""
-    _check_finalize(total, destination, torch.int32, divisor)
-    _check_index(first_index)
-    blocks = _num_blocks(first_index, total.numel())
-    _check("exponents", exponents, (torch.int16,), blocks, total.device)
-    _check("peaks", peaks, (torch.int32,), blocks, total.device)
-    dispatch.kernels(total.device).finalize(total, destination, exponents, first_index, divisor, peaks)
+    """destination (fp32 or bf16) = total (fp32, no NaN) / divisor, computed in double and rounded once.
+
+    Args:
+        divisor: 2^-100..2^100 in magnitude.
+        peaks: int32, one for each block of the index space from the one that holds ``first_index``: = max(peaks, bits
+            of the largest |total|), which order as the magnitudes do.
+    """
+    _check("total", total, (torch.float32,))
+    _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
+    if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
+        raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
+    _check_apart("total", total, "destination", destination)
+    _check_index("first_index", first_index)
+    _check("peaks", peaks, (torch.int32,), _num_blocks(first_index, total.numel()), total.device)
+    dispatch.kernels(total.device).finalize(total, destination, divisor, peaks, first_index)
 
 
 def digest(data: Digestible | Sequence[Digestible]) -> int:
@@ -272,12 +329,12 @@ def _check(
         raise ValueError(f"{name} is on {tensor.device}, the other tensors on {device}; give all on one device")
 
 
-def _check_index(first_index: int) -> None:
-    if not 0 <= first_index < 1 << 62:
-        raise ValueError(f"first_index {first_index} is not within 0..2^62 - 1")
+def _check_index(name: str, index: int) -> None:
+    if not 0 <= index < _INDEX_MAX:
+        raise ValueError(f"{name} {index} is not within 0..2^62 - 1")
 
 
-def _check_segments(segments: torch.Tensor, count: int) -> None:
+def _check_segments(segments: torch.Tensor, count: int = _INDEX_MAX) -> None:
     if segments.dtype != torch.int64 or segments.dim() != 2 or segments.shape[1] != 3 or not segments.is_contiguous():
         raise ValueError(
             f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor [segments, 3]"
@@ -287,7 +344,21 @@ def _check_segments(segments: torch.Tensor, count: int) -> None:
     for start, stop, first_index in segments.tolist():
         if not 0 <= start <= stop <= count:
             raise ValueError(f"segment {start}..{stop} is not within the {count} values")
-        _check_index(first_index)
+        _check_index("first_index", first_index)
+
+
+def _check_order(segments: torch.Tensor, num_blocks: int) -> None:
+    """That segments do not overlap and that there is an exponent for each of their blocks."""
+    last = 0
+    for start, stop, first_index in segments.tolist():
+        if start < last:
+            raise ValueError(f"segment {start}..{stop} begins before {last}, where the one before ends; sort them")
+        if first_index + stop - start > num_blocks * BLOCK:
+            raise ValueError(
+                f"segment {start}..{stop} ends at index {first_index + stop - start}, but {num_blocks} exponents are "
+                f"for {num_blocks * BLOCK} indices"
+            )
+        last = stop
 
 
 def _check_exponent(exponent: int) -> None:
@@ -319,7 +390,7 @@ def _check_accumulate(
 
 def _check_target(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
     _check("report", report, (torch.int64,), 2, accumulator.device)
-    _check_index(first_index)
+    _check_index("first_index", first_index)
     bound_bits_max = _BOUND_BITS_MAX[accumulator.dtype]
     if not 1 <= bound_bits <= bound_bits_max:
         raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
@@ -332,11 +403,3 @@ def _check_sources(source: torch.Tensor, accumulator: torch.Tensor, other: torch
         dtypes = tuple(dict.fromkeys((torch.float32, source.dtype)))
         _check("other", other, dtypes, accumulator.numel(), accumulator.device)
         _check_apart("other", other, "accumulator", accumulator)
-
-
-def _check_finalize(total: torch.Tensor, destination: torch.Tensor, dtype: torch.dtype, divisor: float) -> None:
-    _check("total", total, (dtype,))
-    _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
-    if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
-        raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
-    _check_apart("total", total, "destination", destination)

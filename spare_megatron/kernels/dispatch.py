@@ -39,14 +39,29 @@ class Kernels(Protocol):
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...
 
+    def convert(
+        self,
+        segments: torch.Tensor,
+        exponents: torch.Tensor,
+        start: int,
+        sums: torch.Tensor,
+        addend: torch.Tensor | None,
+        destination: torch.Tensor,
+        found: torch.Tensor | None,
+    ) -> None: ...
+
+    def compiled_convert(
+        self, segments: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype, found: torch.Tensor
+    ) -> native.Compiled | None:
+        """``convert`` of sums of ``dtype`` for a caller in C, where this implementation has that."""
+
     def finalize(
         self,
         total: torch.Tensor,
         destination: torch.Tensor,
-        exponents: int | torch.Tensor,
-        first_index: int,
         divisor: float,
         peaks: torch.Tensor,
+        first_index: int,
     ) -> None: ...
 
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...

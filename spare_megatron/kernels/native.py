@@ -7,15 +7,15 @@ libraries depend on no version of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, cast
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from spare_megatron.config import native_code
 
-VERSION = 7
+VERSION = 8
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -41,27 +41,66 @@ class _Accumulate(Structure):
     )
 
 
+class _Convert(Structure):
+    _fields_ = (
+        ("sums", c_void_p),
+        ("addend", c_void_p),
+        ("destination", c_void_p),
+        ("exponents", c_void_p),
+        ("segments", c_void_p),
+        ("found", c_void_p),
+        ("num_segments", c_int64),
+        ("start", c_int64),
+        ("count", c_int64),
+        ("type", c_int32),
+    )
+    tensors: tuple[torch.Tensor | None, ...]
+    """Those whose memory the fields that stay the same point to."""
+
+
 class _Finalize(Structure):
     _fields_ = (
         ("total", c_void_p),
         ("destination", c_void_p),
-        ("exponents", c_void_p),
         ("peaks", c_void_p),
         ("divisor", c_double),
         ("count", c_int64),
         ("first_index", c_int64),
-        ("total_type", c_int32),
         ("destination_type", c_int32),
-        ("exponent", c_int32),
     )
+
+
+class Compiled(NamedTuple):
+    """A compiled function for a caller in C, and its first argument."""
+
+    function: int
+    """Its address."""
+    job: Structure
+    """Keeps alive the tensors that it points to."""
 
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "accumulate": (POINTER(_Accumulate),),
     "checksums": (c_void_p, c_int, c_void_p, c_int64, c_void_p),
+    "convert": (POINTER(_Convert),),
     "finalize": (POINTER(_Finalize),),
     "digests": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
 }
+
+
+def _conversion(
+    segments: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype, found: torch.Tensor | None
+) -> _Convert:
+    """The fields that are the same for all ranges of a tensor."""
+    job = _Convert(
+        exponents=exponents.data_ptr(),
+        segments=segments.data_ptr(),
+        found=None if found is None else found.data_ptr(),
+        num_segments=len(segments),
+        type=_ELEMENTS[dtype],
+    )
+    job.tensors = (segments, exponents, found)
+    return job
 
 
 class Library:
@@ -133,27 +172,42 @@ class Library:
         kind, address = _ELEMENTS[values.dtype], segments.data_ptr()
         self.call("checksums", values.device, values.data_ptr(), kind, address, len(segments), sums.data_ptr())
 
+    def convert(
+        self,
+        segments: torch.Tensor,
+        exponents: torch.Tensor,
+        start: int,
+        sums: torch.Tensor,
+        addend: torch.Tensor | None,
+        destination: torch.Tensor,
+        found: torch.Tensor | None,
+    ) -> None:
+        job = _conversion(segments, exponents, sums.dtype, found)
+        job.sums, job.addend = sums.data_ptr(), None if addend is None else addend.data_ptr()
+        job.destination, job.start, job.count = destination.data_ptr(), start, sums.numel()
+        self.call("convert", sums.device, byref(job))
+
+    def compiled_convert(
+        self, segments: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype, found: torch.Tensor
+    ) -> Compiled | None:
+        return None
+
     def finalize(
         self,
         total: torch.Tensor,
         destination: torch.Tensor,
-        exponents: int | torch.Tensor,
-        first_index: int,
         divisor: float,
         peaks: torch.Tensor,
+        first_index: int,
     ) -> None:
-        single = isinstance(exponents, int)
         job = _Finalize(
             total.data_ptr(),
             destination.data_ptr(),
-            None if single else exponents.data_ptr(),
             peaks.data_ptr(),
             divisor,
             total.numel(),
             first_index,
-            _ELEMENTS[total.dtype],
             _FLOATS[destination.dtype],
-            exponents if single else 0,
         )
         self.call("finalize", total.device, byref(job))
 
@@ -190,6 +244,13 @@ class CpuLibrary(Library):
     def bytes_per_thread(self, least: int) -> int:
         """Use a thread for each ``least`` bytes that a call reads and writes; returns the old value. For tests."""
         return int(self._library.spare_cpu_bytes_per_thread(least))
+
+    def compiled_convert(
+        self, segments: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype, found: torch.Tensor
+    ) -> Compiled | None:
+        address = cast(self._functions["convert"], c_void_p).value
+        assert address is not None, "a function of a loaded library has an address"
+        return Compiled(address, _conversion(segments, exponents, dtype, found))
 
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
         self._functions[name](*arguments, torch.get_num_threads())

@@ -7,7 +7,6 @@ and the thread does not flush denormal numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -26,11 +25,16 @@ def _chunks(count: int, first_index: int = 0) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def _blocks(first_index: int, start: int, stop: int, device: torch.device) -> torch.Tensor:
+    """Of positions ``start`` to ``stop`` the number of the block of the index space, counted from the one that holds
+    ``first_index``."""
+    return torch.arange(first_index + start, first_index + stop, device=device) // BLOCK - first_index // BLOCK
+
+
 def _scale(exponents: torch.Tensor, first_index: int, start: int, stop: int, sign: int = 1) -> torch.Tensor:
     """2^(sign * exponent) for positions ``start`` to ``stop`` (float64); there is one exponent for each block of the
-    index space."""
-    index = torch.arange(first_index + start, first_index + stop, device=exponents.device)
-    block = index // BLOCK - first_index // BLOCK
+    index space from the one that holds ``first_index``."""
+    block = _blocks(first_index, start, stop, exponents.device)
     return ((sign * exponents[block].long() + 1023) << 52).view(torch.float64)
 
 
@@ -89,27 +93,41 @@ def _add_checksum(values: torch.Tensor, first_index: int, to: torch.Tensor) -> N
         to += (values[start:stop].long() * weights).sum()
 
 
-def finalize(
-    total: torch.Tensor,
+def convert(
+    segments: torch.Tensor,
+    exponents: torch.Tensor,
+    start: int,
+    sums: torch.Tensor,
+    addend: torch.Tensor | None,
     destination: torch.Tensor,
-    exponents: int | torch.Tensor,
-    first_index: int,
-    divisor: float,
-    peaks: torch.Tensor,
+    found: torch.Tensor | None,
 ) -> None:
-    for start, stop in _chunks(total.numel()):
-        value = total[start:stop].double()
-        if isinstance(exponents, int):
-            value = _divided(value, math.ldexp(divisor, exponents))
-        else:
-            value = _divided(value * _scale(exponents, first_index, start, stop, -1), divisor)
+    destination.zero_()
+    for number, (first, last, first_index) in enumerate(segments.tolist()):
+        low, high = max(first - start, 0), min(last - start, sums.numel())
+        index = first_index + start + low - first
+        for begin, end in _chunks(high - low, index):
+            part = slice(low + begin, low + end)
+            integers = sums[part] if addend is None else sums[part] + addend[part]
+            scale = _scale(exponents[index // BLOCK :], index, begin, end, -1)
+            destination[part] = integers.double() * scale
+            if found is not None:
+                _add_checksum(integers, index + begin, found[number, 0])
+                _add_checksum(destination[part].view(torch.int32), index + begin, found[number, 1])
+
+
+def compiled_convert(segments: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype, found: torch.Tensor) -> None:
+    """None: there is nothing compiled."""
+
+
+def finalize(
+    total: torch.Tensor, destination: torch.Tensor, divisor: float, peaks: torch.Tensor, first_index: int
+) -> None:
+    for start, stop in _chunks(total.numel(), first_index):
+        value = total[start:stop].double() / divisor
         destination[start:stop] = _to_bfloat16(value) if destination.dtype == torch.bfloat16 else value.float()
-    _peaks(total, None if isinstance(exponents, int) else first_index, peaks)
-
-
-def _divided(value: torch.Tensor, divisor: float) -> torch.Tensor:
-    """value / divisor; a power of two is multiplied by its inverse instead, which gives the same bits."""
-    return value * (1 / divisor) if math.frexp(divisor)[0] == 0.5 else value / divisor
+        size = total[start:stop].abs().view(torch.int32)
+        peaks.scatter_reduce_(0, _blocks(first_index, start, stop, total.device), size, "amax")
 
 
 def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
@@ -121,22 +139,6 @@ def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:
     inexact = single.double() != value
     bits = torch.where(inexact & (single.double().abs() > value.abs()), bits - 1, bits)
     return torch.where(inexact, bits | 1, bits).view(torch.float32).bfloat16()
-
-
-def _peaks(total: torch.Tensor, first_index: int | None, peaks: torch.Tensor) -> None:
-    """Raise ``peaks`` to the largest magnitude of all sums, or with ``first_index`` of each block of the index space.
-
-    The lowest integer, which has no positive counterpart, counts as the highest.
-    """
-    if not total.numel():
-        return
-    low = torch.iinfo(total.dtype).min
-    size = torch.where(total == low, -(low + 1), total.abs())
-    if first_index is None:
-        torch.maximum(peaks, size.max().view(1), out=peaks)
-        return
-    index = torch.arange(first_index, first_index + total.numel(), device=total.device)
-    peaks.scatter_reduce_(0, index // BLOCK - first_index // BLOCK, size, "amax")
 
 
 def digest_sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -29,6 +29,7 @@ from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.controller.tickets import KnownTickets, Ticket, Tickets
+from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
@@ -149,8 +150,8 @@ class MegatronEngine(TransferableState):
         self._outflow.watch(outlet)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """The gradient buffers summed over context and inner data ranks, then, in exact modes, their checksums, then,
-        where experts are balanced by a bias, this rank's routing counts (int64).
+        """The gradient buffers summed over context and inner data ranks, then, where experts are balanced by a bias,
+        this rank's routing counts (int64).
 
         Collective in the group. A buffer that no other rank of the group shares is returned itself; else the sum has
         memory of its own.
@@ -173,6 +174,10 @@ class MegatronEngine(TransferableState):
             self._group_sums_made = made
         return self._group_sums_made
 
+    def conversion(self) -> SumConversion | None:
+        """In exact modes how the sums of gradients over groups become fp32."""
+        return None if self.exact is None else self.exact.conversion
+
     def scalars(self) -> Mapping[str, float]:
         """Loss sums and token counts of the computed pieces, summed over the group's context and inner data ranks.
 
@@ -185,9 +190,9 @@ class MegatronEngine(TransferableState):
         """Update the weights from the committed sums over all pieces of the step; returns the figures to log, the same
         on every rank."""
         replica = self.replica
-        gradients = list(reduced)
+        gradients, counted = self._parted(reduced)
         if self._routing:
-            for counts, total in zip(self._routing, gradients.pop().view(len(self._routing), -1), strict=True):
+            for counts, total in zip(self._routing, counted[0].view(len(self._routing), -1), strict=True):
                 counts.copy_(total)
         loss_scale = float(replica.optimizer.get_loss_scale().item())
         updated, grad_norm, zeros = False, None, None
@@ -224,27 +229,32 @@ class MegatronEngine(TransferableState):
         plain modes."""
         if self.exact is None:
             return ""
-        return self.exact.result_fault(reduced[:-1] if self._routing else reduced)
+        return self.exact.result_fault(self._parted(reduced)[0], reduced[-1])
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """In exact modes a digest (16 hex digits) of the reduced scalars, checksums and routing counts; else ''."""
+        """In exact modes a digest (16 hex digits) of the reduced scalars, routing counts and witness, which has the
+        checksums of the sums; else ''."""
         if self.exact is None:
             return ""
         text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
-        return f"{kernels.digest([text.encode(), *reduced[self.exact.num_buffers :]]):016x}"
+        return f"{kernels.digest([text.encode(), *self._parted(reduced)[1]]):016x}"
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         """Piece -> parameter -> checksum of its gradient, of audited or of compared pieces; empty in plain modes."""
         return self.exact.piece_checksums(audited) if self.exact is not None else {}
 
     def weights_digest(self) -> str:
-        """In exact modes, in which all groups compute the same bits, a digest of parameters and persistent buffers; ''
-        in other modes, in which a sum inside a group may differ from another group's in its last bit."""
-        return weights_digest(self.replica) if self.exact is not None else ""
+        """In exact modes, in which all groups compute the same bits, a digest of parameters, persistent buffers and the
+        scales of sums; '' in other modes, in which a sum inside a group may differ from another group's in its last
+        bit."""
+        return "" if self.exact is None else weights_digest(self.replica, self.exact.scales)
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum of each parameter and persistent buffer, which shows where weights differ."""
-        return weights_checksums(self.replica)
+        """Name -> checksum of each parameter and persistent buffer, and of the scales, which shows where groups
+        differ."""
+        if self.exact is None:
+            return weights_checksums(self.replica)
+        return weights_checksums(self.replica, scales_of_exact_sums=self.exact.scales)
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -300,6 +310,11 @@ class MegatronEngine(TransferableState):
         """Each flat gradient buffer of this rank with the ranks of the group that share its parameters."""
         return [(buffer.grad_data, group) for _, buffer, group in gradient_buffers(self.replica)]
 
+    def _parted(self, reduced: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The sums of gradients, and what follows them."""
+        number = len(reduced) - bool(self._routing) if self.exact is None else self.exact.num_buffers
+        return reduced[:number], reduced[number:]
+
     def _take_gradients(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> bool:
         """Write the committed sums into megatron-core's gradients; False when this step must be skipped.
 
@@ -317,7 +332,7 @@ class MegatronEngine(TransferableState):
         if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
             if measuring:
                 log.info("step %d only measures the scales of the gradients and is not applied", step)
-            elif self._stops_at_infinity and self.exact.format.infinite(divisor):
+            elif self._stops_at_infinity and self.exact.format.peaks.infinite(divisor):
                 raise NonFiniteGradientError(_not_finite(step, "a sum beyond fp32's range"))
             return not measuring
         self._explain_skip(step, scalars)

@@ -41,8 +41,10 @@ TOKENS = 4096
 """Tokens of a microbatch that a rank's parameters see, unless told otherwise. An expert sees its share of them."""
 ACCUMULATOR_BYTES = {"exact": 8, "exact32": 4}
 """Value of ``--spare-reduce`` -> a. ``exact32`` has 16 bytes more for each 1024 parameters."""
-WIRE_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 8, "exact32": 4}
-"""Bytes that are all-reduced; plain: megatron-core's fp32 sums."""
+RESULT_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 4, "exact32": 4}
+"""Bytes of the sum over groups; exact ones are converted to fp32 where they are complete. plain: megatron-core's."""
+WIRE_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 6, "exact32": 4}
+"""Bytes that travel, twice: as sums until they are complete, then as results. Their mean."""
 WAYS = ("separate", "fused", "epilogue")
 CPU_SHARES = {"exact": 0.003, "exact32": 0.01}
 """On a CPU, measured: what exact sums add to the CPU time of a microbatch of ``CPU_TOKENS`` tokens at C = 1, over it.
@@ -162,14 +164,15 @@ def shard_s(device: str, step_flops: float, num_groups: int, group_size: int) ->
 
 
 def per_step(mode: str) -> dict[str, float]:
-    """Bytes per parameter that are moved once in a step, by part (D = 1; the wire is not among them)."""
+    """Bytes per parameter that are moved once in a step, by part (D = 1; the wire is not among them, nor the conversion
+    of exact sums, of which each rank does one in N)."""
     a = ACCUMULATOR_BYTES.get(mode)
-    width = a or 4
+    copied = 4 + RESULT_BYTES[mode] if a is None else 2 * a
     return {
         "zero the sums": 4 if a is None else 0,
-        "checksums of the result": a or 0,
-        "copies for the reduction": 0 if mode == "plain" else width + WIRE_BYTES[mode],
-        "finalize": 0 if mode == "plain" else WIRE_BYTES[mode] + 4,
+        "checksums of the result": 0 if a is None else RESULT_BYTES[mode],
+        "copies for the reduction": 0 if mode == "plain" else copied,
+        "finalize": 0 if mode == "plain" else RESULT_BYTES[mode] + 4,
         "norm": 4,
         # Adam reads the gradient, master weight and two moments, writes the last three, and the bf16 weight.
         "optimizer": 16 + 12 + 2,

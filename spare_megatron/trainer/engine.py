@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from spare_megatron.collectives.converting import Conversion
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.controller.tickets import Tickets
 
@@ -61,6 +62,10 @@ class StepEngine(Protocol):
         be written to.
         """
 
+    def conversion(self) -> Conversion | None:
+        """What the sums over groups of :meth:`local_sum` become, in this step; None where they stay what they are. No
+        collective."""
+
     def scalars(self) -> Mapping[str, float]:
         """Sums over the pieces inside the accumulators (loss, tokens, ...); the same keys on every rank, zero where
         a rank has no share. They are summed over groups like one more bucket.
@@ -74,8 +79,8 @@ class StepEngine(Protocol):
         engine looks for nothing that :meth:`result_fault` would find. No collective."""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Why ``reduced`` is not the sum of what all groups put in (silent corruption); empty when it is, or when this
-        engine cannot tell. No collective."""
+        """Why ``reduced``, the results and the witness of a reduction, is not the sum of what all groups put in (silent
+        corruption); empty when it is, or when this engine cannot tell. No collective."""
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
         """A digest of a reduced result in which :meth:`result_fault` found no fault. It is equal on this position of
@@ -89,7 +94,7 @@ class StepEngine(Protocol):
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the committed update; ``reduced`` has the sum over *all* pieces of the step, shaped as
-        :meth:`local_sum`.
+        :meth:`local_sum`, and the witness where sums are converted.
 
         Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
         that knows them.

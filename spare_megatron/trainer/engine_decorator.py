@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from spare_megatron.collectives.converting import Conversion
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.controller.tickets import Tickets
 from spare_megatron.trainer.engine import StepEngine
@@ -62,6 +63,10 @@ class PassThrough:
     def local_sum(self) -> Sequence[torch.Tensor]:
         """The engine's accumulators, summed inside the group."""
         return self.engine.local_sum()
+
+    def conversion(self) -> Conversion | None:
+        """What the engine's sums become."""
+        return self.engine.conversion()
 
     def scalars(self) -> Mapping[str, float]:
         """The engine's sums of loss, tokens and the like over the pieces inside."""

@@ -99,7 +99,8 @@ class Committed:
     step: int
     epoch: int
     tensors: Sequence[torch.Tensor]
-    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``."""
+    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``, and the witness where they are
+    converted."""
     scalars: Mapping[str, float]
     times: StepTimes
     live: tuple[int, ...]
@@ -290,7 +291,7 @@ class StepRunner:
         tensors = self.engine.leaving() if self.overlap and view.epoch in closed else None
         if tensors is None:
             return
-        request = Reduction(tensors, {}, self.method, self.on_bucket, overlapped=True)
+        request = self._request(tensors, {})
         self._opened = self.replicas.begin(view.epoch, request, self._stale(view))
         self.engine.watch(self._opened)
 
@@ -322,8 +323,11 @@ class StepRunner:
         fault = self.engine.accumulators_fault(suspected=again)
         if fault:
             return ReduceOutcome(ok=False, stale=False, error=fault, corrupt=True)
-        request = Reduction(share.tensors, share.scalars, self.method, self.on_bucket, overlapped=self.overlap)
+        request = self._request(share.tensors, share.scalars)
         return self.replicas.reduce(view.epoch, request, self._stale(view))
+
+    def _request(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Reduction:
+        return Reduction(tensors, scalars, self.method, self.on_bucket, self.overlap, self.engine.conversion())
 
     def _stale(self, view: View) -> Callable[[], bool]:
         def stale() -> bool:

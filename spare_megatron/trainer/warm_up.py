@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spare_megatron.collectives.converting import results_of
 from spare_megatron.controller.tickets import KnownTickets, Ticket
 from spare_megatron.trainer.engine import StepEngine
 
@@ -19,4 +20,5 @@ def warm_update(engine: StepEngine, step: int, piece: int) -> None:
     """The same, and an update of the weights with the piece's gradient: the first update imports and allocates too.
     Collective in the group."""
     warm_up(engine, step, piece)
-    engine.apply(step, [one.clone() for one in engine.local_sum()], engine.scalars())
+    results = results_of(engine.conversion(), engine.local_sum())
+    engine.apply(step, results, engine.scalars())

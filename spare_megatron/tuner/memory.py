@@ -37,7 +37,7 @@ class GradientBytes:
     result: float
     """The sum over groups, which has memory of its own."""
     wire: float
-    """Bytes per parameter that are all-reduced; a ring sends 2 (N - 1) / N times as many."""
+    """Bytes per parameter that travel: a ring sends 2 (N - 1) / N times as many. The mean of a sum's and a result's."""
     pair: float = 0.0
     piece: float = 0.0
     """What waits to be added to the accumulator: with pieces of one microbatch, and with larger ones."""
@@ -48,7 +48,7 @@ class GradientBytes:
 
 
 GRADIENT_BYTES = {
-    "exact": GradientBytes(8.0, 8.0, 8.0, PAIR_BYTES, PIECE_BYTES),
+    "exact": GradientBytes(8.0, 4.0, 6.0, PAIR_BYTES, PIECE_BYTES),
     "exact32": GradientBytes(4.0, 4.0, 4.0, piece=PIECE_BYTES),
     "fp32": GradientBytes(4.0, 4.0, 4.0),
     "bf16": GradientBytes(4.0, 2.0, 2.0),

@@ -5,6 +5,8 @@ are aligned to their elements only, denormal, huge and non-finite numbers, and o
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import CFUNCTYPE, POINTER, byref, c_int
 
 import pytest
 import torch
@@ -154,69 +156,151 @@ def test_accumulate_two_gradients_and_over_what_was_there(cpu: native.CpuLibrary
                     assert same(found, report), case
 
 
+def sums_of_all_sizes(count: int, kind: torch.dtype, random: torch.Generator) -> torch.Tensor:
+    """Integers of all magnitudes; the sum of two wraps now and then."""
+    width = torch.iinfo(kind).bits
+    values = torch.randint(-(2**63), 2**63 - 1, (count + 1,), generator=random) >> 64 - width
+    values >>= torch.randint(0, width, (count + 1,), generator=random)
+    values[::7] = 0
+    for number, value in enumerate((torch.iinfo(kind).min, torch.iinfo(kind).max, -1, 1)):
+        values[1 + number :: 97] = value
+    return values.to(kind)[1:]
+
+
+SEGMENTS = [(5, 705, 300), (705, 705, 2048), (720, 3900, 4096), (3900, 3901, 9215), (4000, 9000, 10257)]
+"""Positions and first indices in a tensor of 9050 elements: with gaps, without elements, within one block."""
+RANGES = [(0, 9050), (0, 1), (1, 4999), (719, 3182), (2000, 17), (3899, 4), (8990, 60), (9000, 50), (9100, 20), (7, 0)]
+"""Starts and counts."""
+SCALES = [(-127, 126), (-128, 127), (150, 190), (-130, -60), (20, 60), (-800, 800)]
+"""Ranges of exponents: at the ends of what fp32 scales by, denormal results, infinite ones, usual ones, all."""
+
+
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype, kind: torch.dtype) -> None:
+def test_convert(cpu: native.CpuLibrary, kind: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
-    cases = list(itertools.product(LENGTHS[1:], (3.0, -4.0, 1e-3), (0, 777), (-100, 30, 150)))
-    # the smallest and the largest quotients that are normal numbers of the destination, and what lies beyond
-    cases += itertools.product((5000,), (1.0, -1.2, 1.999), (0,), (-65, -64, -63, 124, 125, 126, 127))
-    cases = cases if torch.get_num_threads() == 1 else []
-    for count, divisor, first, exponent in [*cases, (LARGE, 3.0, 777, 30), (2_200_001, 3.0, 0, 30)]:
-        total = torch.randint(-(2**62), 2**62, (count + 1,), generator=random)[1:]
-        total >>= torch.randint(0, 62, (count,), generator=random)
-        peaks, exponents = torch.zeros(1, dtype=torch.int64), exponent
-        if kind == torch.int32:
-            total = (total >> 31).int()
-            blocks = kernels._num_blocks(first, count)
-            exponents = torch.randint(-5, 5, (blocks,), dtype=torch.int16, generator=random) + exponent
-            peaks = torch.zeros(blocks, dtype=torch.int32)
-        if divisor != 3.0:
-            total[count // 2] = torch.iinfo(kind).min
+    forms = list(itertools.product((True, False), repeat=2))
+    small = itertools.product([SEGMENTS], RANGES, SCALES, forms) if torch.get_num_threads() == 1 else ()
+    # two threads, and what is written past the cache
+    layout = [(3, LARGE // 3, 300), (LARGE // 3 + 9, 2_000_000, 1 << 20)]
+    large = [(layout, (1, count), (20, 60), (True, True)) for count in (LARGE, 1_100_001)]
+    for layout, (start, count), scales, (with_addend, with_found) in [*small, *large]:
+        segments = torch.tensor(layout)
+        blocks = int((segments[:, 2] + segments[:, 1] - segments[:, 0]).max()) // kernels.BLOCK + 1
+        exponents = torch.randint(scales[0], scales[1] + 1, (blocks,), dtype=torch.int16, generator=random)
+        exponents[::5] = scales[1]
+        sums = sums_of_all_sizes(count, kind, random)
+        addend = sums_of_all_sizes(count, kind, random) if with_addend else None
         results = []
         for implementation in (cpu, reference):
-            destination, largest = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
-            implementation.finalize(total, destination, exponents, first, divisor, largest)
-            results.append((destination, largest))
-        case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}, exponent {exponent}"
+            destination = torch.full((count + 1,), 7.0)
+            found = torch.arange(2 * len(segments)).view(-1, 2) if with_found else None
+            implementation.convert(segments, exponents, start, sums, addend, destination[1:], found)
+            assert destination[0] == 7
+            results.append((destination, torch.zeros(1) if found is None else found))
+        case = f"seed {SEED}: {start} + {count} of {layout}, scales {scales}, {with_addend}, {with_found}"
         assert all(same(one, other) for one, other in zip(*results, strict=True)), case
 
 
-def nearly_midway(bits: int, random: torch.Generator) -> tuple[int, int]:
-    """Total and divisor whose quotient is 1 / (divisor * 2^54) below the middle of two doubles, one of them a tie of
-    the format of ``bits``: an error of the smallest part of a unit of the last place changes the number of the format.
-    """
-    tie = 2 * int(torch.randint(2 ** (bits - 1), 2**bits, (1,), generator=random)) + 1
-    middle = (tie << 53 - bits) + (1 if tie % 4 == 1 else -1)
-    divisor = pow(middle, -1, 1 << 54)
-    return divisor * middle >> 54, divisor
+def floats_of_all_sizes(count: int, random: torch.Generator) -> torch.Tensor:
+    """fp32 of all bits, without NaN, and of usual sizes; zeros of both signs, infinities, the largest numbers."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (count + 1,), generator=random).int().view(torch.float32)
+    values = torch.where(bits.isnan(), torch.randn(count + 1, generator=random), bits)
+    values[::3] = torch.randn(len(values[::3]), generator=random)
+    for number, value in enumerate((0.0, -0.0, torch.inf, -torch.inf, torch.finfo(torch.float32).max, 2.0**-149)):
+        values[1 + number :: 97] = value
+    return values[1:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_finalize_rounds_quotients_correctly(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
-    """Exact ties of the destination, and quotients that come as close to the middle of two doubles as there are."""
+def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    # of 24 bits and of more, powers of two, the largest and the smallest
+    divisors = (1.0, 3.0, -4.0, 96.0, 1e-3, -16777217.0, 2.0**20, 2.0**100, -(2.0**-100), 1.5 * 2.0**99)
+    cases = list(itertools.product(LENGTHS, divisors, (0, 777))) if torch.get_num_threads() == 1 else []
+    for count, divisor, first in [*cases, (LARGE, 96.0, 777), (2_200_001, 3.0, 0)]:
+        wild = floats_of_all_sizes(count, random)
+        for total in (wild, wild.nan_to_num(posinf=1.0, neginf=-1.0)):
+            peaks = floats_of_all_sizes(kernels._num_blocks(first, count), random).abs().view(torch.int32)
+            results = []
+            for implementation in (cpu, reference):
+                destination, largest = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
+                implementation.finalize(total, destination, divisor, largest, first)
+                results.append((destination, largest))
+            case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}"
+            assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+
+
+def close_to_middles(divisor: float, bits: int, random: torch.Generator) -> torch.Tensor:
+    """Totals, some denormal, whose quotients are the middles of two numbers of a format, or as close as those of fp32
+    can be: rounded to fp32, many of them are such a middle of bf16."""
+    middles = 2 * torch.randint(2 ** (bits - 1), 2**bits, (500,), generator=random).double() + 1
+    sizes = torch.exp2(torch.randint(-170, 100, (500,), generator=random).double())
+    nearest = (middles * sizes * divisor).float()
+    return torch.cat([nearest, nearest.nextafter(torch.tensor(torch.inf)), nearest.nextafter(torch.tensor(0.0))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_finalize_rounds_quotients_once(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
     random, bits = torch.Generator().manual_seed(SEED), 24 if dtype == torch.float32 else 8
-    cases = [nearly_midway(bits, random) for _ in range(100)]
-    for divisor in (1, 3, 5, 96, 127, 12345, -3, -64):
-        cases += [((2 * number + 1 + 2**bits) * divisor, divisor) for number in range(8)]
-    for total, divisor in cases if torch.get_num_threads() == 1 else []:
-        totals = torch.full((67,), total)
-        totals[1::2] *= -1
+    odd = (2 * torch.randint(2**22, 2**23, (20,), generator=random) + 1).tolist()
+    for divisor in (1, 3, 5, 96, 127, 12345, -3, -64, *odd) if torch.get_num_threads() == 1 else ():
+        total = close_to_middles(float(divisor), bits, random)
         results = []
         for implementation in (cpu, reference):
-            out, peak = torch.zeros(67, dtype=dtype), torch.zeros(1, dtype=torch.int64)
-            implementation.finalize(totals, out, 0, 0, float(divisor), peak)
-            results.append((out, peak))
-        assert all(same(one, other) for one, other in zip(*results, strict=True)), f"{total} / {divisor}"
+            out, peaks = torch.zeros(len(total), dtype=dtype), torch.zeros(2, dtype=torch.int32)
+            implementation.finalize(total, out, float(divisor), peaks, 0)
+            results.append((out, peaks))
+        assert all(same(one, other) for one, other in zip(*results, strict=True)), f"divisor {divisor}"
 
 
-@pytest.mark.parametrize("divisor", [3.0, -3.0, 4.0, -4.0])
+def test_finalize_rounds_denormal_quotients_by_a_power_of_two_once(cpu: native.CpuLibrary) -> None:
+    """Their last bits are lost in fp32, where they become middles of two numbers of bf16."""
+    middles = torch.arange(0x20).double().view(-1, 1) * 2**16 + 0x8000
+    total = ((middles * 8 + torch.arange(-3, 4)) * 2.0**-60).view(-1).float()
+    results = []
+    for implementation in (cpu, reference):
+        out, peaks = torch.zeros(len(total), dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
+        implementation.finalize(total, out, 2.0**92, peaks, 0)
+        results.append(out)
+    assert same(*results)
+    assert len(results[0].unique()) == 0x21
+
+
+@pytest.mark.parametrize("divisor", [3.0, -3.0, 4.0, -4.0, -16777217.0])
 def test_finalize_keeps_the_sign_of_zero(cpu: native.CpuLibrary, divisor: float) -> None:
+    total = torch.tensor([0.0, -0.0]).repeat(50)
     for dtype in (torch.float32, torch.bfloat16):
         out = torch.ones(100, dtype=dtype)
-        kernels.finalize(torch.zeros(100, dtype=torch.int64), out, 5, divisor, torch.zeros(1, dtype=torch.int64))
+        kernels.finalize(total, out, divisor, torch.zeros(1, dtype=torch.int32))
         assert out.tolist() == [0.0] * 100
-        assert out.signbit().tolist() == [divisor < 0] * 100
+        assert out.signbit().tolist() == [divisor < 0, divisor > 0] * 50
+
+
+def test_a_caller_in_c_converts_in_threads_of_its_own(cpu: native.CpuLibrary) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    segments, exponents = torch.tensor(SEGMENTS), torch.full((16,), 30, dtype=torch.int16)
+    sums, addend = (sums_of_all_sizes(9050, torch.int64, random) for _ in range(2))
+    converter = kernels.Converter(segments, exponents)
+    expected, all_found = torch.empty(9050), torch.zeros(5, 2, dtype=torch.int64)
+    converter.convert(0, sums, addend, expected, all_found)
+
+    def converted(piece: int) -> tuple[torch.Tensor, torch.Tensor]:
+        destination, found = torch.empty(9050), torch.zeros(5, 2, dtype=torch.int64)
+        compiled = converter.compiled(torch.int64, found)
+        assert compiled is not None
+        job = compiled.job
+        call = CFUNCTYPE(None, POINTER(type(job)), c_int)(compiled.function)
+        for start in range(0, 9050, piece):
+            job.start, job.count = start, min(piece, 9050 - start)
+            job.sums, job.addend = sums.data_ptr() + 8 * start, addend.data_ptr() + 8 * start
+            job.destination = destination.data_ptr() + 4 * start
+            call(byref(job), 1)
+        return destination, found
+
+    with ThreadPoolExecutor(4) as pool:
+        for destination, found in pool.map(converted, (333, 1024, 4001, 10_000)):
+            assert same(destination, expected)
+            assert same(found, all_found)
 
 
 def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
@@ -252,6 +336,22 @@ def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary, own: float, earlie
         torch.set_flush_denormal(False)
     assert supported
     assert accumulator.tolist() == [1024] * 3000
+
+
+def test_flush_denormal_is_not_obeyed_by_what_is_made_of_sums(cpu: native.CpuLibrary) -> None:
+    segments, exponents = torch.tensor([(0, 3000, 0)]), torch.full((3,), 148, dtype=torch.int16)
+    total, out = torch.empty(3000), torch.empty(3000)
+    peaks = torch.zeros(3, dtype=torch.int32)
+    supported = torch.set_flush_denormal(True)
+    try:
+        kernels.Converter(segments, exponents).convert(0, torch.ones(3000, dtype=torch.int64), None, total, None)
+        kernels.finalize(total, out, 0.5, peaks)
+    finally:
+        torch.set_flush_denormal(False)
+    assert supported
+    assert total.tolist() == [2.0**-148] * 3000
+    assert out.tolist() == [2.0**-147] * 3000
+    assert peaks.tolist() == [2, 2, 2]
 
 
 def test_neither_addend_of_a_sum_is_at_fault(cpu: native.CpuLibrary) -> None:

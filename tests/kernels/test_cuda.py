@@ -4,6 +4,7 @@ the kernels give the bits of the plain torch form.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -49,12 +50,10 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
                 for kind in (torch.float32, dtype):
                     gradient = None if other is None else other.to(where, kind)
                     run.accumulate(values.to(where), accumulator, 40, 777, 55, report, gradient, apart, first)
-            out, peak = torch.empty(count, device=where), torch.zeros_like(report[:1])
-            run.finalize(accumulator, out, 40, 0, 3.0, peak)
-            digest = run.digest_sums([out.view(torch.uint8)])
             sums = torch.zeros(2, dtype=torch.int64, device=where)
             run.checksums(accumulator, torch.tensor([(0, count // 3, 777), (count // 3, count, 5)]), sums)
-            both.append([one.cpu() for one in (accumulator, report, out, peak, digest, sums)])
+            digest = run.digest_sums([accumulator.view(torch.uint8)])
+            both.append([one.cpu() for one in (accumulator, report, digest, sums)])
         assert all(torch.equal(one, other) for one, other in zip(*both, strict=True)), str(dtype)
     blocks = kernels._num_blocks(777, count)
     exponents = torch.randint(10, 20, (blocks,), dtype=torch.int16, generator=generator)
@@ -64,11 +63,38 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
         report = torch.zeros(2, dtype=torch.int64, device=where)
         for other, apart in ((None, False), (partial.to(where), False), (partial.to(where), True)):
             run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, other, apart, other is None)
-        peaks = torch.zeros(blocks, dtype=torch.int32, device=where)
-        for dtype in (torch.float32, torch.bfloat16):
-            out = torch.empty(count, dtype=dtype, device=where)
-            run.finalize(narrow, out, exponents.to(where), 777, 3.0, peaks)
-            both.append([one.cpu() for one in (narrow, report, out, peaks)])
-    assert all(
-        torch.equal(one, other) for half in (0, 1) for one, other in zip(both[half], both[half + 2], strict=True)
+        both.append([narrow.cpu(), report.cpu()])
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("count", [1, 5000, 3_000_001])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+def test_fp32_of_sums_has_the_bits_of_the_reference(count: int, offset: int, kind: torch.dtype) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    native_kernels = dispatch.kernels(device)
+    generator = torch.Generator().manual_seed(count)
+    third, gap = count // 3, min(7, count // 2)
+    segments = torch.tensor([(2, 2 + third, 777), (2 + third + gap, count + 2, 3072 + third)])
+    blocks = kernels._num_blocks(0, 4096 + count)
+    exponents = torch.randint(20, 190, (blocks,), dtype=torch.int16, generator=generator)
+    low, high = torch.iinfo(kind).min, torch.iinfo(kind).max
+    sums, addend = (
+        torch.randint(low, high, (count + offset,), dtype=kind, generator=generator)[offset:] for _ in range(2)
     )
+    both = []
+    for run, where in ((reference, torch.device("cpu")), (native_kernels, device)):
+        made = []
+        for other in (addend.to(where), None):
+            total, found = torch.empty(count, device=where), torch.zeros(2, 2, dtype=torch.int64, device=where)
+            run.convert(segments, exponents.to(where), 1, sums.to(where), other, total, found)
+            made += [total, found]
+        total[count // 2] = torch.inf
+        for dtype, divisor in itertools.product((torch.float32, torch.bfloat16), (3.0, 2.0**40, 0.1)):
+            out = torch.empty(count, dtype=dtype, device=where)
+            peaks = torch.zeros(kernels._num_blocks(777, count), dtype=torch.int32, device=where)
+            run.finalize(total, out, divisor, peaks, 777)
+            made += [out, peaks]
+        both.append([one.cpu() for one in made])
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))

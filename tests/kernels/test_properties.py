@@ -4,6 +4,7 @@ find every flipped bit, values are those of exact rational arithmetic.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from fractions import Fraction
@@ -88,30 +89,85 @@ def test_one_value_is_rounded_as_a_fraction_is(value: float, exponent: int, boun
     assert (int(accumulator), int(report[1])) == (expected, flags)
 
 
+def nearest(exact: Fraction, bits: int, unit_bits: int) -> float:
+    """The number of ``bits`` significant bits nearest to ``exact``, ties to even; denormal ones are multiples of
+    2^unit_bits, and what is 2^128 or more is infinite."""
+    size = abs(exact).numerator.bit_length() - exact.denominator.bit_length()
+    size -= abs(exact) < Fraction(2) ** size
+    unit = Fraction(2) ** max(size - bits + 1, unit_bits)
+    found = round(exact / unit) * unit
+    return float(found) if abs(found) < 2**128 else math.copysign(math.inf, exact)
+
+
 @settings(max_examples=200)
-@given(total=st.integers(-(2**62), 2**62), exponent=st.integers(-200, 200), divisor=st.sampled_from([1.0, 96.0, 0.1]))
-def test_one_sum_comes_back_rounded(total: int, exponent: int, divisor: float) -> None:
-    peak = torch.zeros(1, dtype=torch.int64)
-    for dtype in (torch.float32, torch.bfloat16):
-        out = torch.empty(1, dtype=dtype)
-        kernels.finalize(torch.tensor([total]), out, exponent, divisor, peak)
-        exact = Fraction(total) / Fraction(divisor) / Fraction(2) ** exponent
-        if abs(exact) >= 2**127 or not total:
-            continue
-        # Half a unit of the format, and what the two roundings in double add to it.
-        bits = 24 if dtype == torch.float32 else 8
-        unit = max(math.ulp(float(abs(exact))) * 2 ** (53 - bits), 2.0 ** (-126 - bits + 1))
-        assert abs(Fraction(float(out)) - exact) <= Fraction(unit) * (Fraction(1, 2) + Fraction(1, 2**20))
-    assert int(peak) == abs(total)
+@given(total=st.integers(-(2**63), 2**63 - 1), addend=st.integers(-(2**63), 2**63 - 1), exponent=st.integers(-150, 230))
+@pytest.mark.parametrize("kind", SUMS, ids=str)
+def test_one_sum_is_converted_as_a_fraction_is(kind: torch.dtype, total: int, addend: int, exponent: int) -> None:
+    width = torch.iinfo(kind).bits
+    total, addend = total >> 64 - width, addend >> 64 - width
+    converter = kernels.Converter(torch.tensor([(0, 1, 0)]), torch.tensor([exponent], dtype=torch.int16))
+    out = torch.empty(1)
+    converter.convert(0, torch.tensor([total], dtype=kind), torch.tensor([addend], dtype=kind), out, None)
+    wrapped = (total + addend + 2 ** (width - 1)) % 2**width - 2 ** (width - 1)
+    assert float(out) == nearest(Fraction(float(wrapped)) / Fraction(2) ** exponent, 24, -149)
+
+
+@settings(max_examples=300)
+@given(
+    total=st.floats(width=32, allow_nan=False),
+    divisor=st.sampled_from([1.0, 96.0, 0.1, -3.0, 16777217.0, 2.0**-90, 2.0**99]),
+)
+@pytest.mark.parametrize(("dtype", "bits", "unit_bits"), [(torch.float32, 24, -149), (torch.bfloat16, 8, -133)])
+def test_one_quotient_is_rounded_as_a_fraction_is(
+    dtype: torch.dtype, bits: int, unit_bits: int, total: float, divisor: float
+) -> None:
+    out, peaks = torch.empty(1, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    kernels.finalize(torch.tensor([total]), out, divisor, peaks)
+    quotient = total / divisor
+    expected = nearest(Fraction(quotient), bits, unit_bits) if math.isfinite(quotient) else quotient
+    assert float(out) == expected
+    assert bool(out.signbit()) == (math.copysign(1, quotient) < 0)
+    assert float(peaks.view(torch.float32)) == abs(total)
 
 
 def test_bf16_is_rounded_once() -> None:
-    """A double just above a tie of bf16, which fp32 cannot tell from the tie."""
-    total = torch.tensor([(2**8 + 1) * 2**40 + 1])
-    peak = torch.zeros(1, dtype=torch.int64)
+    """A quotient just above a tie of bf16, which fp32 cannot tell from the tie."""
+    divisor = (2.0**32 - 1) / (2**8 + 1)
+    total = torch.tensor([2.0**32])
+    assert float(total / divisor) == 2**8 + 1 < float(total.double() / divisor)
     out = torch.empty(1, dtype=torch.bfloat16)
-    kernels.finalize(total, out, 40, 1.0, peak)
+    kernels.finalize(total, out, divisor, torch.zeros(1, dtype=torch.int32))
     assert float(out) == 2**8 + 2
+
+
+@settings(max_examples=40)
+@given(cuts=st.lists(st.integers(0, 5000), max_size=6), seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("kind", SUMS, ids=str)
+def test_any_ranges_give_what_the_whole_gives(kind: torch.dtype, cuts: list[int], seed: int) -> None:
+    """And the checksums are those of the integers and of the result's bits."""
+    segments = torch.tensor([(0, 900, 1024), (1000, 1000, 9), (1024, 4000, 3072), (4010, 4990, 7007)])
+    exponents = torch.arange(30, 38, dtype=torch.int16)
+    low, high = torch.iinfo(kind).min, torch.iinfo(kind).max
+    generator = torch.Generator().manual_seed(seed)
+    sums, addend = (torch.randint(low, high, (5000,), dtype=kind, generator=generator) for _ in range(2))
+    converter = kernels.Converter(segments, exponents)
+    whole, found = torch.empty(5000), torch.zeros(4, 2, dtype=torch.int64)
+    converter.convert(0, sums, addend, whole, found)
+    parts, found_in_parts = torch.empty(5000), torch.zeros(4, 2, dtype=torch.int64)
+    ends = [0, *sorted(cuts), 5000]
+    for start, stop in itertools.pairwise(ends):
+        part = slice(start, stop)
+        converter.convert(start, sums[part], addend[part], parts[part], found_in_parts)
+    assert torch.equal(parts, whole)
+    assert torch.equal(found_in_parts, found)
+    expected = torch.zeros(2, 4, dtype=torch.int64)
+    kernels.checksums(sums + addend, segments, expected[0])
+    kernels.checksums(whole.view(torch.int32), segments, expected[1])
+    assert torch.equal(found, expected.t())
+    inside = torch.zeros(5000, dtype=torch.bool)
+    for start, stop, _ in segments.tolist():
+        inside[start:stop] = True
+    assert not whole[~inside].view(torch.int32).any()
 
 
 def test_every_flipped_bit_is_found() -> None:

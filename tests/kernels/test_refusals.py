@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 N = 64
 
 
-def ints(count: int = N, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.zeros(count, dtype=dtype)
+def ints(count: int = N, dtype: torch.dtype = torch.int64, device: str = "cpu") -> torch.Tensor:
+    return torch.zeros(count, dtype=dtype, device=device)
 
 
 def misaligned() -> torch.Tensor:
@@ -48,13 +48,28 @@ def checksums(**changed: object) -> None:
     kernels.checksums(**{**arguments, **changed})
 
 
+def converter(**changed: object) -> kernels.Converter:
+    arguments = {"segments": torch.tensor([(0, 10, 0), (20, N, 1024)]), "exponents": ints(2, torch.int16)}
+    return kernels.Converter(**{**arguments, **changed})
+
+
+def convert(**changed: object) -> None:
+    arguments = {
+        "start": 0,
+        "sums": ints(),
+        "addend": ints(),
+        "destination": torch.zeros(N),
+        "found": ints(4).view(2, 2),
+    }
+    converter().convert(**{**arguments, **changed})
+
+
 def finalize(**changed: object) -> None:
     arguments = {
-        "total": ints(),
+        "total": torch.zeros(N),
         "destination": torch.zeros(N),
-        "exponent": 3,
         "divisor": 2.0,
-        "peak": ints(1),
+        "peaks": ints(1, torch.int32),
     }
     kernels.finalize(**{**arguments, **changed})
 
@@ -87,10 +102,34 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: checksums(segments=ints(3)), r"is torch.int64 \(3,\); give a contiguous int64 tensor \[segments, 3\]"),
     (lambda: checksums(segments=torch.zeros(1, 3, dtype=torch.int64, device="meta")), "segments is on meta"),
     (lambda: checksums(sums=ints(2)), "sums has 2 elements; give 1"),
+    (lambda: converter(exponents=ints(2)), "exponents is torch.int64; give torch.int16"),
+    (lambda: converter(segments=torch.tensor([(0, 5, 0), (4, 9, 1024)])), "segment 4..9 begins before 5, where"),
+    (lambda: converter(segments=torch.tensor([(0, 5, 0), (-2, 9, 1024)])), "segment -2..9 is not within"),
+    (
+        lambda: converter(segments=torch.tensor([(0, 1025, 1024)])),
+        "segment 0..1025 ends at index 2049, but 2 exponents are for 2048 indices",
+    ),
+    (lambda: converter(segments=ints(3)), r"give a contiguous int64 tensor \[segments, 3\]"),
+    (lambda: convert(start=-1), "start -1 is not within"),
+    (lambda: convert(sums=torch.zeros(N)), "sums is torch.float32; give torch.int64 or torch.int32"),
+    (lambda: convert(sums=ints(device="meta")), "sums is on meta, the other tensors on cpu"),
+    (lambda: convert(addend=ints(dtype=torch.int32)), "addend is torch.int32; give torch.int64"),
+    (lambda: convert(addend=ints(N - 1)), "addend has 63 elements; give 64"),
+    (lambda: convert(destination=torch.zeros(N, dtype=torch.bfloat16)), "destination is torch.bfloat16"),
+    (lambda: convert(destination=misaligned()), "destination at address .* is not aligned"),
+    (lambda: convert(sums=(shared := ints()), destination=shared.view(torch.float32)[:N]), "sums and destination"),
+    (lambda: convert(addend=(shared := ints()), destination=shared.view(torch.float32)[N:]), "addend and destination"),
+    (lambda: convert(found=ints(4)), r"found is torch.int64 \(4,\); give a contiguous int64 tensor \[2, 2\]"),
+    (lambda: convert(found=ints(4, torch.int32).view(2, 2)), r"found is torch.int32 \(2, 2\)"),
+    (lambda: converter().compiled(torch.int64, ints(6).view(3, 2)), r"found is torch.int64 \(3, 2\)"),
+    (lambda: finalize(total=ints()), "total is torch.int64; give torch.float32"),
     (lambda: finalize(destination=torch.zeros(N, dtype=torch.float16)), "destination is torch.float16"),
     (lambda: finalize(divisor=0.0), "divisor 0.0"),
     (lambda: finalize(divisor=float("nan")), "divisor nan"),
-    (lambda: finalize(total=(shared := ints()), destination=shared.view(torch.float32)[:N]), "share memory"),
+    (lambda: finalize(peaks=ints(1)), "peaks is torch.int64; give torch.int32"),
+    (lambda: finalize(first_index=1000), "peaks has 1 element; give 2"),
+    (lambda: finalize(first_index=-1), "first_index -1"),
+    (lambda: finalize(total=(shared := torch.zeros(N)), destination=shared), "share memory"),
 ]
 
 
@@ -117,6 +156,7 @@ def test_without_a_library_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) 
         report = ints(2)
         accumulate(source=torch.ones(N), report=report)
         assert int(report[0]) != 0
+        assert converter().compiled(torch.int64, ints(4).view(2, 2)) is None
     finally:
         dispatch._found.cache_clear()
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.collectives.converting import results_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter.model import world as group_world
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
@@ -88,13 +89,13 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
 
 
 def exchange(peers: Any, engine: Any) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Sums over the groups of one position's tensors and scalars."""
+    """What the sums over the groups of one position's tensors become, and those of scalars."""
     tensors = [tensor.clone() for tensor in engine.local_sum()]
     scalars = engine.scalars()
     vector = torch.tensor([scalars[name] for name in sorted(scalars)], dtype=torch.float64)
     for tensor in (*tensors, vector):
         peers.allreduce([tensor]).wait()
-    return tensors, dict(zip(sorted(scalars), vector.tolist(), strict=True))
+    return results_of(engine.conversion(), tensors), dict(zip(sorted(scalars), vector.tolist(), strict=True))
 
 
 def peers_of(store: dist.Store, group: int, groups: int) -> Any:

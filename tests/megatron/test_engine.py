@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.collectives.converting import results_of
 from tests.megatron.test_parity import SEED, case
 from tests.spawn import run_ranks
 from tests.tickets import run_of
@@ -74,7 +75,7 @@ def alone(engine: Any, step: int, segments: list[list[int]]) -> dict[str, Any]:
     engine.begin_step(step)
     for segment in segments:
         engine.run(step, run_of(segment))
-    tensors = [tensor.clone() for tensor in engine.local_sum()]
+    tensors = results_of(engine.conversion(), engine.local_sum())
     return dict(engine.apply(step, tensors, engine.scalars()))
 
 

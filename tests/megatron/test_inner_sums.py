@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from spare_megatron.collectives.converting import results_of
 from tests.spawn import run_ranks
 from tests.tickets import run_of
 
@@ -102,7 +103,7 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
     engine.begin_step(STEP)
     engine.run(STEP, run_of(range(PIECES)))
     given = list(engine.local_sum())
-    reduced = [tensor.clone() for tensor in given]
+    reduced = results_of(engine.conversion(), given)
     scalars = engine.scalars()
     accumulators_fault = partial(engine.accumulators_fault, suspected=True)
     exact, calm = engine.exact, [accumulators_fault(), engine.result_fault(reduced)]
@@ -118,12 +119,16 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
             "reduced result": (reduced[one.buffer], part.at, lambda: engine.result_fault(reduced)),
         }
         for what, (values, start, fault) in places.items():
+            bits = values.view(torch.int32) if values.is_floating_point() else values
             at, bit = start + place, draw.randrange(values.element_size() * 8 - 1)
-            values[at] ^= 1 << bit
+            bits[at] ^= 1 << bit
             said = fault()
-            values[at] ^= 1 << bit
+            bits[at] ^= 1 << bit
             if said != f"the {what} of {one.name} does not have the checksum of its pieces":
                 missed.append(f"{what} of {one.name} at {at}, bit {bit}: {said!r}")
+    slot, part = draw.choice(kept)
+    damaged = [tensor.clone() for tensor in given]
+    damaged[exact._slots[slot].buffer][part.at] ^= 1
     digest = engine.result_digest(reduced, scalars)
     name = next(iter(scalars))
     beside = reduced[exact.num_buffers]
@@ -132,12 +137,22 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
     other.append(engine.result_digest(reduced, scalars))
     beside[-1] ^= 1
     exact.finalize(reduced[: exact.num_buffers], 8.0, False)
+    before = {"all": engine.weights_digest(), **engine.weights_checksums()}
+    for blocks in exact.format.tensors.values():
+        blocks[draw.randrange(len(blocks))] += 1
+    if not exact.format.tensors:
+        values = list(exact.format.values)
+        values[draw.randrange(len(values))] = 60
+        exact.format.adopt(values)
+    after = {"all": engine.weights_digest(), **engine.weights_checksums()}
     return {
+        "told of other scales": sorted(name for name in before if before[name] != after[name]),
         "calm": calm,
         "flips": FLIPS * len(places),
         "missed": missed,
         "digests": [digest, engine.result_digest(reduced, scalars), *other],
-        "infinite": [exact.format.infinite(divisor) for divisor in (8.0, -8.0, 1e-42, -1e-42)],
+        "damaged before": engine.result_fault(results_of(engine.conversion(), damaged)),
+        "infinite": [exact.format.peaks.infinite(divisor) for divisor in (8.0, -8.0, 1e-42, -1e-42)],
         "bound_bits": exact.format.scales.bound_bits,
         "scattered": [buffer.sum.scattered for buffer in exact._buffers],
     }
@@ -158,6 +173,23 @@ def test_flipped_bits_are_named_wherever_they_strike(results: dict[str, list[dic
         assert found["missed"] == []
         assert found["flips"] == 3 * FLIPS
         assert any(found["scattered"]) == (name == "split")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sum_that_is_damaged_before_it_is_converted_is_named(
+    results: dict[str, list[dict[str, Any]]], name: str
+) -> None:
+    for found in results[name]:
+        assert "the sum over the groups of " in found["damaged before"]
+        assert found["damaged before"].endswith(" does not have the checksum of its pieces")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_scales_are_told_by_what_is_voted(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+    """Integers of other scales have the checksums of their pieces all the same, and whoever owns them converts for
+    all."""
+    for found in results[name]:
+        assert found["told of other scales"] == ["all", "scales_of_exact_sums"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.collectives.converting import results_of
 from tests.megatron.test_exact import FLAGS, STEPS, said, train
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.process.harness import launch
@@ -63,7 +64,7 @@ def checked(rank: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
                 engine.begin_step(step)
                 for segment in segments:
                     engine.run(step, run_of(segment))
-                tensors = [tensor.clone() for tensor in engine.local_sum()]
+                tensors = results_of(engine.conversion(), engine.local_sum())
                 losses.append(engine.apply(step, tensors, engine.scalars())["loss"])
             result["digests"].append(engine.weights_digest())
             result["losses"].append(losses)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.collectives.converting import results_of
 from tests.megatron.test_parity import BALANCED, MOE, SEED, case
 from tests.spawn import run_ranks
 from tests.tickets import Late, run_of
@@ -79,7 +80,7 @@ def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
             joined = one["schedule"] == "tickets" and step % 2
             for run in [Late(segments)] if joined else map(run_of, segments):
                 engine.run(step, run)
-            tensors = [tensor.clone() for tensor in engine.local_sum()]
+            tensors = results_of(engine.conversion(), engine.local_sum())
             report = engine.apply(step, tensors, engine.scalars())
             steps.append([report["loss"], report["grad_norm"]])
         source = groups.source_of(shape, engine.world.data_rank)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from spare_megatron.collectives.converting import results_of
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.spawn import run_ranks
 from tests.tickets import run_of
@@ -138,7 +139,7 @@ class Transfer:
             for step in range(1, STEPS + 1):
                 engine.begin_step(step)
                 engine.run(step, run_of(self.pieces))
-                sums, scalars = [one.clone() for one in engine.local_sum()], dict(engine.scalars())
+                sums, scalars = results_of(engine.conversion(), engine.local_sum()), dict(engine.scalars())
                 self.compare(
                     f"state of step {step - 1} in step {step}", engine.state_tensors(), self.seen[step - 1].tensors
                 )
@@ -175,7 +176,7 @@ class Transfer:
             last = start + LEARNS + 1
             engine.begin_step(last)
             engine.run(last, run_of(self.pieces))
-            sums, scalars = [one.clone() for one in engine.local_sum()], dict(engine.scalars())
+            sums, scalars = results_of(engine.conversion(), engine.local_sum()), dict(engine.scalars())
             self.compare(
                 f"sums of step {last} from {start}", dict(enumerate(sums)), dict(enumerate(self.results[last].sums))
             )

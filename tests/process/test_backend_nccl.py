@@ -25,7 +25,9 @@ from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.backend_nccl import ENVIRONMENT, NcclBackend
 from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.ring_links import RingLinks
+from tests.pure import toy_conversion
 
 pytestmark = pytest.mark.beside_others
 
@@ -41,7 +43,9 @@ class Peers:
         self.changed = threading.Condition()
         self.connected: set[int] = set()
         self.issued: dict[int, int] = {}
-        """Sums of each member."""
+        """Operations of each member."""
+        self.given: dict[int, list[torch.Tensor]] = {}
+        """Operation -> what members have given so far, where they wait for each other's."""
 
 
 class Group:
@@ -87,7 +91,10 @@ class Group:
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
         """Waits for the initialisation, then issues."""
-        with self._call("allreduce"), self.peers.changed:
+        return self._issue("allreduce")
+
+    def _issue(self, name: str) -> Any:
+        with self._call(name), self.peers.changed:
             limit_s = float(os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800"))
             if not self.peers.changed.wait_for(lambda: len(self.peers.connected) == self.size, limit_s):
                 raise dist.DistBackendError("NCCL timeout in: waitReady")
@@ -129,6 +136,37 @@ class Event:
         return self.group.complete()
 
 
+class SummingGroup(Group):
+    """One whose operations are done when they return."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        work = self._issue("allreduce")
+        tensors[0].copy_(torch.stack(self._of_all(tensors[0])).sum(0))
+        return work
+
+    def _reduce_scatter_base(self, mine: torch.Tensor, whole: torch.Tensor, options: Any) -> Any:
+        work = self._issue("reduce_scatter")
+        assert mine.data_ptr() == whole.data_ptr() + self.rank * mine.nbytes, "in place"
+        mine.copy_(torch.stack(self._of_all(whole)).sum(0).view(self.size, -1)[self.rank])
+        whole.view(self.size, -1)[: self.rank] = 7  # it is room for NCCL's work
+        return work
+
+    def _allgather_base(self, whole: torch.Tensor, mine: torch.Tensor) -> Any:
+        work = self._issue("allgather")
+        assert mine.data_ptr() == whole.data_ptr() + self.rank * mine.nbytes, "in place"
+        whole.copy_(torch.cat(self._of_all(mine)))
+        return work
+
+    def _of_all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """What the members have given to the same operation, in the order of their ranks."""
+        with self.peers.changed:
+            given = self.peers.given.setdefault(self.issued, [torch.empty(0)] * self.size)
+            given[self.rank] = mine.clone()
+            self.peers.changed.notify_all()
+            assert self.peers.changed.wait_for(lambda: all(map(len, given)), WAIT_S)
+            return given
+
+
 def until(holds: Callable[[], bool]) -> None:
     """Wait for what another thread does."""
     deadline_s = time.monotonic() + WAIT_S
@@ -146,7 +184,7 @@ class Member:
         self.changed = threading.Condition()
         reach = RingBackend(seat, ring[rank], TIMEOUT_S)
         self.backend = NcclBackend(reach, rank, size, TIMEOUT_S, torch.device("cpu"))
-        self.communicator = Communicator(1, seat.members, self.backend, self.changed)
+        self.communicator = Communicator(1, seat.members, rank, self.backend, self.changed)
 
     def until(self, holds: Callable[[Communicator], bool]) -> None:
         """Wait for something of the communicator."""
@@ -269,3 +307,26 @@ def test_a_cut_in_a_sum_aborts_at_once(ring: list[RingLinks]) -> None:
         member.end()
     one_thread_and_one_abort()
     assert not waiting.busy
+
+
+def test_each_member_converts_the_chunk_that_it_owns(ring: list[RingLinks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of tensors that two members cannot cut in equal chunks, or at all."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SummingGroup)
+    members = [Member(ring, rank) for rank in range(2)]
+    for member in members:
+        member.until(lambda one: one.ready)
+    for numel in (1, 2, 9, 1000):
+        given = [torch.arange(numel) * (rank + 1) for rank in range(2)]
+        tallies = [toy_conversion.Conversion([one], 1).begin() for one in given]
+        results = [torch.full((numel,), torch.nan) for _ in given]
+        for member, one, tally, result in zip(members, given, tallies, results, strict=True):
+            member.communicator.submit(one.clone(), converted=ConvertedBucket(tally, 0, 0, result))
+        for member in members:
+            member.until(lambda one: one.done == one.submitted)
+            assert not member.communicator.error
+        assert all(torch.equal(one, toy_conversion.converted(torch.arange(numel) * 3)) for one in results)
+        assert [tally.witness()[1].item() for tally in tallies] == [numel // 2 + numel % 2, numel // 2]
+        assert sum(tally.witness()[0].item() for tally in tallies) == 0
+    for member in members:
+        member.end()
+    one_thread_and_one_abort()

@@ -17,6 +17,7 @@ from spare_megatron.collectives.reduction import PlainReduction, ReduceOutcome, 
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import Link
+from tests.pure import toy_conversion
 
 pytestmark = pytest.mark.beside_others
 BOUND_S = 10.0
@@ -307,3 +308,58 @@ def _eventually(holds: Callable[[], bool]) -> bool:
     while not holds() and time.monotonic() < until_s:
         time.sleep(0.01)
     return holds()
+
+
+class CopiesReduction(PlainReduction):
+    """Has every bucket copied, as where accumulators and wires are on different devices."""
+
+    def is_wire(self, accumulator: torch.dtype) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("method", [PlainReduction(), CopiesReduction()])
+@pytest.mark.parametrize("backend", ["gloo", "gloo-staged"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_converted_sums_come_with_their_witness(
+    backend: str, number: int, overlapped: bool, method: PlainReduction
+) -> None:
+    """The results of more buckets than have wire memory at a time, other tensors as they are, and last the witness; the
+    next attempt counts anew."""
+    groups = Groups(number, backend)
+    try:
+        generator = torch.Generator().manual_seed(number)
+        given = [
+            tuple(torch.randint(-(2**40), 2**40, (size,), generator=generator) for size in (9001, 3, 1200))
+            for _ in range(number)
+        ]
+        sums = [torch.stack(of_tensor).sum(0) for of_tensor in zip(*given, strict=True)]
+        groups.view(tuple(range(number)))
+        for attempt in range(2):
+            if attempt:
+                groups.view(tuple(range(number)))
+            requests = {}
+            for group, mine in enumerate(given):
+                conversion = toy_conversion.Conversion(mine, 2)
+                requests[group] = Reduction(mine, {"a": 1.0}, method, overlapped=overlapped, conversion=conversion)
+            for outcome in groups.reduce(requests).values():
+                assert outcome.ok, outcome.error
+                first, second, third, witness = outcome.tensors
+                assert torch.equal(first, toy_conversion.converted(sums[0]))
+                assert torch.equal(second, toy_conversion.converted(sums[1]))
+                assert torch.equal(third, sums[2])
+                assert witness.tolist() == [0, 9004]
+                assert outcome.scalars == {"a": float(number)}
+    finally:
+        groups.close()
+
+
+def test_a_sum_that_is_not_of_what_was_put_in_shows_in_the_witness_of_all(three: Groups) -> None:
+    three.view((0, 1, 2))
+    given = [(torch.full((5000,), group),) for group in range(3)]
+    conversions = [toy_conversion.Conversion(one, 1) for one in given]
+    given[1][0][4321] += 64
+    requests = {group: Reduction(given[group], conversion=conversions[group]) for group in range(3)}
+    for outcome in three.reduce(requests).values():
+        assert outcome.ok
+        assert outcome.tensors[1].tolist() == [-64, 5000]

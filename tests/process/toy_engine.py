@@ -176,6 +176,9 @@ class ToyEngine:
             print(f"step {self.step}: all is computed", file=sys.stderr, flush=True)
         return self.accumulators
 
+    def conversion(self) -> None:
+        return None
+
     def scalars(self) -> Mapping[str, float]:
         return {"loss": self.loss_sum, "pieces": float(self.inside)}
 

@@ -95,6 +95,9 @@ class RankEngine:
         self._together("sum", self.step)
         return [self._tensor]
 
+    def conversion(self) -> None:
+        return None
+
     def scalars(self) -> Mapping[str, float]:
         return {}
 

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from spare_megatron.collectives.buckets import (
     LEAST_BYTES,
     OVERLAPPED_BUCKETS,
+    WINDOW,
     BucketLayout,
     BufferPool,
     Header,
     overlapped_bytes,
 )
 from spare_megatron.collectives.reduction import PlainReduction
+from tests.pure import toy_conversion
 
 CPU = torch.device("cpu")
 
@@ -105,6 +107,24 @@ def test_plain_sums_need_one_buffer_and_staged_ones_two() -> None:
     layout = _layout([10], 1000)
     shared = BufferPool(CPU, CPU, staged=False).take(layout, _User())
     staged = BufferPool(CPU, CPU, staged=True).take(layout, _User())
-    bucket = layout.buckets[0]
-    assert shared.wire(bucket).data_ptr() == shared.result(bucket).data_ptr()
-    assert staged.wire(bucket).data_ptr() != staged.result(bucket).data_ptr()
+    assert shared.wire(0).data_ptr() == shared.result(0).data_ptr()
+    assert staged.wire(0).data_ptr() != staged.result(0).data_ptr()
+
+
+def test_converted_sums_share_the_wire_memory_of_a_few_buckets() -> None:
+    tensors = [torch.zeros(size, dtype=torch.int64) for size in (5000, 900, 70)]
+    layout = BucketLayout.of(tensors, {}, PlainReduction(), 8 * 512, toy_conversion.Conversion(tensors, 2))
+    buffers = BufferPool(CPU, CPU, staged=False).take(layout, _User())
+    assert [one.dtype for one in buffers.results] == [torch.float32, torch.float32, torch.int64]
+    assert [len(one) for one in (*buffers.results, buffers.witness)] == [5000, 900, 70, 2]
+    converted = [number for number in range(len(layout.buckets)) if layout.is_converted(number)]
+    assert [layout.buckets[number].tensor for number in converted[-2:]] == [1, 1]
+    assert len(converted) == len(layout.buckets) - 1 > WINDOW
+    for number in converted:
+        wire, bucket = buffers.wire(number), layout.buckets[number]
+        assert len(wire) == len(buffers.result(number)) == bucket.stop - bucket.start
+        others = [buffers.wire(other).data_ptr() for other in converted[max(0, number - WINDOW + 1) : number]]
+        assert wire.data_ptr() not in others, "at most WINDOW of them are on their way"
+    assert buffers.wire(len(converted)).data_ptr() == buffers.results[2].data_ptr()
+    plain = BucketLayout.of(tensors, {}, PlainReduction(), 8 * 512)
+    assert plain.digest != layout.digest

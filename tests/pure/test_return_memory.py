@@ -126,7 +126,7 @@ def test_parallel_ranks_share_them() -> None:
 def test_the_bytes_of_a_parameter(sharing: int, split: bool, half: bool, moments: int, state: float) -> None:
     part = RankParameters(1e6, sharing, split)
     assert part.state_bytes(half, moments) == state * 1e6
-    results = {"exact": 8e6, "exact32": 4e6, "fp32": 4e6, "bf16": 2e6}
+    results = {"exact": 4e6, "exact32": 4e6, "fp32": 4e6, "bf16": 2e6}
     assert {mode: part.result_bytes(mode) * sharing for mode in results} == results
 
 
@@ -143,9 +143,9 @@ def test_what_a_return_takes() -> None:
 def test_the_lines_of_a_check() -> None:
     assert list(return_lines(flags(LLAMA), shape(tensor=8), 32_000)) == [
         "while a lost group comes back (about 8.42e+08 parameters on a rank):",
-        "  5.05 GB of host memory on each rank of 2 groups for a copy of the state, and up to 13.5 GB for results, for "
+        "  5.05 GB of host memory on each rank of 2 groups for a copy of the state, and up to 10.1 GB for results, for "
         "each of at most 2 such groups at a time",
-        "  6.74 GB of device memory more on each of its own ranks, for a result",
+        "  3.37 GB of device memory more on each of its own ranks, for a result",
     ]
     assert list(return_lines(flags(LLAMA, spare_max_group_restarts=0), shape(), 32_000)) == []
     assert list(return_lines(flags(LLAMA), shape(groups=1), 32_000)) == []

@@ -7,16 +7,24 @@ import random
 import pytest
 import torch
 
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.ring import RingStreams
+from tests.pure import toy_conversion
 
 SEGMENT_BYTES = 64
 
 
-def _all_reduce(wires: list[torch.Tensor], rng: random.Random, sources: list[torch.Tensor] | None = None) -> None:
+def _all_reduce(
+    wires: list[torch.Tensor],
+    rng: random.Random,
+    sources: list[torch.Tensor] | None = None,
+    converted: list[ConvertedBucket] | None = None,
+) -> None:
     """Moves bytes between neighbours, at most ``room`` of them on the way, until every member has everything."""
     size = len(wires)
+    scratches = [torch.empty(SEGMENT_BYTES, dtype=torch.uint8) for _ in wires]
     rings = [
-        RingStreams(wire, rank, size, torch.empty(SEGMENT_BYTES, dtype=torch.uint8), sources and sources[rank])
+        RingStreams(wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank])
         for rank, wire in enumerate(wires)
     ]
     pipes = [bytearray() for _ in range(size)]
@@ -62,3 +70,22 @@ def test_all_members_get_the_same_bits_where_order_matters() -> None:
     _all_reduce(wires, random.Random(5))
     for wire in wires[1:]:
         assert torch.equal(wire, wires[0])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_each_element_is_converted_once_and_all_members_get_the_result(size: int, dtype: torch.dtype) -> None:
+    seed = 10 * size + dtype.itemsize
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for numel in (1, size - 1, size, size + 1, 16, 17, 127, 640, 1003):
+        given = [torch.tensor([rng.randint(-99, 99) for _ in range(numel)]).to(dtype) for _ in range(size)]
+        tallies = [toy_conversion.Conversion([one], 1).begin() for one in given]
+        results = [torch.full((numel,), torch.nan) for _ in given]
+        buckets = [ConvertedBucket(tally, 0, 0, result) for tally, result in zip(tallies, results, strict=True)]
+        sources = [one.clone() for one in given]
+        _all_reduce([torch.full_like(one, 7) for one in given], rng, sources, buckets)
+        expected = toy_conversion.converted(torch.stack(given).sum(0))
+        assert all(torch.equal(result, expected) for result in results), f"{numel} elements"
+        assert all(map(torch.equal, sources, given)), "a source was written"
+        assert torch.stack([tally.witness() for tally in tallies]).sum(0).tolist() == [0, numel]

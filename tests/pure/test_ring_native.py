@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+from spare_megatron import kernels
 from spare_megatron.collectives import backend_ring, ring_native
 from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.hearing import LEFT, RIGHT
@@ -28,6 +30,8 @@ from spare_megatron.collectives.replica_communicators import ReplicaCommunicator
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_native import Frames, compiled_ring
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.exact_sum.sum_conversion import SumConversion
+from tests.pure import toy_conversion
 
 COMPILED = compiled_ring()
 SMALL_BUFFER, SEGMENT_BYTES = 4096, 2048
@@ -192,29 +196,85 @@ def test_members_of_both_kinds_sum_as_those_in_python_do(size: int, dtype: torch
                 assert not told.offers
 
 
+@pytest.mark.parametrize("kind", ["compiled", "by Python", "not there"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_members_of_both_kinds_convert_what_they_own(size: int, kind: str) -> None:
+    """With the product's conversion in compiled code, the same called from Python, and another that has no compiled
+    form."""
+    seed = f"{kind} {size}"
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for compiled in ([True] * size, [rng.random() < 0.5 for _ in range(size)]):
+        with _ring(size, compiled) as ring:
+            members = ring.enter(1)
+            for numel in (1, size - 1, size + 1, 127, 5000, rng.randrange(20_000)):
+                before = rng.randrange(3000)
+                given = [_values(rng, numel, torch.int64) >> 8 for _ in range(size)]
+                tallies = [_tally(kind, before + numel + 50, one, before) for one in given]
+                results = [torch.full((numel,), torch.nan) for _ in given]
+                buckets = [
+                    ConvertedBucket(tally, 0, before, result) for tally, result in zip(tallies, results, strict=True)
+                ]
+                works = [
+                    lambda m=m, g=g, b=b: m.sum(torch.full_like(g, 7), True, g, b)  # type: ignore[misc]
+                    for m, g, b in zip(members, given, buckets, strict=True)
+                ]
+                assert _in_threads(works) == [None] * size
+                total, expected = torch.stack(given).sum(0), torch.empty(numel)
+                alone = _tally(kind, before + numel + 50, total, before)
+                alone.convert(0, before, total, None, expected, True)
+                assert all(torch.equal(result, expected) for result in results), (compiled, numel)
+                witness = torch.stack([tally.witness() for tally in tallies]).sum(0)
+                assert torch.equal(witness, alone.witness()), "each element has one owner"
+
+
+def _tally(kind: str, size: int, put_in: torch.Tensor, start: int) -> Any:
+    """Of a member that puts in some elements of a tensor, from ``start``."""
+    if kind == "not there":
+        return toy_conversion.Conversion([put_in], 1).begin()
+    cuts = sorted({0, size // 3, size // 2, size})
+    segments = torch.tensor([(a, b, 4096 * n + 5) for n, (a, b) in enumerate(itertools.pairwise(cuts))])
+    padded = torch.zeros(size, dtype=torch.int64)
+    padded[start : start + len(put_in)] = put_in
+    expected = torch.zeros(len(segments), dtype=torch.int64)
+    kernels.checksums(padded, segments, expected)
+    exponents = torch.arange(20, 20 + 4 * len(segments) + size // 1024 + 2, dtype=torch.int16)
+    tally = SumConversion([segments], exponents, lambda: expected).begin()
+    if kind == "by Python":
+        tally.compiled = lambda tensor, dtype: None  # type: ignore[method-assign]
+    return tally
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_what_was_broken_off_is_in_no_later_sum(seed: int) -> None:
     """Each member goes through epochs at times of its own, cut in any of them but the last, on the same connections:
-    neighbours are in other epochs meanwhile. A sum that is done is the sum, in the last epoch for all."""
+    neighbours are in other epochs meanwhile. A sum that is done is the sum, in the last epoch for all; some are
+    converted, so that frames of other sizes follow each other within a sum."""
     rng = random.Random(seed)
     size, epochs = rng.choice((2, 3, 4)), 20
     tensors = [
         [_values(rng, numel, torch.int64) for _ in range(size)]
         for numel in (rng.choice((3, 100, 1000, 3000)) for _ in range(epochs))
     ]
+    converts = [rng.random() < 0.5 for _ in range(epochs)]
+    tallies = [[toy_conversion.Conversion([one], 1).begin() for one in given] for given in tensors]
     done = [0] * size
     with _ring(size, [rng.random() < 0.7 for _ in range(size)], rng) as ring:
 
         def live(rank: int, own: random.Random) -> None:
             for epoch, given in enumerate(tensors, 1):
                 member, wire = ring.enter_as(epoch, rank), given[rank].clone()
+                result = torch.full((len(wire),), torch.nan)
+                bucket = ConvertedBucket(tallies[epoch - 1][rank], 0, 0, result) if converts[epoch - 1] else None
                 cut = threading.Timer(0.05 * own.random() * own.random(), member._epoch.give_up, args=("cut",))
                 if epoch < epochs:
                     cut.start()
-                [raised] = _in_threads([lambda m=member, w=wire: m.sum(w, True)])  # type: ignore[misc]
+                [raised] = _in_threads([lambda m=member, w=wire, b=bucket: m.sum(w, True, None, b)])  # type: ignore[misc]
                 if raised is None:
                     done[rank] += 1
-                    assert torch.equal(wire, torch.stack(given).sum(0)), f"epoch {epoch}"
+                    total = torch.stack(given).sum(0)
+                    expected = toy_conversion.converted(total) if bucket else total
+                    assert torch.equal(result if bucket else wire, expected), f"epoch {epoch}"
                 else:
                     assert str(raised) == "cut"
                 if epoch < epochs:
@@ -223,7 +283,10 @@ def test_what_was_broken_off_is_in_no_later_sum(seed: int) -> None:
         chances = [random.Random(f"{seed} {rank}") for rank in range(size)]
         works = [lambda r=rank: live(r, chances[r]) for rank in range(size)]  # type: ignore[misc]
         assert _in_threads(works) == [None] * size
-    print(f"seed {seed}: done {done} of {epochs}")
+    print(f"seed {seed}: done {done} of {epochs}, converted {converts}")
+    if converts[-1]:
+        last = torch.stack([tally.witness() for tally in tallies[-1]]).sum(0)
+        assert last.tolist() == [0, len(tensors[-1][0])], "each element has one owner"
     assert min(done) >= 1
 
 

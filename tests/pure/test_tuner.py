@@ -98,17 +98,17 @@ def test_bad_figures(field: str, value: float, words: str) -> None:
 
 
 def test_memory_table() -> None:
-    """Bytes per parameter at D = 1: 2 + 4 + 4 + 12; exact 2 + 8 + 2 + 8 + 12; plain 2 + 4 + 12 / N."""
+    """Bytes per parameter at D = 1: 2 + 4 + 4 + 12; exact 2 + 8 + 2 + 4 + 12; plain 2 + 4 + 12 / N."""
     one = memory(2**30, Shape(4, 1), "fp32")
     assert one.total == pytest.approx(22)
-    assert memory(2**30, Shape(4, 1), "exact").total == pytest.approx(32)
+    assert memory(2**30, Shape(4, 1), "exact").total == pytest.approx(28)
     assert memory(2**30, Shape(4, 1), "bf16").total == pytest.approx(20)
     assert sum(one.plain.values()) == pytest.approx(9)
 
 
 @pytest.mark.parametrize(("inner_data", "context"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize(
-    ("mode", "group_sum", "total"), [("fp32", 2, 2 + 4 + 2 + 2 + 6), ("exact", 4, 2 + 10 + 4 + 4 + 6)]
+    ("mode", "group_sum", "total"), [("fp32", 2, 2 + 4 + 2 + 2 + 6), ("exact", 4, 2 + 10 + 4 + 2 + 6)]
 )
 def test_ranks_that_share_parameters_hold_them_whole_and_their_sum(
     inner_data: int, context: int, mode: str, group_sum: float, total: float

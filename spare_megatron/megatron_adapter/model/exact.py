@@ -1,4 +1,4 @@
-"""Exact gradient sums of one rank: integer accumulators, their checksums, and their conversion to fp32 gradients.
+"""Exact gradient sums of one rank: integer accumulators, their checksums, and how sums over groups become gradients.
 
 Each piece's gradient of each parameter is rounded once to an integer (:mod:`spare_megatron.exact_sum.formats`
 says how) and added; integers add exactly in any order, so it does not matter which group computed a piece, nor when.
@@ -13,6 +13,9 @@ accumulator, as large as both, is read and written once for two (not in ``exact3
 What waits is taken at the latest when the run's last backward pass of its chunk is over, or its end. What is taken
 first in a step is written over what the accumulator had.
 
+Sums over groups come back in fp32, converted where they were complete, with the witness of that
+(:mod:`spare_megatron.exact_sum.sum_conversion`).
+
 Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to the size of the integers.
 During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into the
 same memory.
@@ -24,9 +27,10 @@ what :meth:`ExactGradients.tensors` returns depends on the *set* of pieces alone
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -36,12 +40,15 @@ from spare_megatron import kernels
 from spare_megatron.controller.tickets import Ticket
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
+from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.sum_checks import SumParts, index_of
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
 
+log = logging.getLogger(__name__)
 FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}
 """Value of ``--spare-reduce`` -> format."""
 Flips = Callable[[str, int], bool]
@@ -114,6 +121,15 @@ class ExactGradients:
         one in this run."""
         self._given: tuple[torch.Tensor, ...] = ()
         """What :meth:`tensors` returned last."""
+        self._expected = torch.zeros(0, dtype=torch.int64, device=device)
+        """The checksums that these sums must have: one for each parameter of which this rank keeps a part."""
+        numbers = range(len(self._buffers))
+        whole = [(number, BufferSlice(one.start, one.stop, one.start)) for number, one in enumerate(self._slots)]
+        self._whole_parts = SumParts(self._slots, whole, numbers)
+        self._kept_parts = SumParts(self._slots, self._kept, numbers)
+        self._scattered = [
+            self._scattered_of(number) if self._buffers[number].sum.scattered else None for number in numbers
+        ]
         self.begin_step()
 
     def _add(
@@ -132,7 +148,7 @@ class ExactGradients:
 
     @property
     def num_buffers(self) -> int:
-        """Number of sums at the beginning of what :meth:`tensors` returns, before the checksums."""
+        """Number of sums that :meth:`tensors` returns."""
         return len(self._buffers)
 
     @property
@@ -140,6 +156,13 @@ class ExactGradients:
         """All that the next step's scales depend on. A run that resumes without it is exact too, but rounds
         differently."""
         return {**self._identity, "magnitudes": self.format.state}
+
+    @property
+    def scales(self) -> list[kernels.Digestible]:
+        """What the exponents of the next step follow from. It must be the same on all groups: no checksum tells of
+        integers that were rounded or converted by other scales."""
+        told = [self.format.values, float(self._optimizer.get_loss_scale().item())]
+        return [json.dumps(told).encode(), *self.format.tensors.values()]
 
     def restore(self, state: Any) -> None:
         """Go on from a checkpoint's :attr:`state`, unless some rank of the group has other tensors or another format.
@@ -151,6 +174,8 @@ class ExactGradients:
         dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
         if all_fit.item():
             self.format.restore(state["magnitudes"])
+        elif state is not None:
+            log.warning("the checkpoint has scales of other tensors or of another format: they are found anew")
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -166,6 +191,7 @@ class ExactGradients:
         self._empty = set(range(len(self._slots)))
         self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
+        self.conversion = SumConversion(self._kept_parts.segments, self.format.exponents, lambda: self._expected)
 
     def _accumulate(self, parameter: torch.nn.Parameter) -> None:
         """Add the gradient that a backward pass left in ``parameter.grad``."""
@@ -259,12 +285,11 @@ class ExactGradients:
 
     def tensors(self) -> list[torch.Tensor]:
         """The accumulators summed over context and inner data ranks, one tensor for each buffer with the part that this
-        rank keeps; last the checksums that these sums must have (int64, one for each parameter of which this rank keeps
-        a part). Collective in the group."""
+        rank keeps. Collective in the group."""
         self._settle()
         self._strike()
-        checksums = [self._checksums(number) for number in range(len(self._buffers))]
-        self._given = (*(buffer.sum.over_ranks() for buffer in self._buffers), torch.cat(checksums))
+        self._expected = torch.cat([self._checksums(number) for number in range(len(self._buffers))])
+        self._given = tuple(buffer.sum.over_ranks() for buffer in self._buffers)
         return list(self._given)
 
     def _checksums(self, number: int) -> torch.Tensor:
@@ -275,18 +300,25 @@ class ExactGradients:
         """
         buffer = self._buffers[number]
         slots = [index for index, slot in enumerate(self._slots) if slot.buffer == number]
-        if not buffer.sum.scattered:
+        scattered = self._scattered[number]
+        if scattered is None:
             whole = self._reports[slots[0] : slots[-1] + 1, 0].clone()
             if buffer.sum.group.size() > 1:
                 dist.all_reduce(whole, group=buffer.sum.group)
             return whole
-        ranks = range(buffer.sum.group.size())
-        pieces = [piece for rank in ranks for piece in self._kept_of(number, rank)]
-        inside = [(slot, BufferSlice(part.start, part.stop, part.start)) for slot, part in pieces]
-        sums = self._checksums_of(inside, self._accumulators)
+        inside, mine = scattered
+        sums = inside.checksums([buffer.accumulator])
         dist.all_reduce(sums, group=buffer.sum.group)
-        first = sum(len(self._kept_of(number, rank)) for rank in ranks[: buffer.sum.group.rank()])
-        return sums[first : first + len(self._kept_of(number))]
+        return sums[mine]
+
+    def _scattered_of(self, number: int) -> tuple[SumParts, slice]:
+        """The parts, in the accumulator, that the ranks of a buffer's group keep of its sum, and which this rank
+        does."""
+        group = self._buffers[number].sum.group
+        kept = [self._kept_of(number, rank) for rank in range(group.size())]
+        inside = [(slot, BufferSlice(part.start, part.stop, part.start)) for of_rank in kept for slot, part in of_rank]
+        first = sum(map(len, kept[: group.rank()]))
+        return SumParts(self._slots, inside, [number]), slice(first, first + len(kept[group.rank()]))
 
     def _kept_of(self, number: int, rank: int | None = None) -> list[tuple[int, BufferSlice]]:
         """(slot number, part) of each parameter of a buffer of which ``rank`` of its group (default: this one) keeps a
@@ -297,26 +329,14 @@ class ExactGradients:
         cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
         return [(index, part) for index, part in cuts if part is not None]
 
-    def _checksums_of(self, pieces: Sequence[tuple[int, BufferSlice]], sums: Sequence[torch.Tensor]) -> torch.Tensor:
-        """int64 [pieces]: the checksum of each (slot number, part), which is read from the tensor of its buffer in
-        ``sums``. ``pieces`` must be in the order of the buffers."""
-        found, done = torch.zeros(len(pieces), dtype=torch.int64, device=self._reports.device), 0
-        for number, of_buffer in groupby(pieces, key=lambda piece: self._slots[piece[0]].buffer):
-            slots = [(self._slots[slot], part) for slot, part in of_buffer]
-            segments = [(part.at, part.at + part.size, slot.index + part.start - slot.start) for slot, part in slots]
-            kernels.checksums(sums[number], torch.tensor(segments), found[done : done + len(slots)])
-            done += len(slots)
-        return found
-
     @property
     def _accumulators(self) -> list[torch.Tensor]:
         return [buffer.accumulator for buffer in self._buffers]
 
     def leaving(self) -> list[torch.Tensor]:
-        """The tensors that :meth:`tensors` will return after a run where no other rank shares buffers: the
-        accumulators, and a placeholder for the checksums."""
+        """The tensors that :meth:`tensors` will return after a run where no other rank shares buffers."""
         self._strike()
-        return [*self._accumulators, torch.empty_like(self._reports[:, 0])]
+        return self._accumulators
 
     def _strike(self) -> None:
         if self._slots and self._flips is not None and self._flips("accumulate", 0):
@@ -340,45 +360,34 @@ class ExactGradients:
         are, but for scattered sums, whose checksums :meth:`tensors` has computed from the accumulators."""
         if not suspected and not any(buffer.sum.scattered for buffer in self._buffers):
             return ""
-        whole = [(number, BufferSlice(one.start, one.stop, one.start)) for number, one in enumerate(self._slots)]
-        fault = self._fault(whole, self._accumulators, self._reports[:, 0], "accumulator")
+        fault = self._whole_parts.fault(self._accumulators, self._reports[:, 0], "accumulator")
         if fault or all(buffer.sum.group.size() == 1 for buffer in self._buffers):
             return fault
-        return self._fault(self._kept, self._given[:-1], self._given[-1], "sum inside the group")
+        return self._kept_parts.fault(self._given, self._expected, "sum inside the group")
 
-    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Which parameter's reduced result is not the sum of all pieces according to its checksum; empty where all is
-        right. ``reduced`` has the tensors of :meth:`tensors`, summed over groups."""
+    def result_fault(self, sums: Sequence[torch.Tensor], witness: torch.Tensor) -> str:
+        """Which parameter's reduced result is not what the pieces of all groups put in according to the ``witness``;
+        empty where all is right. ``sums`` are what those of :meth:`tensors` have become."""
         if self._slots and self._flips is not None and self._flips("reduce", 0):
-            flip_bit(reduced[0][: self._kept[0][1].size])
-        return self._fault(self._kept, reduced[:-1], reduced[-1], "reduced result")
+            flip_bit(sums[0][: self._kept[0][1].size])
+        missing, expected = witness.chunk(2)
+        fault = self._kept_parts.named(missing, "sum over the groups")
+        return fault or self._kept_parts.fault([one.view(torch.int32) for one in sums], expected, "reduced result")
 
-    def _fault(
-        self, pieces: Sequence[tuple[int, BufferSlice]], sums: Sequence[torch.Tensor], expected: torch.Tensor, what: str
-    ) -> str:
-        found = self._checksums_of(pieces, sums)
-        wrong = (found != expected.to(found.device)).nonzero().flatten().tolist()
-        if not wrong:
-            return ""
-        name, more = self._slots[pieces[wrong[0]][0]].name, f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return f"the {what} of {name}{more} does not have the checksum of its pieces"
-
-    def finalize(self, reduced: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """After the commit, write sums / divisor into the fp32 gradients, which may have the accumulators' memory, and
-        choose the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group
+    def finalize(self, sums: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
+        """After the commit, write ``sums`` / divisor into the fp32 gradients, which may have the accumulators' memory,
+        and choose the next step's scales. Gradients of which this rank keeps no part are zero. Collective in the group
         where sums are scattered."""
         for buffer in self._buffers:
             for gap in [slice(None)] if buffer.sum.scattered else buffer.gaps:
                 buffer.gradient[gap].zero_()
         for slot, part in self._kept:
-            number = self._slots[slot].buffer
-            gradient = self._buffers[number].gradient[part.start : part.stop]
-            self.format.finalize(slot, part.of(reduced[number]), gradient, divisor)
+            place = self._slots[slot]
+            gradient = self._buffers[place.buffer].gradient[part.start : part.stop]
+            self.format.peaks.finalize(index_of(place, part), part.of(sums[place.buffer]), gradient, divisor)
         for number, buffer in enumerate(self._buffers):
             if buffer.sum.scattered:
-                self.format.agree(
-                    [index for index, slot in enumerate(self._slots) if slot.buffer == number], buffer.sum.group
-                )
+                self.format.peaks.agree([slot for slot in self._slots if slot.buffer == number], buffer.sum.group)
         self.format.commit(overflows)
 
     def spoil(self) -> None:

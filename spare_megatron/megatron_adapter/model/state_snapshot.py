@@ -10,7 +10,7 @@ while a snapshot is sent; ``put_back`` restores the state bit for bit.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,13 +73,17 @@ def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{index}.{name}", tensor
 
 
-def weights_digest(replica: Replica) -> str:
-    """A digest of this rank's weights, 16 hex digits: equal weights have equal digests on every machine, and one
-    changed bit always changes it. It is computed on the device of the tensors, at memory speed."""
-    return f"{kernels.digest([tensor.detach().contiguous() for _, tensor in model_tensors(replica)]):016x}"
+def weights_digest(replica: Replica, beside: Sequence[kernels.Digestible] = ()) -> str:
+    """A digest of this rank's weights and what is ``beside`` them, 16 hex digits: equal weights have equal digests on
+    every machine, and one changed bit always changes it. It is computed on the device of the tensors, at memory
+    speed."""
+    tensors = [tensor.detach().contiguous() for _, tensor in model_tensors(replica)]
+    return f"{kernels.digest([*tensors, *beside]):016x}"
 
 
-def weights_checksums(replica: Replica) -> dict[str, int]:
-    """Name -> signed 64-bit digest of each tensor of :func:`model_tensors`, to find where weights differ."""
+def weights_checksums(replica: Replica, **beside: Sequence[kernels.Digestible]) -> dict[str, int]:
+    """Name -> signed 64-bit digest of each tensor of :func:`model_tensors` and of what is ``beside`` them, to find
+    where weights differ."""
     found = {name: kernels.digest([tensor.detach().contiguous()]) for name, tensor in model_tensors(replica)}
+    found |= {name: kernels.digest(parts) for name, parts in beside.items()}
     return {name: (checksum ^ 1 << 63) - (1 << 63) for name, checksum in found.items()}

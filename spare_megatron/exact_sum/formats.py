@@ -90,8 +90,8 @@ class Format(Protocol):
 
     @property
     def exponents(self) -> torch.Tensor:
-        """The exponent of each block of the index space, int16: an integer x counts as x / 2^exponent. The next step's
-        are another tensor."""
+        """The exponent of each block of the index space, int16: an integer x counts as x / 2^exponent. One tensor for
+        all steps, in which each step writes its own."""
 
     @property
     def peaks(self) -> SumPeaks:
@@ -184,7 +184,8 @@ class Int64:
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
         self._of_slots = self.scales.exponents(loss_scale_bits)
-        self.exponents = torch.tensor(self._of_slots, dtype=torch.int16).to(self._slot_of.device)[self._slot_of]
+        of_slots = torch.tensor(self._of_slots, dtype=torch.int16).to(self._slot_of.device)
+        torch.index_select(of_slots, 0, self._slot_of, out=self.exponents)
         self.peaks.begin_step()
 
     def commit(self, overflows: bool) -> None:
@@ -244,7 +245,7 @@ class Int32:
 
     def begin_step(self, loss_scale_bits: int) -> None:
         self._loss_scale_bits = loss_scale_bits
-        self.exponents = self.scales.exponents(loss_scale_bits)
+        self.exponents.copy_(self.scales.exponents(loss_scale_bits))
         self.peaks.begin_step()
 
     def commit(self, overflows: bool) -> None:

@@ -19,7 +19,7 @@ from spare_megatron import kernels
 
 
 class SumConversion:
-    """How the sums of one step become fp32."""
+    """How sums become fp32."""
 
     dtype = torch.float32
 
@@ -30,7 +30,8 @@ class SumConversion:
         Args:
             segments: for each tensor its parameters, int64 [parameters, 3] on the CPU: start and stop in the tensor,
                 and the index of the first element in the index space of checksums.
-            exponents: int16 [blocks], of each block of the index space.
+            exponents: int16 [blocks], of each block of the index space; read when sums are converted. What is left of
+                an attempt of an earlier step may still read them, for results that nobody takes.
             expected: returns the checksums of what this member puts in, int64 [parameters of all tensors].
         """
         self._converters = [kernels.Converter(one, exponents) for one in segments]

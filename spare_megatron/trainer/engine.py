@@ -63,8 +63,7 @@ class StepEngine(Protocol):
         """
 
     def conversion(self) -> Conversion | None:
-        """What the sums over groups of :meth:`local_sum` become, in this step; None where they stay what they are. No
-        collective."""
+        """What the sums over groups of :meth:`local_sum` become; None where they stay what they are. No collective."""
 
     def scalars(self) -> Mapping[str, float]:
         """Sums over the pieces inside the accumulators (loss, tokens, ...); the same keys on every rank, zero where

@@ -127,6 +127,8 @@ class ExactGradients:
         whole = [(number, BufferSlice(one.start, one.stop, one.start)) for number, one in enumerate(self._slots)]
         self._whole_parts = SumParts(self._slots, whole, numbers)
         self._kept_parts = SumParts(self._slots, self._kept, numbers)
+        self.conversion = SumConversion(self._kept_parts.segments, self.format.exponents, lambda: self._expected)
+        """What the sums over groups become."""
         self._scattered = [
             self._scattered_of(number) if self._buffers[number].sum.scattered else None for number in numbers
         ]
@@ -191,7 +193,6 @@ class ExactGradients:
         self._empty = set(range(len(self._slots)))
         self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
-        self.conversion = SumConversion(self._kept_parts.segments, self.format.exponents, lambda: self._expected)
 
     def _accumulate(self, parameter: torch.nn.Parameter) -> None:
         """Add the gradient that a backward pass left in ``parameter.grad``."""

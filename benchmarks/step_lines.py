@@ -39,12 +39,12 @@ MORE_BYTES: dict[str, tuple[float, bool]] = {
     # bytes, and the microbatches of a piece of four 0, 12, 12 and 4 + 4 + 16: as fp32 sums, which move 12 each.
     "add pieces": (-8, False),
     "zero": (-4, True),
-    "check result": (8, False),
+    "check result": (4, False),
     "digest weights": (4, False),
-    "write gradients": (4, True),
-    # An element of 8 bytes, not 4, is read twice and written once to add it up, and goes twice round the ring, where it
-    # is read from one place and written to another by who sends it, and by who receives it.
-    "ring": ((12 + 4 * 2 * 2 * 2) * ROUND, True),
+    # An element of 8 bytes, not 4, goes round the ring until its sum is complete, and is read from one place and
+    # written to another by who sends it, and by who receives it; then it has 4. It is read twice and written once to
+    # add it up, in the last step with 4 bytes.
+    "ring": (4 * 2 * 2 * ROUND + (12 * (GROUPS - 2) + 8) / GROUPS, True),
 }
 """Line -> bytes that exact sums move more per parameter and step than fp32 sums, and whether some are written."""
 TOGETHER = "lines together"

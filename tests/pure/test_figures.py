@@ -67,6 +67,7 @@ MACHINES = {
     "step_overhead_avx2.json": ("Intel(R) Xeon(R) Processor", "README.md", "two cores of an Intel Xeon that used AVX2"),
     "step_lines.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "step_lines.json`, the Intel Xeon:"),
     "checksum_cost.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost.json`, the Intel Xeon,"),
+    "checksum_cost32.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost32.json`, there too)"),
     "reduce_kernels_avx2.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
     "reduce_kernels_avx512.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
     "cuda_registers.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "(by an nvcc on an Intel Xeon,"),

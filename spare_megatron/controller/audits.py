@@ -6,9 +6,11 @@ loaded live host beside the owner computes a selected piece as well, adds nothin
 checksum of the piece's rounded gradient; so does the owner. :func:`judge` compares them before the step is committed.
 
 Two different checksums do not say who is wrong, so a third host computes the piece in a new epoch. Every checksum that
-was ever voted for a disputed piece of this step is an opinion, also that of a group that has died since; one group has
-one opinion, however often it computed the piece. More than half of the opinions are right; without such a majority a
-further host is asked; when there is none, nobody can say which weights the step would give.
+was ever voted for a disputed piece of this step is an opinion, also that of a member that has died since. One member
+has one opinion, however often it computed the piece, and is accused of no other's; where its successor has computed
+the piece too, the successor's opinion takes its place, because both may have run on the same hardware. More than half
+of the opinions are right; without such a majority a further host is asked; when there is none, nobody can say which
+weights the step would give.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.messages import JobSpec, Vote
 from spare_megatron.controller.state import State
-from spare_megatron.controller.view import Segments
+from spare_megatron.controller.view import MemberId, Segments
 from spare_megatron.placement import Placement
 
-Opinions = Mapping[int, Mapping[int, int]]
-"""Piece -> group -> checksum."""
+Opinions = Mapping[int, Mapping[MemberId, int]]
+"""Piece -> member -> checksum."""
 
 NAMED_MAX = 3
 """A reason names at most this many parameters."""
@@ -132,28 +134,35 @@ class Verdict:
 
 def judge(state: State) -> Verdict:
     """Compare the checksums in the votes, and those voted for disputed pieces in earlier epochs of the step."""
-    opinions: dict[int, dict[int, int]] = {piece: dict(known) for piece, known in state.disputes.items()}
+    opinions: dict[int, dict[MemberId, int]] = {piece: dict(known) for piece, known in state.disputes.items()}
     wrong: dict[int, tuple[int, str]] = {}
     for group, vote in sorted(state.votes.items()):
         for piece, checksum in (*vote.result.checksums, *vote.result.audits):
-            if opinions.setdefault(piece, {}).setdefault(group, checksum) != checksum:
+            if _heard(opinions.setdefault(piece, {}), (group, vote.incarnation), checksum) != checksum:
                 wrong[group] = (-1, f"it found two different gradients of piece {piece} in step {vote.result.step}")
     disputed = {piece: known for piece, known in opinions.items() if piece in state.disputes or _differ(known)}
     undecided = []
     for piece, known in sorted(disputed.items()):
         for group in wrong:
-            known.pop(group, None)
+            known.pop((group, state.live[group]), None)
         right = majority(known.values())
         if right is None:
             undecided += [piece] if _differ(known) else []
             continue
-        for group in sorted(known.keys() & state.live.keys()):
-            if known[group] != right:
-                wrong.setdefault(group, _accusation(state, piece, group, known, right))
+        for member in sorted(filter(state.is_member, known)):
+            if known[member] != right:
+                wrong.setdefault(member[0], _accusation(state, piece, member[0], known, right))
     return Verdict(disputed, wrong, tuple(undecided))
 
 
-def _differ(known: Mapping[int, int]) -> bool:
+def _heard(known: dict[MemberId, int], member: MemberId, checksum: int) -> int:
+    """The opinion of a member that has voted ``checksum``: its first one. That of an older incarnation is dropped."""
+    for older in [one for one in known if one[0] == member[0] and one != member]:
+        del known[older]
+    return known.setdefault(member, checksum)
+
+
+def _differ(known: Mapping[MemberId, int]) -> bool:
     return len(set(known.values())) > 1
 
 
@@ -166,8 +175,8 @@ def majority(checksums: Iterable[int]) -> int | None:
     return checksum if 2 * number > counts.total() else None
 
 
-def _accusation(state: State, piece: int, group: int, known: Mapping[int, int], right: int) -> tuple[int, str]:
-    others = sorted(g for g, checksum in known.items() if checksum == right)
+def _accusation(state: State, piece: int, group: int, known: Mapping[MemberId, int], right: int) -> tuple[int, str]:
+    others = sorted(g for (g, _), checksum in known.items() if checksum == right)
     said = f"its gradient of piece {piece} in step {state.step_in_flight} differs from that of {name_groups(others)}"
     position, names = place(state, piece, group, others)
     return position, said + listed(names)
@@ -208,16 +217,22 @@ def deciders(state: State, verdict: Verdict) -> dict[int, tuple[int, ...]] | str
     asked: dict[int, list[int]] = {}
     for piece in verdict.open:
         known = verdict.opinions[piece]
-        others = [g for g in hosts[piece // per_shard].tolist() if g in state.holders and g not in known]
+        there = [g for g in hosts[piece // per_shard].tolist() if g in state.holders]
+        others = [g for g in there if (g, state.live[g]) not in known]
         if not others:
             return (
-                f"{name_groups(sorted(known))} found different gradients of piece {piece} in step "
+                f"{name_members(known)} found different gradients of piece {piece} in step "
                 f"{state.step_in_flight}, no majority agrees and no further live group hosts shard {piece // per_shard}"
             )
         group = min(others, key=loads.__getitem__)
         loads[group] += 1
         asked.setdefault(group, []).append(piece)
     return {group: _in_order(state.job, pieces) for group, pieces in sorted(asked.items())}
+
+
+def name_members(members: Iterable[MemberId]) -> str:
+    """The groups of these members, as :func:`name_groups` names them."""
+    return name_groups(sorted({group for group, _ in members}))
 
 
 def name_groups(groups: Sequence[int]) -> str:

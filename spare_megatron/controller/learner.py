@@ -13,6 +13,8 @@ class Learner:
 
     incarnation: int
     ready: bool = False
+    formed: bool = False
+    """It was ready once: its world is formed and its model built, so it can take any offer."""
     offer: Offer | None = None
     applied: int = -1
     """The newest step whose state all its ranks hold, by this offer; -1: none."""

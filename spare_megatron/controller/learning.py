@@ -22,7 +22,7 @@ from spare_megatron.controller.messages import (
     Withdrawn,
 )
 from spare_megatron.controller.state import State
-from spare_megatron.controller.transition import Transition, decide, ignore
+from spare_megatron.controller.transition import Transition, decide, ignore, taken_by
 
 
 def enter(state: State, event: Hello) -> Transition:
@@ -31,8 +31,7 @@ def enter(state: State, event: Hello) -> Transition:
     outcome: Transition = ignore(state, "")
     older = state.incarnation_of(group)
     if older is not None:
-        detail = f"incarnation {event.incarnation} took its place"
-        outcome = lose(state, Lost((Loss(group, older, "replaced", detail=detail),)))
+        outcome = lose(state, Lost((Loss(group, older, "replaced", detail=taken_by(event.incarnation)),)))
         if outcome[0].stopped:
             return outcome
     after, decision = outcome
@@ -80,7 +79,7 @@ def ready(state: State, event: Ready) -> Transition:
     known = _learner(state, event.group, event.incarnation, None)
     if known is None or known.offer is not None or known.ready:
         return ignore(state, f"group {event.group} is ready, which is known or changes nothing")
-    waiting = replace(state, learners={**state.learners, event.group: replace(known, ready=True)})
+    waiting = replace(state, learners={**state.learners, event.group: replace(known, ready=True, formed=True)})
     after = waiting if known.voids else offers.offered(waiting)
     new = [offer for offer in after.offers if offer.number > state.offers_made]
     if not new:

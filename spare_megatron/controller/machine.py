@@ -42,7 +42,7 @@ from spare_megatron.controller.messages import (
     Withdrawn,
 )
 from spare_megatron.controller.state import State, initial_state, opened_state
-from spare_megatron.controller.transition import Transition, decide, ignore, stop
+from spare_megatron.controller.transition import Transition, decide, fence, ignore, stop, taken_by, with_actions
 
 __all__ = ["State", "initial_state", "step"]
 
@@ -194,7 +194,11 @@ def _arrive(state: State, event: Hello) -> Transition:
         births={**state.births, group: (event.incarnation, event.birth)},
         gone=state.gone - {group},
     )
-    return begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
+    outcome = begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
+    older = state.live.get(group, event.incarnation)
+    if older == event.incarnation:
+        return outcome
+    return with_actions(outcome, [fence(Loss(group, older, "replaced", detail=taken_by(event.incarnation)))])
 
 
 def _all_here(state: State, event: AllHere) -> Transition:

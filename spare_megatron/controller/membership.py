@@ -16,7 +16,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.controller import adoption, audits, ending, offers
 from spare_megatron.controller.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.controller.changed_copy import replace
-from spare_megatron.controller.messages import Action, Deferred, JoinersLate, Loss, Lost
+from spare_megatron.controller.messages import Action, JoinersLate, Loss, Lost
 from spare_megatron.controller.standing import draw_standing
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import (
@@ -28,6 +28,7 @@ from spare_megatron.controller.transition import (
     ignore,
     stop,
     views,
+    with_actions,
     with_checkpoint,
     without,
 )
@@ -57,7 +58,7 @@ def begin(state: State, why: str) -> Transition:
         state,
         phase="running",
         epoch=state.epoch + 1,
-        witnesses=frozenset(live),
+        witnesses=frozenset(state.live.items()),
         plan=standing.plan,
         standing=standing,
         audits=audits.draw(spec, state.where, drawn, live, state.step_in_flight),
@@ -110,7 +111,7 @@ def lose(state: State, event: Lost) -> Transition:
     )
     after = adoption.remaining(after, members)
     if state.phase == "forming":
-        return _with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
+        return with_actions(begin_if_ready(replace(after, gone=after.gone | dead), f"lost at start: {why}"), fences)
     if not members:
         return decide(after, fences, f"lost before it was a member: {why}")
     if state.phase == "ending":
@@ -146,11 +147,6 @@ def _raise_highest(highest: Mapping[int, int], losses: Iterable[Loss]) -> Mappin
     return raised
 
 
-def _with_actions(outcome: Transition, before: list[Action]) -> Transition:
-    state, decision = outcome
-    return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
-
-
 def send_back(state: State, groups: Collection[int], faulty: Collection[int], why: str) -> Transition:
     """Joiners leave the epoch and are learners again, and nobody waits for them any more. Those that are ``faulty``
     come one step nearer to being fenced."""
@@ -183,7 +179,7 @@ def _shrink(
     sent back; and without what is ``taken`` from others."""
     spec = after.job
     holders = before.holders - gone
-    since = before.epoch + 1 if before.joiners else 0
+    since = before.epoch + 1 if before.joiners else before.retries.since
     after = replace(
         after,
         epoch=before.epoch + 1,
@@ -199,7 +195,10 @@ def _shrink(
     )
     if not after.live:
         return stop(after, "wipe-out", f"{why}; every group is lost", fences)
+    surviving = after.live
     after, called = offers.last_resort(after, before.learners)
+    if after.live != surviving:  # what earlier epochs show of links is not about members that were not there
+        after = replace(after, retries=Retries(since=after.epoch))
     why = "; ".join([why, *called])
     live = tuple(sorted(after.live))
     if not after.holders - after.untried:
@@ -225,7 +224,8 @@ def _answered(relief: Relief, live: Mapping[int, int]) -> Relief:
     """What is still asked of the groups that are ``live`` in a new epoch, which moves all that was given. With a loss
     there is other work to share out than before, so groups may be asked as often as in a new step."""
     asked = {group: ask for group, ask in relief.asked.items() if group in live and group not in relief.given}
-    return replace(relief, rounds=0, asked=asked, given={})
+    paces = {group: pace for group, pace in relief.paces.items() if group in live}
+    return replace(relief, rounds=0, asked=asked, given={}, paces=paces)
 
 
 def _patched_plan(
@@ -315,7 +315,7 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
         disputes=verdict.opinions,
     )
     disputes = "; ".join(
-        f"{audits.name_groups(sorted(verdict.opinions[piece]))} found different gradients of piece {piece} in step "
+        f"{audits.name_members(verdict.opinions[piece])} found different gradients of piece {piece} in step "
         f"{state.step_in_flight}, group {group} computes it too"
         for group, pieces in asked.items()
         for piece in pieces

@@ -63,7 +63,8 @@ def _least_busy(able: Sequence[int], group: int, serves: Mapping[int, int], numb
 def voided(known: Learner, counts: bool, wrong: bool = False) -> Learner:
     """A learner after its offer has ended, where its weights were ``wrong`` because of that: it keeps nothing, and says
     Ready again."""
-    return Learner(known.incarnation, voids=known.voids + counts, wrong=known.wrong + wrong)
+    voids, wrongs = known.voids + counts, known.wrong + wrong
+    return Learner(known.incarnation, formed=known.formed, voids=voids, wrong=wrongs)
 
 
 def ended(state: State) -> State:
@@ -137,8 +138,8 @@ def admissible(state: State, digest: str) -> list[int]:
 def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, list[str]]:
     """Find hosts where a shard would have no live one, by what was known of learners ``before`` this record, which may
     end their offers: a proved learner that holds t*, who is a holder at once; else holders that adopt the shard; else a
-    learner that had an offer or could take one, who gets the pieces: a joiner, or, if it has said that it holds t*, a
-    holder that votes compare."""
+    learner that could take an offer or has had one, also between two of them, who gets the pieces: a joiner, or, if it
+    has said that it holds t*, a holder that votes compare."""
     if not state.learners and not state.job.adoption:
         return state, []
     words = []
@@ -148,7 +149,7 @@ def last_resort(state: State, before: Mapping[int, Learner]) -> tuple[State, lis
             continue
         learners = [group for group in there if group in state.learners]
         whole = [g for g in learners if before[g].proved and before[g].applied == state.committed[0]]
-        able = [g for g in learners if before[g].offer or before[g].ready]
+        able = [g for g in learners if before[g].formed]
         if whole:
             state = _called(state, whole[0])
             words.append(f"group {whole[0]}, which has caught up, is a member at once, because it hosts shard {shard}")

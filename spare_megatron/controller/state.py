@@ -129,7 +129,8 @@ class Retries:
     evidence: Evidence = field(default_factory=Evidence)
     result_mismatches: int = 0
     since: int = 0
-    """Votes of epochs below this one are no evidence: their members waited for joiners."""
+    """Failed votes of epochs below this one are no evidence: their members waited for joiners, or were others than the
+    present ones of the same groups."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,9 @@ class State:
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
-    witnesses: frozenset[int] = frozenset()
-    """Members of (t*, e*). Only their weights are counted for a majority: a joiner has copied its own."""
+    witnesses: frozenset[MemberId] = frozenset()
+    """Members of (t*, e*). Only their weights are counted for a majority: a joiner, also one that has the place of such
+    a member, has copied its own."""
     untried: frozenset[int] = frozenset()
     """Holders whose state nobody has compared yet: joiners of the last resort, until they have voted for a commit."""
     plan: Plan = field(default_factory=lambda: NO_PLAN)
@@ -196,8 +198,8 @@ class State:
     audits: Mapping[int, Segments] = field(default_factory=dict)
     """Group -> the pieces of the step in flight that it audits, segment by segment (``View.audits``); groups without
     audits are left out."""
-    disputes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """Piece of the step in flight over which groups disagreed (or ``WEIGHTS``) -> group, also a dead one -> checksum
+    disputes: Mapping[int, Mapping[MemberId, int]] = field(default_factory=dict)
+    """Piece of the step in flight over which groups disagreed (or ``WEIGHTS``) -> member, also a dead one -> checksum
     that it voted."""
     relief: Relief = field(default_factory=Relief)
     asks_made: int = 0
@@ -227,10 +229,10 @@ class State:
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
     """The last step at which a save was due; before the first one, the step that this life started from."""
-    endangered: frozenset[int] = frozenset()
-    """The groups whose loss alone would have ended the job after the last commit (controller.saves)."""
-    saver: int = -1
-    """The group that the last order to save was for; -1 before the first order."""
+    endangered: frozenset[MemberId] = frozenset()
+    """The members whose loss alone would have ended the job after the last commit (controller.saves)."""
+    saver: MemberId | None = None
+    """The member that the last order to save was for; None before the first order."""
     save: int = 0
     """The save that the last commit ordered (``View.save``)."""
     unproved: Saved | None = None
@@ -290,6 +292,14 @@ class State:
         """That of a member or learner; None where the group is neither."""
         known = self.learners.get(group)
         return self.live.get(group) if known is None else known.incarnation
+
+    def is_member(self, who: MemberId) -> bool:
+        """Whether this incarnation of a group is a member of the present epoch."""
+        return self.live.get(who[0]) == who[1]
+
+    def is_witness(self, group: int) -> bool:
+        """Whether the present member of this group was a member of (t*, e*)."""
+        return (group, self.live.get(group, -1)) in self.witnesses
 
     @property
     def joiners(self) -> frozenset[int]:

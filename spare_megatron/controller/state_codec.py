@@ -23,6 +23,7 @@ from spare_megatron.controller.assign import Assignment
 from spare_megatron.controller.blame import Evidence
 from spare_megatron.controller.codec import decode, encode
 from spare_megatron.controller.state import NO_PLAN, Plan, Relief, Retries, Standing, State
+from spare_megatron.controller.view import MemberId
 from spare_megatron.placement import placement_from_offsets
 
 _ARRAYS = ("owner", "units", "slots", "loads", "slowness")
@@ -158,12 +159,16 @@ def _decode_sets(plain: list[Any]) -> dict[int, frozenset[int]]:
     return {key: frozenset(values) for key, values in plain}
 
 
-def _encode_disputes(disputes: Mapping[int, Mapping[int, int]]) -> list[Any]:
-    return [[piece, _pairs(opinions)] for piece, opinions in disputes.items()]
+def _encode_disputes(disputes: Mapping[int, Mapping[MemberId, int]]) -> list[Any]:
+    return [[piece, [[*member, checksum] for member, checksum in known.items()]] for piece, known in disputes.items()]
 
 
-def _decode_disputes(plain: list[Any]) -> dict[int, Mapping[int, int]]:
-    return {piece: _of_pairs(opinions) for piece, opinions in plain}
+def _decode_disputes(plain: list[Any]) -> dict[int, Mapping[MemberId, int]]:
+    return {piece: {(group, inc): checksum for group, inc, checksum in known} for piece, known in plain}
+
+
+def _decode_members(plain: list[Any]) -> frozenset[MemberId]:
+    return frozenset((group, incarnation) for group, incarnation in plain)
 
 
 def _encode_retries(retries: Retries) -> list[Any]:
@@ -203,9 +208,10 @@ _PAIRS = (_pairs, _of_pairs)
 _GROUPS: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (sorted, frozenset)
 _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    **dict.fromkeys(("spec", "unproved", "committed", "digests"), _ENCODED),
+    **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver"), _ENCODED),
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
-    **dict.fromkeys(("gone", "holders", "untried", "witnesses", "applied_last", "drained", "endangered"), _GROUPS),
+    **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
+    **dict.fromkeys(("witnesses", "endangered"), (sorted, _decode_members)),
     "adopted": (_encode_adopted, _decode_adopted),
     "unable": (_encode_sets, _decode_sets),
     "disputes": (_encode_disputes, _decode_disputes),

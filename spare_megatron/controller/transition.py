@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import (
@@ -33,6 +33,12 @@ def decide(state: State, actions: Iterable[Action], reason: str) -> Transition:
     """The given state, with actions and their reason."""
     made = actions if isinstance(actions, Deferred) else tuple(actions)
     return state, Decision(made, reason, state.epoch)
+
+
+def with_actions(outcome: Transition, before: list[Action]) -> Transition:
+    """The same transition, with the actions ``before`` its own."""
+    state, decision = outcome
+    return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
 
 
 def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
@@ -68,7 +74,7 @@ def proved(state: State) -> Counted:
     """The votes of all members agree on the weights, so the checkpoint that waited for them counts if its group is a
     member. The votes say nothing of the weights of a lost group: its checkpoint goes on waiting."""
     event = state.unproved
-    return counted(state, event if event is not None and state.live.get(event.group) == event.incarnation else None)
+    return counted(state, event if event is not None and state.is_member((event.group, event.incarnation)) else None)
 
 
 def counted(state: State, event: Saved | None) -> Counted:
@@ -93,21 +99,26 @@ def describe(loss: Loss) -> str:
     return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")
 
 
+def taken_by(incarnation: int) -> str:
+    """Why an older incarnation of a group is lost."""
+    return f"incarnation {incarnation} took its place"
+
+
 def fence(loss: Loss) -> SendFenced:
     """Tell a lost group to leave, and why."""
     return SendFenced(loss.group, loss.incarnation, describe(loss), lasting=loss.cause in WRONG)
 
 
-def minority(digests: Mapping[int, str], witnesses: Collection[int] = ()) -> frozenset[int] | None:
+def minority(digests: Mapping[int, str], is_witness: Callable[[int], bool]) -> frozenset[int] | None:
     """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
 
-    A group without a digest is left out. Where any of ``witnesses`` has a digest, only theirs are counted; a single
-    digest is no majority.
+    A group without a digest is left out. Where any witness has a digest, only theirs are counted; a single digest is
+    no majority.
     """
     given = {g: d for g, d in digests.items() if d}
     if len(set(given.values())) <= 1:
         return frozenset()
-    counted = [d for g, d in given.items() if g in witnesses] or list(given.values())
+    counted = [d for g, d in given.items() if is_witness(g)] or list(given.values())
     digest, number = Counter(counted).most_common(1)[0]
     if 2 * number <= len(counted) or len(counted) == 1:
         return None

@@ -114,7 +114,7 @@ def _failed_vote(state: State, event: Vote) -> Transition:
     current = result.epoch == state.epoch
     why = f"group {event.group} failed step {result.step} in epoch {result.epoch}: {result.detail or 'no reason given'}"
     if result.epoch < old.since:
-        return ignore(state, f"{why}; joiners were waited for in that epoch, which is over")
+        return ignore(state, f"{why}; that epoch is over, joiners were waited for in it or groups have come since")
     waited_for = membership.waited_for(state) if current else []
     if waited_for:
         return membership.send_back(state, waited_for, {event.group}, f"{why}; joiners were waited for")
@@ -160,7 +160,7 @@ def _same_weights(state: State) -> Transition:
         return _fence_wrong(state, verdict)
     if verdict.open:
         return membership.ask(state, verdict)
-    suspects = minority({g: v.result.result_digest for g, v in state.votes.items()})
+    suspects = minority({g: v.result.result_digest for g, v in state.votes.items()}, lambda group: True)
     if suspects == frozenset():
         _check_partition(state)
         return _commit(state, next((vote.result.weights_digest for vote in state.votes.values()), ""))
@@ -202,6 +202,7 @@ def _commit(state: State, digest: str) -> Transition:
     """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record.
     ``digest``: of the weights that the step began with, on which all votes agree."""
     step, voters = state.step_in_flight, tuple(sorted(state.live))
+    saver = saves.saver(voters), state.live[saves.saver(voters)]
     ends = step >= state.job.last_step or bool(state.leave)
     state, leaves = (state, ()) if ends else _without_leaving(state)
     state, unlike = offers.disproved(state, digest)
@@ -220,13 +221,13 @@ def _commit(state: State, digest: str) -> Transition:
         committed=(step, state.epoch),
         holders=holders,
         untried=frozenset(),
-        witnesses=holders,
+        witnesses=frozenset(state.live.items()),
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,
         save_now=False,
         save_step=step if save == step else state.save_step,
-        saver=saves.saver(voters) if save else state.saver,
+        saver=saver if save else state.saver,
         save=save,
         endangered=endangered,
         audits={} if ends else audits.draw(state.job, state.where, state.standing.assignment, state.live, step + 1),
@@ -242,9 +243,7 @@ def _commit(state: State, digest: str) -> Transition:
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
     if emergency:
         one_of = "one of " if len(endangered) > 1 else ""
-        reason += (
-            f"; it is saved, because the loss of {one_of}{audits.name_groups(sorted(endangered))} could end the job"
-        )
+        reason += f"; it is saved, because the loss of {one_of}{audits.name_members(endangered)} could end the job"
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"

@@ -39,7 +39,7 @@ from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.run_directory import scratch_of, sync_directory
 
-FORMAT = 7
+FORMAT = 8
 """Grows with every change after which this code would read older journals or snapshots wrongly. Journals without a
 header are format 1."""
 COMPRESSION = 6

@@ -34,7 +34,7 @@ def _witnessed(w: World, done: Step) -> World:
     for group, incarnation, why in done.fenced:
         if (group, incarnation) not in w.guilty:
             raise Violation(f"innocent group {group} is fenced: {why}")
-    blind = w.blind or (bool(w.guilty) and len(w.brain.state.witnesses & done.after.state.live.keys()) < 2)
+    blind = w.blind or (bool(w.guilty) and len(w.brain.state.witnesses & done.after.state.live.items()) < 2)
     against = w.against | done.against
     for accept in done.accepted:
         spoken = (accept.step, accept.directory) in against

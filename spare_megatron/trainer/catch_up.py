@@ -61,12 +61,18 @@ class CatchUp:
     """How often something has come."""
     _ended: int = field(default=0, init=False)
     """The newest offer that this rank followed."""
+    _rests: Joined | None = field(default=None, init=False)
+    """The state that all ranks of the group hold whole by that offer, also once it has ended; None before there is one,
+    and while a state is taken, which overwrites the one before."""
     _fetched_s: float = field(default=0.0, init=False)
     """When the state of that offer had come."""
 
     def learn(self) -> Joined:
         """Follow offers until one makes the group a member; the engine then holds t*. Called again when the group was
         sent back.
+
+        An offer whose next result cannot be had leaves the state that the group holds as it is. Where that is t*, the
+        coordinator may have made the group a member because of it, before it heard that the offer was given up.
 
         Raises:
             LeaveError: the job is over for this group.
@@ -78,18 +84,26 @@ class CatchUp:
             self.session.ready()
         while True:
             orders = self._next_offer()
-            assert orders.view.offer is not None, "that is what was waited for"
-            joined = self._follow(orders.view.offer, orders.donors_at)
+            if self._rests is not None and self._is_there(self._rests, orders):
+                joined = self._rests if self._all(_Seen.JOINED, self._rests.number, self._rests.step) else None
+                if joined is None:
+                    self.session.wait(orders.version)  # another rank has seen newer ones
+            else:
+                assert orders.view.offer is not None, "that is what was waited for"
+                joined = self._follow(orders.view.offer, orders.donors_at)
             if joined is not None:
                 self.parts.note("catch up", self._fetched_s, time.monotonic())
                 return joined
 
     def _next_offer(self) -> Orders:
+        """The orders with an offer that this rank has not followed, or by which its group is a member with the state
+        that it holds."""
         orders = self.session.orders
         while not orders.over and (orders.view.offer is None or orders.view.offer.number <= self._ended):
+            if self._rests is not None and self._is_there(self._rests, orders):
+                return orders
             if orders.view.is_member and orders.view.offer is None:
-                # Called as the last holder of a shard, while a result could not be had: the state is behind.
-                raise RuntimeError(f"this group is a member in epoch {orders.view.epoch} and cannot have the state")
+                raise RuntimeError(f"this group is a member in epoch {orders.view.epoch} and does not hold the state")
             orders = self.session.wait(orders.version)
         if orders.over:
             self._leave()
@@ -98,17 +112,18 @@ class CatchUp:
     def _follow(self, offer: Offer, donors_at: tuple[str, ...]) -> Joined | None:
         """Follow one offer; None where it ends before the group is a member that holds t*."""
         sources = [Source(Member(*donor), at) for donor, at in zip(offer.donors, donors_at, strict=True)]
-        self._ended, began_s = offer.number, time.monotonic()
+        self._ended, self._rests, began_s = offer.number, None, time.monotonic()
         state = self._fetch(offer, offer.step, sources, self.engine.state_tensors())
         self._fetched_s = time.monotonic()
         self.parts.note("transfer", began_s, self._fetched_s)
         if state is None:
-            self._all(_Seen.ENDED, offer, offer.step)
+            self._all(_Seen.ENDED, offer.number, offer.step)
             return None
         self._has(offer.step)
-        if not self._all(_Seen.HAS, offer, offer.step):
+        if not self._all(_Seen.HAS, offer.number, offer.step):
             return None
         self.engine.adopt_state(offer.step, state.values)
+        self._rests = Joined(offer.step, offer.number)
         step, buffers = offer.step, dict[str, torch.Tensor]()
         while True:
             self.session.caught_up(offer.number, step, self.engine.weights_digest())
@@ -117,13 +132,14 @@ class CatchUp:
                 seen = _Seen.JOINED if self._holds(offer, step) else _Seen.ENDED
                 if seen is _Seen.JOINED:
                     self._has(step)
-                return Joined(step, offer.number) if self._all(seen, offer, step) else None
+                return self._rests if self._all(seen, offer.number, step) else None
             self._has(step + 1)
-            if not self._all(_Seen.HAS, offer, step + 1):
+            if not self._all(_Seen.HAS, offer.number, step + 1):
                 return None
             step, buffers = step + 1, dict(result.tensors)
             self.engine.begin_step(step)
             self.engine.apply(step, list(buffers.values()), result.values["scalars"])
+            self._rests = Joined(step, offer.number)
 
     def _fetch(
         self, offer: Offer, step: int, sources: list[Source], buffers: Mapping[str, torch.Tensor]
@@ -180,21 +196,24 @@ class CatchUp:
 
     def _holds(self, offer: Offer, step: int) -> bool:
         """Whether this group is a member, by ``offer``, and ``step`` is t*."""
-        orders = self.session.orders
-        counts = Joined(step, offer.number).counts_in(orders)
-        return not orders.over and counts and orders.view.committed[0] == step
+        return self._is_there(Joined(step, offer.number), self.session.orders)
 
-    def _all(self, seen: _Seen, offer: Offer, step: int) -> bool:
+    @staticmethod
+    def _is_there(held: Joined, orders: Orders) -> bool:
+        """Whether these ``orders`` make the group a member, and the state ``held`` is t*."""
+        return not orders.over and held.counts_in(orders) and orders.view.committed[0] == held.step
+
+    def _all(self, seen: _Seen, offer: int, step: int) -> bool:
         """Whether all ranks have seen the same of the same step of ``offer``, and it goes on. Collective in the
         group."""
-        mine = (int(seen), offer.number, step)
+        mine = (int(seen), offer, step)
         while True:
             ranks = self.gather(mine)
             if any(one[0] == _Seen.OVER for one in ranks):
                 self._leave()
-            if any(number > offer.number for _, number, _ in ranks):
+            if any(number > offer for _, number, _ in ranks):
                 return False
-            here = [one for one in ranks if one[1] == offer.number]
+            here = [one for one in ranks if one[1] == offer]
             if any(one[0] == _Seen.ENDED for one in here):
                 return False
             if len(here) == len(ranks):

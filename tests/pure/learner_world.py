@@ -1,8 +1,9 @@
 """The ranks of a group that comes back, with the real training loop, step runner and learner, around the real machine.
 
-Group 0 is one rank that votes as soon as it may, and mostly waits for a learner that is far behind. Group 1 was lost,
-and its ranks are threads: each hears the orders of the machine late, at moments of its own, so that of two orders which
-follow each other quickly it may see the second only. What an engine does together with the other ranks of its group is
+Group 0 is one rank that votes as soon as it may, and mostly waits for a learner that is far behind; so is group 2,
+where there are three, until it dies: then group 1 is called as the last host of a shard. Group 1 was lost, and its
+ranks are threads: each hears the orders of the machine late, at moments of its own, so that of two orders which follow
+each other quickly it may see the second only. What an engine does together with the other ranks of its group is
 a rendezvous here, at which all must do the same: ranks that come apart are found, and ranks that hang are found by the
 time-out of the rendezvous.
 """
@@ -14,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +50,8 @@ SPEC = m.JobSpec(
     min_groups=1,
     fingerprint="f",
 )
+THREE = replace(SPEC, num_groups=3)
+"""Shards 1 and 2 are on two groups each, of which group 1 is one."""
 BACK = (1, 1)
 """The group that comes back, and its incarnation."""
 
@@ -141,7 +145,7 @@ class RankSession:
     """One rank's session: orders come late, and its words go to the world."""
 
     def __init__(self, world: LearnerWorld, position: int) -> None:
-        self.spec, self.position, self._world = SPEC, position, world
+        self.spec, self.position, self._world = world.spec, position, world
         self._changed, self.orders = threading.Condition(), first_orders(*BACK)
         self._random = random.Random(world.seed * 10 + position)
         self._coming: queue.Queue[m.Action | TicketStream | None] = queue.Queue()
@@ -239,12 +243,12 @@ class RankTransport:
                 raise FetchOverError
             state = self._world.state
             serves = {offer.number: offer for offer in state.offers}
+            if self._world.faults.pop("fetch", None):
+                raise FetchError("it was damaged twice")
             if number not in serves:
                 raise GoneError("it is gone")
             if step <= state.committed[0]:
                 break
-        if self._world.faults.pop("fetch", None):
-            raise FetchError("it was damaged twice")
         values = {"step": step, "scalars": {"step": float(step)}}
         return Parcel(place(Parcel({"state": torch.zeros(1)}, values)), values)
 
@@ -257,17 +261,17 @@ class NoDonor:
 
 
 class LearnerWorld:
-    """One machine, group 0, and ``size`` ranks of group 1."""
+    """One machine, group 0, perhaps group 2, and ``size`` ranks of group 1."""
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed, self.random = size, seed, random.Random(seed)
+    def __init__(self, size: int, seed: int, spec: m.JobSpec = SPEC) -> None:
+        self.size, self.seed, self.random, self.spec = size, seed, random.Random(seed), spec
         self.faults: dict[str, bool] = {}
         self.state, self._lock = State(), threading.RLock()
         self._reports, self._ballots = LearnerReports(BACK, size), Ballots(*BACK, size)
-        self._issuer = TicketIssuer(SPEC, late_pauses=seed % 2 == 1)
+        self._issuer = TicketIssuer(spec, late_pauses=seed % 2 == 1)
         self._applied = Roll(size, (-1, -1))
         self._view = first_orders(*BACK)
-        self._member = first_orders(0, 0)
+        self._members = {group: first_orders(group, 0) for group in range(spec.num_groups) if group != BACK[0]}
         self.sessions: list[RankSession] = []
         self.reasons: list[str] = []
         self._under_way: list[m.Event] = []
@@ -281,8 +285,8 @@ class LearnerWorld:
         self.sessions = [RankSession(self, position) for position in range(self.size)]
         engines = [RankEngine(meeting.of(position)) for position in range(self.size)]
         ranks = [threading.Thread(target=self._rank, args=(p, engines[p], meeting.of(p))) for p in range(self.size)]
-        self.event(m.Opened(SPEC, 1, 1))
-        for group in (0, 1):
+        self.event(m.Opened(self.spec, 1, 1))
+        for group in range(self.spec.num_groups):
             self.event(m.Hello(group, 0, SPEC.fingerprint, 0))
         self.event(m.Lost((m.Loss(1, 0, "exited"),)))
         self.event(m.Hello(*BACK, SPEC.fingerprint, 0))
@@ -292,7 +296,8 @@ class LearnerWorld:
         while not self.state.stopped and not self._failed and time.monotonic() < deadline_s:
             time.sleep(self.random.uniform(0, 2 * LATEST_S))
             self._hear_group_1()
-            self._play_group_0()
+            for group in tuple(self._members):
+                self._play(group)
             self._disturb()
         for rank in ranks:
             rank.join(2 * HANGS_S)
@@ -323,15 +328,15 @@ class LearnerWorld:
                 self._send(action)
 
     def _send(self, action: m.Action) -> None:
-        for group in (0, 1):
+        for group in (*self._members, BACK[0]):
             if isinstance(action, m.SendView | m.SendFenced):
                 there = (action.view.group if isinstance(action, m.SendView) else action.group) == group
             else:
                 there = group in action.groups if isinstance(action, m.SendCommit | m.SendStop) else False
             if not there:
                 continue
-            if group == 0:
-                self._member = taken(self._member, action)
+            if group in self._members:
+                self._members[group] = taken(self._members[group], action)
                 continue
             self._view = taken(self._view, action)
             words = self._issuer.told(self._view.view, self._view.over)
@@ -362,6 +367,20 @@ class LearnerWorld:
                 told = self._reports.hear(position, word)
             if told is not None:
                 self._under_way.append(told)
+            if isinstance(told, m.Void) and self.random.random() < 0.5:
+                self._hear_all_but_the_last()
+                self._die()
+
+    def _hear_all_but_the_last(self) -> None:
+        while len(self._under_way) > 1:
+            self.event(self._under_way.pop(0))
+
+    def _die(self) -> None:
+        """Group 2 dies, where group 1 could stand in for it."""
+        known = self.state.learners.get(BACK[0])
+        if 2 in self._members and known and known.formed and self.state.phase == "running":
+            del self._members[2]
+            self.event(m.Lost((m.Loss(2, 0, "exited"),)))
 
     def _hear_group_1(self) -> None:
         """Some of its words arrive, in order."""
@@ -369,36 +388,38 @@ class LearnerWorld:
             while self._under_way and self.random.random() < 0.7:
                 self.event(self._under_way.pop(0))
 
-    def _play_group_0(self) -> None:
-        """Vote for the step in flight, or at the end of the run do what is asked."""
+    def _play(self, group: int) -> None:
+        """A group of one rank votes for the step in flight, or does what is asked at the end of the run."""
         with self._lock:
-            view, state = self._member.view, self.state
+            view, state = self._members[group].view, self.state
             known = next(iter(state.learners.values()), None)
             behind = known and (known.applied < state.committed[0] or not (known.ready or known.offer))
             if behind and state.phase == "running" and self.random.random() < 0.995:
                 return
-            if state.stopped or 0 in state.votes:
-                if state.phase == "ending" and 0 not in state.applied_last:
-                    self.event(m.Applied(0, 0, *state.committed))
+            if state.stopped or group in state.votes:
+                if state.phase == "ending" and group not in state.applied_last:
+                    self.event(m.Applied(group, 0, *state.committed))
                 return
             pieces = tuple(piece for segment in view.segments for piece in segment)
             of_result = "" if view.leave else joined_digests(["r"] * self.size)
             of_weights = joined_digests([weights(view.committed[0])] * self.size)
             result = m.ReductionResult(view.step, view.epoch, True, pieces, of_result, of_weights)
-            self.event(m.Vote(0, 0, result))
+            self.event(m.Vote(group, 0, result))
 
     def _disturb(self) -> None:
         """What may go wrong, a few times in all."""
         with self._lock:
-            kind = self.random.choice(("withdraw", "late", "late", "late", "fetch", "standstill", *[""] * 6))
+            kind = self.random.choice(("withdraw", "late", "late", "late", "fetch", "standstill", "die", *[""] * 6))
             offer, ends = next(iter(self.state.offers), None), self.state.committed[0] > SPEC.last_step - 6
             if kind == "standstill" and self.state.phase == "running":
                 self.event(m.Standstill(self.state.epoch, "all wait", 0.0))
+            if kind == "die" and self.state.committed[0] > SPEC.last_step - 8:
+                self._die()
             if ends or self._voids == VOIDS_MAX - 1:
                 return
             self._voids += 1
             if kind == "withdraw" and offer is not None:
-                self.event(m.Withdrawn(0, 0, offer.number, "it keeps too much"))
+                self.event(m.Withdrawn(*offer.donors[0], offer.number, "it keeps too much"))
             elif kind == "late" and self.state.joiners:
                 self.event(m.JoinersLate(self.state.epoch, 1.0))
             elif kind == "fetch" and not self.faults:

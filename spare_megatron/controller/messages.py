@@ -256,8 +256,8 @@ class Loss:
     group: int
     incarnation: int
     cause: str
-    """'exited', 'closed', 'silent', 'stalled'; 'replaced' by a newer incarnation; 'blamed' for failed reductions;
-    'diverged', 'corrupt' where a vote or Hello shows it."""
+    """'exited', 'closed', 'silent', 'stalled'; 'hung' where nobody moves; 'replaced' by a newer incarnation; 'blamed'
+    for failed reductions; 'diverged', 'corrupt' where a vote or Hello shows it."""
     position: int = -1
     """Position of the rank by which the loss was noticed; -1 where it was not a single rank."""
     detail: str = ""

@@ -4,7 +4,8 @@ Pure: the time, by the coordinator's own clock, comes in as an argument. The rul
 group is lost when it exits; when its connection stays closed for the grace time without the same incarnation coming
 back; when a rank is silent for the heartbeat time-out; and when it stands still for the progress time-out while others
 wait for it. Where all groups wait for each other and none is behind, none is lost: the attempt has failed and is made
-again (:meth:`Detector.standstill`).
+again (:meth:`Detector.standstill`). Where nobody waits for another group, because there is no other or all have
+hung while they compute, all are lost when none has moved for much longer: the job itself waits for them.
 
 Ranks are not known here. The beat of a group (:mod:`spare_megatron.control.rank_ledger`) names the two that decide:
 the one that is furthest behind and the one that has been silent for longest, each with a duration.
@@ -19,17 +20,21 @@ another rank, so the earliest deadline at the last look, and of ranks named sinc
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.control.awake_clock import AwakeClock
-from spare_megatron.control.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat, LastRank
+from spare_megatron.control.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat
 from spare_megatron.controller.messages import Loss
-from spare_megatron.coordinator.watched_group import GroupStanding, WatchedGroup
+from spare_megatron.coordinator.watched_group import GroupStanding, Place, WatchedGroup
 
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
+NOBODY_WAITS = 10
+"""After how many progress time-outs members that all stand still are lost where none waits for another: all of them
+may be slow for one reason, such as a file system or a first compilation."""
 GAP_TICKS = 2
 """How many ticks may lie between two things that the coordinator hears or does, before it counts as a pause."""
 
@@ -50,7 +55,10 @@ class Attempt:
     members: Mapping[int, int]
     """Group -> incarnation."""
     voted: Collection[int] = ()
-    """Groups whose vote of this epoch counts."""
+    """Groups whose vote of this epoch counts; at the end of the run those that have done all that is asked of them.
+    They wait for the others."""
+    joiners: Collection[int] = ()
+    """Members that take the state from others, and wait for these."""
 
 
 class Detector:
@@ -173,9 +181,8 @@ class Detector:
             self._members, self._epoch = {}, 0  # standing still before or in this time does not count
         elif not found:
             self._follow(attempt, at_s)
-            stalled = self._stalled(attempt, at_s)
-            if stalled is not None:
-                found.append(stalled)
+            found = self._stalled(attempt, at_s)
+            if found:
                 self._begin_progress(attempt.members, at_s)
         for finding in found:
             self._groups[finding.loss.group].lost = True
@@ -298,55 +305,83 @@ class Detector:
         detail = f"no heartbeat for {at_s - heard_s:.2f} s, the time-out is {timeout_s:g} s"
         return due_s, heard_s, Loss(group, known.incarnation, "silent", position, detail)
 
-    def _stalled(self, attempt: Attempt, at_s: float) -> Finding | None:
-        """The group that has stood still for longest while others wait for it; None where there is none.
+    def _stalled(self, attempt: Attempt, at_s: float) -> list[Finding]:
+        """The group that has stood still for longest while others wait for it; all groups, where none of them waits and
+        all have stood still for much longer; none otherwise.
 
         Only groups whose vote is missing are judged, because the others have done their part. The place of a group is
-        that of its rank that is furthest behind. In a phase in which ranks wait for other groups, a group is behind
-        only where another one is further: then the sum that it waits for is complete there, or its own vote did not
-        arrive.
+        that of its rank that is furthest behind. A joiner moves as long as it waits for its donors, who may be the ones
+        that stand still; so it is judged only where none of the others is behind.
         """
         if at_s <= self._still_due_s:
-            return None
+            return []
         since_s = (max(known.stood_since_s, self._epoch_began_s) for known in self._present_members(attempt))
         self._still_due_s = min(since_s, default=math.inf) + self._times.progress_timeout_s
         places = self._places(attempt)
-        if not places:
-            return None
-        last = min(one.at for one in places.values())
-        behind = {group: one for group, one in places.items() if one.at == last}
-        if PHASES[last[1]] in WAITING and len(behind) == len(places) and not attempt.voted:
-            behind = self._left_behind(behind)
-        still = {
-            group: one
-            for group, one in behind.items()
-            if self._still_s(one.since_s, at_s) > self._times.progress_timeout_s
-        }
+        holders = {group: one for group, one in places.items() if group not in attempt.joiners}
+        still = self._standing_still(holders, attempt, at_s)
+        if not still and all(one.rank.phase in WAITING for one in holders.values()):
+            still = self._standing_still(places, attempt, at_s)
         if not still:
-            return None
-        group = min(still, key=lambda group: (still[group].since_s, group))
-        rank, still_s = still[group].rank, self._still_s(still[group].since_s, at_s)
-        waits = sum(member.waiting for member in self._present_members(attempt)) - (rank.phase in WAITING)
-        if waits <= 0:
-            return None
-        detail = (
-            f"step {rank.step}, {rank.phase}, {rank.pieces_done} pieces done: no progress for {still_s:.2f} s while "
-            f"{waits} ranks wait, the time-out is {self._times.progress_timeout_s:g} s"
-        )
-        loss = Loss(group, attempt.members[group], "stalled", rank.position, detail)
-        return Finding(loss, self._clock.real(still[group].since_s))
+            return []
+        waiting = self._waiting(attempt)
+        total = waiting.total()
+        for group in sorted(still, key=lambda group: (still[group].since_s, group)):
+            waits = total - waiting[group]
+            if waits:
+                return [self._still_too_long(attempt, group, still[group], f"while {waits} ranks wait", 1, at_s)]
+        limit_s = NOBODY_WAITS * self._times.progress_timeout_s
+        if len(places) < len(attempt.members) or any(
+            self._still_s(one.since_s, at_s) <= limit_s for one in places.values()
+        ):
+            return []
+        why = "and no group waits for another"
+        return [self._still_too_long(attempt, group, one, why, NOBODY_WAITS, at_s) for group, one in places.items()]
 
-    def _places(self, attempt: Attempt) -> dict[int, _Place]:
+    def _standing_still(self, places: Mapping[int, Place], attempt: Attempt, at_s: float) -> dict[int, Place]:
+        """Of the groups at these places those that are furthest behind and stand still for too long. In a phase in
+        which ranks wait for other groups, a group is behind only where another one is further: then the sum that it
+        waits for is complete there, or its own vote did not arrive."""
+        last = min((one.at for one in places.values()), default=None)
+        behind = {group: one for group, one in places.items() if one.at == last}
+        if last is not None and PHASES[last[1]] in WAITING and len(behind) == len(places) and not attempt.voted:
+            behind = self._left_behind(behind)
+        limit_s = self._times.progress_timeout_s
+        return {group: one for group, one in behind.items() if self._still_s(one.since_s, at_s) > limit_s}
+
+    def _waiting(self, attempt: Attempt) -> Counter[int]:
+        """Group -> how many of its ranks wait for other groups, of the members."""
+        waiting = Counter[int]()
+        for group, incarnation in attempt.members.items():
+            known = self._present(group, incarnation)
+            if known is not None:
+                all_of_it = group in attempt.voted or group in attempt.joiners
+                waiting[group] = known.size if all_of_it else known.waiting
+        return waiting
+
+    def _still_too_long(
+        self, attempt: Attempt, group: int, place: Place, while_: str, times: int, at_s: float
+    ) -> Finding:
+        rank, limit_s = place.rank, times * self._times.progress_timeout_s
+        detail = (
+            f"step {rank.step}, {rank.phase}, {rank.pieces_done} pieces done: no progress for "
+            f"{self._still_s(place.since_s, at_s):.2f} s {while_}, the time-out is {limit_s:g} s"
+        )
+        cause = "stalled" if times == 1 else "hung"
+        loss = Loss(group, attempt.members[group], cause, rank.position, detail)
+        return Finding(loss, self._clock.real(place.since_s))
+
+    def _places(self, attempt: Attempt) -> dict[int, Place]:
         """The place of each member that has not voted: that of its rank that is furthest behind."""
         places = {}
         for group, incarnation in sorted(attempt.members.items()):
             known = self._present(group, incarnation)
             if known is not None and known.last is not None and group not in attempt.voted:
                 at = known.last.step, PHASE_ORDER.get(known.last.phase, 0)
-                places[group] = _Place(at, known.last, known.moved_s, known.stood_since_s)
+                places[group] = Place(at, known.last, known.moved_s, known.stood_since_s)
         return places
 
-    def _left_behind(self, places: Mapping[int, _Place]) -> dict[int, _Place]:
+    def _left_behind(self, places: Mapping[int, Place]) -> dict[int, Place]:
         """Of groups that all wait at the same place: those that have not begun this epoch's attempt although others
         have."""
         left = {group: one for group, one in places.items() if one.moved_s <= self._epoch_after_s}
@@ -359,14 +394,3 @@ class Detector:
     def _present_members(self, attempt: Attempt) -> list[WatchedGroup]:
         found = (self._present(group, incarnation) for group, incarnation in attempt.members.items())
         return [known for known in found if known is not None]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The place of a group, and the rank that is there."""
-
-    at: tuple[int, int]
-    rank: LastRank
-    moved_s: float
-    since_s: float
-    """The time from which standing still counts against it."""

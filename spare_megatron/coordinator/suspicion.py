@@ -83,10 +83,10 @@ class Suspicion:
         """Ask the detector what has happened by now."""
         state, now_s = self._state(), time.monotonic()
         running = state.phase == "running" and not self._waits()
-        attempt = Attempt(state.epoch, _judged(state), state.votes.keys()) if running else None
+        attempt = None if self._waits() else _attempt(state)
         for finding in self._detector.tick(now_s, attempt):
             self.lose(finding)
-        waits = attempt is None or state.joiners  # nobody stands still who waits for a joiner
+        waits = attempt is None or state.joiners or not running  # nobody stands still who waits for a joiner
         stuck = "" if waits else self._detector.standstill(now_s, attempt)
         if stuck:
             self._decide(Standstill(state.epoch, stuck, self.failing_s()))
@@ -114,6 +114,15 @@ class Suspicion:
         for loss in losses:
             if self._state().live.get(loss.group) == loss.incarnation:
                 self._detector.spare(loss.group, time.monotonic())
+
+
+def _attempt(state: State) -> Attempt | None:
+    """What the members do together now, and who has done its part; None while nothing is waited for."""
+    if state.phase == "running":
+        return Attempt(state.epoch, _judged(state), state.votes.keys(), state.joiners)
+    if state.phase == "ending":
+        return Attempt(state.epoch, state.live, state.applied_last & state.votes.keys())
+    return None
 
 
 def _judged(state: State) -> Mapping[int, int]:

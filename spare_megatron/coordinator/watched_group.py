@@ -19,6 +19,17 @@ class GroupStanding(NamedTuple):
     """For how long the group, or a rank of it, has not been heard."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of a group, and the rank that is there."""
+
+    at: tuple[int, int]
+    rank: LastRank
+    moved_s: float
+    since_s: float
+    """The time from which standing still counts against it."""
+
+
 @dataclass
 class WatchedGroup:
     """One incarnation of a group. Times are by the detector's clock."""

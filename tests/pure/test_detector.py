@@ -28,6 +28,7 @@ class World:
         """Those that do not follow a new epoch either."""
         self.epoch = 1
         self.voted: set[int] = set()
+        self.joiners: set[int] = set()
         self.stood_still: list[float] = []
         """Times after the start of a run."""
         self.ledgers = [
@@ -44,7 +45,7 @@ class World:
             self.now_s += self.detector.tick_s
             if tick % 4 == 0:
                 self._beat()
-            attempt = Attempt(self.epoch, members, self.voted) if members is not None else None
+            attempt = Attempt(self.epoch, members, self.voted, self.joiners) if members is not None else None
             found += [(self.now_s - start_s, one) for one in self.detector.tick(self.now_s, attempt)]
             if attempt is not None and not found and self.detector.standstill(self.now_s, attempt):
                 self.stood_still.append(self.now_s - start_s)
@@ -411,3 +412,66 @@ def test_ranks_that_waited_for_data_have_not_stood_still() -> None:
     ledger.hear(0, replace(waiting[0], counter=4), 30.5)
     ledger.hear(1, waiting[1], 30.5)
     assert ledger.heartbeat(30.5).last == LastRank(1, 7, "backward", 3, 2, 0.5)
+
+
+def test_members_that_all_hang_while_nobody_waits_are_lost_in_the_end() -> None:
+    """The job waits for them. They may all be slow for one reason, so that takes ten times as long."""
+    world = World()
+    for key in world.beats:
+        world.at(*key, "forward")
+    world.still = set(world.beats)
+    found = world.run(210.0, MEMBERS)
+    assert [(one.loss.group, one.loss.cause) for _, one in found] == [(0, "hung"), (1, "hung"), (2, "hung")]
+    assert all(200.0 <= after_s <= 202.0 for after_s, _ in found)
+
+
+def test_a_lone_member_that_hangs_is_lost_in_the_end() -> None:
+    world = World(1)
+    world.at(0, 1, "backward", pieces=2)
+    world.still = {(0, 1)}
+    [(after_s, one)] = world.run(210.0, {0: 0})
+    assert 200.0 <= after_s <= 202.0
+    assert (one.loss.group, one.loss.position, one.loss.cause) == (0, 1, "hung")
+    assert "no group waits for another" in one.loss.detail
+
+
+def test_of_members_that_hang_one_that_moves_is_enough() -> None:
+    world = World()
+    for key in world.beats:
+        world.at(*key, "forward")
+    world.still = set(world.beats) - {(2, 0), (2, 1)}
+    assert world.run(300.0, MEMBERS) == []
+
+
+def test_who_hangs_at_the_end_is_waited_for_by_those_that_are_done() -> None:
+    """Nobody is in a phase of waiting any more; who has voted and said Applied waits for the others all the same."""
+    world = World()
+    for key in world.beats:
+        world.at(*key, "apply", step=9)
+    world.still, world.voted = set(world.beats), {0, 2}
+    [(after_s, one)] = world.run(30.0, MEMBERS)
+    assert 20.0 <= after_s <= 21.0
+    assert (one.loss.group, one.loss.cause) == (1, "stalled")
+
+
+def test_a_joiner_that_hears_later_does_not_hide_the_donor_that_hangs() -> None:
+    """The joiner is at the earlier step and moves, because its donor promises the state; the donor hangs."""
+    world = World()
+    for position in (0, 1):
+        world.at(0, position, "start", step=6)
+        world.at(1, position, "forward")
+    world.still = {(1, 0), (1, 1)}
+    world.joiners = {0}
+    [(after_s, one)] = world.run(30.0, MEMBERS)
+    assert 20.0 <= after_s <= 21.0
+    assert (one.loss.group, one.loss.cause) == (1, "stalled")
+
+
+def test_a_joiner_that_stands_still_is_found_once_all_others_wait() -> None:
+    world = World()
+    for position in (0, 1):
+        world.at(0, position, "start", step=6)
+    world.still, world.joiners = {(0, 0), (0, 1)}, {0}
+    [(after_s, one)] = world.run(30.0, MEMBERS)
+    assert 20.0 <= after_s <= 21.0
+    assert (one.loss.group, one.loss.cause) == (0, "stalled")

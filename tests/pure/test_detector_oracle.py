@@ -92,9 +92,11 @@ class Oracle:
             behind = left if len(left) < len(behind) else []
         still = {g: max(places[g][1], self.from_s, self.began_s) for g in places}
         due = [(max(places[g][1], self.from_s), g) for g in behind if now_s - still[g] > 8.0]
-        phases = [known.beat.phase for (g, _), known in self.ranks.items() if g in attempt.members and known.beat]
-        if due and sum(phase in WAITING for phase in phases) > waiting:
-            return [group for _, group in sorted(due)], False
+        waits = {g for (g, _), known in self.ranks.items() if known.beat and known.beat.phase in WAITING}
+        waits = (waits | set(attempt.voted)) & attempt.members.keys()
+        found = [group for _, group in sorted(due) if waits - {group}]
+        if found:
+            return found, False
         same = waiting and not attempt.voted and len(set(at.values())) == 1
         return [], same and now_s - max(still.values()) > 8.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -48,8 +49,8 @@ def test_a_stopped_rank_is_fenced_and_leaves_when_it_goes_on(tmp_path: Path, pos
 
 
 def test_hangs_are_found_by_the_counter_that_stands_still(tmp_path: Path) -> None:
-    """In the forward pass, and then in the sum of another group."""
-    hangs = [f"hang:group={group},position=1,step={step},at={at}" for group, step, at in HANGS]
+    """In the forward pass, then in the sum of another group, and behind the last commit, when the job only ends."""
+    hangs = [f"hang:group={group},position=1,step={step},at={at}" for group, step, at in (*HANGS, (3, 14, "apply"))]
     lines = launch(tmp_path, *WORDS, groups=4, inject=hangs).finish()
     assert [line["step"] for line in lines] == list(range(1, 15))
     masked = [line for line in lines if line["recovery"]]
@@ -58,4 +59,7 @@ def test_hangs_are_found_by_the_counter_that_stands_still(tmp_path: Path) -> Non
     for line in masked:
         print(f"step with the hang: {line['step_time_s']:.2f} s, progress time-out {PROGRESS_S} s")
         assert line["step_time_s"] < PROGRESS_S + 1.0
-    same_weights(tmp_path, {0, 3})
+    events = [json.loads(line).get("event", {}) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    [last] = [event["losses"] for event in events if event.get("type") == "Lost"][-1]
+    assert (last["group"], last["position"], last["cause"]) == (3, 1, "stalled")
+    same_weights(tmp_path, {0})

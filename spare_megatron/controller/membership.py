@@ -193,10 +193,10 @@ def _shrink(
         slowness={group: known for group, known in before.slowness.items() if group not in gone},
         applied_last=frozenset(),
     )
-    if not after.live:
-        return stop(after, "wipe-out", f"{why}; every group is lost", fences)
     surviving = after.live
     after, called = offers.last_resort(after, before.learners)
+    if not surviving and not after.holders - after.untried:
+        return stop(after, "wipe-out", f"{why}; every group is lost", fences)
     if after.live != surviving:  # what earlier epochs show of links is not about members that were not there
         after = replace(after, retries=Retries(since=after.epoch))
     why = "; ".join([why, *called])

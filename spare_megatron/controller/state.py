@@ -185,8 +185,8 @@ class State:
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
     witnesses: frozenset[MemberId] = frozenset()
-    """Members of (t*, e*). Only their weights are counted for a majority: a joiner, also one that has the place of such
-    a member, has copied its own."""
+    """Members of (t*, e*) whose weights after t* votes may count for a majority: a joiner, also one that has the place
+    of such a member, has copied its own, and so has who had not computed any weights of its own before that commit."""
     untried: frozenset[int] = frozenset()
     """Holders whose state nobody has compared yet: joiners of the last resort, until they have voted for a commit."""
     plan: Plan = field(default_factory=lambda: NO_PLAN)
@@ -238,6 +238,9 @@ class State:
     unproved: Saved | None = None
     """The newest complete checkpoint whose weights no votes have compared yet, also of a group that is lost since,
     unless votes spoke against that group."""
+    said: Mapping[MemberId, str] = field(default_factory=dict)
+    """Member that saves, or has saved, t* -> digest of the weights after t* that it has voted, also if it is lost since
+    and its vote with it."""
     saved_step: int = -1
     """Step of the newest checkpoint that counts; -1 before the first."""
     outcome: str = ""

@@ -167,6 +167,14 @@ def _decode_disputes(plain: list[Any]) -> dict[int, Mapping[MemberId, int]]:
     return {piece: {(group, inc): checksum for group, inc, checksum in known} for piece, known in plain}
 
 
+def _encode_said(said: Mapping[MemberId, str]) -> list[Any]:
+    return [[*member, digest] for member, digest in said.items()]
+
+
+def _decode_said(plain: list[Any]) -> dict[MemberId, str]:
+    return {(group, incarnation): digest for group, incarnation, digest in plain}
+
+
 def _decode_members(plain: list[Any]) -> frozenset[MemberId]:
     return frozenset((group, incarnation) for group, incarnation in plain)
 
@@ -212,6 +220,7 @@ _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
     **dict.fromkeys(("witnesses", "endangered"), (sorted, _decode_members)),
+    "said": (_encode_said, _decode_said),
     "adopted": (_encode_adopted, _decode_adopted),
     "unable": (_encode_sets, _decode_sets),
     "disputes": (_encode_disputes, _decode_disputes),

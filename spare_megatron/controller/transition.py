@@ -70,10 +70,15 @@ Counted = tuple[State, list[Action], str]
 """(the state in which a checkpoint counts, who is told, the reason); the old state and nothing where none does."""
 
 
-def proved(state: State) -> Counted:
-    """The votes of all members agree on the weights, so the checkpoint that waited for them counts if its group is a
-    member. The votes say nothing of the weights of a lost group: its checkpoint goes on waiting."""
+def proved(state: State, digest: str) -> Counted:
+    """The votes of all members agree on the ``digest`` of the weights, so the checkpoint that waited for them counts if
+    its group is a member. The votes say nothing of the weights of a lost group: its checkpoint goes on waiting, unless
+    the group itself had voted other weights, in a vote that was lost with it."""
     event = state.unproved
+    if event is not None and event.step == state.committed[0]:
+        said = state.said.get((event.group, event.incarnation), "")
+        if said and digest and said != digest:
+            return replace(state, unproved=None), [], ""
     return counted(state, event if event is not None and state.is_member((event.group, event.incarnation)) else None)
 
 

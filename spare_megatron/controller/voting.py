@@ -31,6 +31,7 @@ from spare_megatron.controller.messages import (
 from spare_megatron.controller.standing import follows_slowness
 from spare_megatron.controller.state import NO_PLAN, Relief, Retries, Standing, State
 from spare_megatron.controller.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
+from spare_megatron.controller.view import MemberId
 
 
 def vote(state: State, event: Vote) -> Transition:
@@ -45,6 +46,7 @@ def vote(state: State, event: Vote) -> Transition:
         return ignore(state, f"group {group} voted while the job is {state.phase}")
     if result.step != state.step_in_flight:
         return _vote_of_another_step(state, event)
+    state = _noted(state, event)
     if state.phase == "ending":
         return ending.vote(state, event)
     if result.corrupt:
@@ -79,7 +81,16 @@ def all_voted(state: State, event: AllVoted) -> Transition:
         return ignore(state, "a joiner has not said Applied yet")
     if state.disputes or any(state.audits.values()):
         return ignore(state, f"the votes of step {event.step} are to be compared: each must come by itself")
-    return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest))
+    return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest), event.weights_digest)
+
+
+def _noted(state: State, event: Vote) -> State:
+    """The state that remembers what the group that saves t* says of the weights after t*."""
+    member, digest = (event.group, event.incarnation), event.result.weights_digest
+    saves_now = member == state.saver or (state.phase == "ending" and event.group == saves.saver(state.live))
+    if not saves_now or not digest or event.result.epoch != state.epoch or state.said.get(member) == digest:
+        return state
+    return replace(state, said={**state.said, member: digest})
 
 
 def applied(state: State, event: Applied) -> Transition:
@@ -139,16 +150,23 @@ def _fence_culprit(state: State, found: Culprit, retries: Retries, failing_s: fl
 
 def _all_ok(state: State) -> Transition:
     """Every live group voted ok (rule 12)."""
-    return check_weights(state, _fence) or _with_proof(state, _same_weights)
+    return check_weights(state, _fence) or _with_proof(state, _same_weights, _digest_of(state))
 
 
-def _with_proof(state: State, follows: Callable[[State], Transition]) -> Transition:
-    """All votes agree on the weights that the step began with: let a checkpoint of these weights count if its group is
-    one of those that voted, then go on with ``follows``."""
-    state, accepts, counts = proved(state)
-    after, decision = follows(state)
+def _digest_of(state: State) -> str:
+    """That of the weights that the step began with, on which the votes agree."""
+    return next((vote.result.weights_digest for vote in state.votes.values() if vote.result.weights_digest), "")
+
+
+def _with_proof(state: State, follows: Callable[[State], Transition], digest: str) -> Transition:
+    """All votes agree on the ``digest`` of the weights that the step began with: let a checkpoint of these weights
+    count if its group is one of those that voted, then go on with ``follows``."""
+    compared, accepts, counts = proved(state, digest)
+    after, decision = follows(compared)
     if not accepts:
         return after, decision
+    if len(state.votes) == 1 and not state.votes.keys() <= after.live.keys():
+        return follows(state)  # a vote alone compares nothing, and less where its group is found to be wrong by it
     actions = Deferred(lambda: (*accepts, *decision.actions))
     return after, replace(decision, actions=actions, reason=f"{counts}; {decision.reason}")
 
@@ -221,7 +239,8 @@ def _commit(state: State, digest: str) -> Transition:
         committed=(step, state.epoch),
         holders=holders,
         untried=frozenset(),
-        witnesses=frozenset(state.live.items()),
+        witnesses=_witnesses(state),
+        said={},
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,
@@ -253,6 +272,14 @@ def _commit(state: State, digest: str) -> Transition:
     left = [fence.group for fence in leaves]
     changed, decision = membership.change_members(after, joining, left, reason)
     return decide(changed, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
+
+
+def _witnesses(state: State) -> frozenset[MemberId]:
+    """The members whose own weights may be counted from the commit of the step in flight on. What a joiner of the last
+    resort has only copied proves nothing of the rest of its state, so it is counted from the next commit on."""
+    if not state.untried:
+        return frozenset(state.live.items())
+    return frozenset(member for member in state.live.items() if member[0] not in state.untried)
 
 
 def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:

@@ -130,6 +130,12 @@ it."""
 _ACTIONS = ("kill", "stop", "sleep", "short")
 
 
+def strike_here(number: signal.Signals) -> None:
+    """Give this process a signal that takes effect before the calling thread runs on. Given to the process, SIGSTOP is
+    taken by any of its threads, the main one first, and this one goes on for as long as that one takes to wake up."""
+    signal.pthread_kill(threading.get_ident(), number)
+
+
 @dataclass
 class _Fault:
     """One fault, and how often its place was passed."""
@@ -237,9 +243,9 @@ def _strike(place: str, data: bytes = b"", path: Path | None = None) -> bytes:
             sys.stderr.write(f"failpoint {place}: {fault.action}\n")
             sys.stderr.flush()
         if fault.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            strike_here(signal.SIGKILL)
         elif fault.action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            strike_here(signal.SIGSTOP)
         elif fault.action == "sleep":
             time.sleep(fault.amount)
         elif fault.action == "short":

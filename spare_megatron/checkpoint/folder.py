@@ -29,6 +29,9 @@ MANIFEST = "spare_manifest.json"
 CONFIG = "metadata.json"
 """The file by which megatron-core recognizes a distributed checkpoint; it is written last."""
 PARTIAL = "partial"
+ACCEPTED = ".accepted"
+"""A file of this name behind that of an unpublished checkpoint's directory, beside it, says that the coordinator has
+accepted it."""
 _ITERATION = re.compile(r"iter_(\d{7,})(?:$|\.)")
 
 
@@ -73,6 +76,27 @@ def write_manifest(directory: Path, files: Mapping[str, ManifestEntry]) -> None:
     _replace(directory / MANIFEST, _manifest_text(files))
 
 
+def mark_accepted(partial: Path) -> None:
+    """Note beside a complete checkpoint that the coordinator has accepted it. All that knows it otherwise is one job's
+    run directory, and its writer may die before the checkpoint has its name."""
+    if partial.parent.name == PARTIAL and partial.is_dir():
+        _replace(_mark_of(partial), "")
+
+
+def _mark_of(partial: Path) -> Path:
+    return partial.with_name(partial.name + ACCEPTED)
+
+
+def _accepted(save: Path) -> dict[int, Path]:
+    """Step -> the directory of an accepted checkpoint that has not got its name."""
+    found = {}
+    for mark in sorted((save / PARTIAL).glob(f"iter_*{ACCEPTED}")):
+        partial, match = mark.with_name(mark.name.removesuffix(ACCEPTED)), _ITERATION.match(mark.name)
+        if match and (partial / MANIFEST).exists():
+            found[int(match[1])] = partial
+    return found
+
+
 def _manifest_text(files: Mapping[str, ManifestEntry]) -> str:
     """The exact text of the manifest of these files: a manifest that differs from it in any byte is damaged."""
     listed = dict(sorted(files.items()))
@@ -91,6 +115,7 @@ def publish(partial: Path, save: Path, step: int) -> Path:
         failpoints.hit("checkpoint.publish")
         os.replace(partial, final)
         failpoints.hit("checkpoint.published")
+    _mark_of(partial).unlink(missing_ok=True)
     _sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
@@ -129,7 +154,10 @@ def discard_partials(save: Path, up_to: int | None = None) -> None:
     for entry in (save / PARTIAL).glob("iter_*"):
         match = _ITERATION.match(entry.name)
         if match and int(match[1]) <= up_to:
-            shutil.rmtree(entry, ignore_errors=True)
+            if entry.name.endswith(ACCEPTED):
+                entry.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def iterations(save: Path) -> list[int]:
@@ -240,10 +268,11 @@ def pointer_damage(save: Path) -> str:
 
 
 def last_good(save: Path) -> tuple[Path | None, list[Damage]]:
-    """The newest good checkpoint of a ``--save`` directory (None: there is none), and the damaged ones passed over."""
+    """The newest good checkpoint of a ``--save`` directory (None: there is none), and the damaged ones passed over. One
+    that was accepted and has not got its name counts as well: everything may have died before."""
     passed: list[Damage] = []
-    for step in iterations(save):
-        directory = save / iteration_name(step)
+    there = _accepted(save) | {step: save / iteration_name(step) for step in iterations(save)}
+    for _, directory in sorted(there.items(), reverse=True):
         reason = damage(directory)
         if not reason:
             return directory, passed
@@ -252,8 +281,8 @@ def last_good(save: Path) -> tuple[Path | None, list[Damage]]:
 
 
 def step_of(directory: Path) -> int:
-    """The step in the name of a published checkpoint."""
-    match = _ITERATION.fullmatch(directory.name)
+    """The step in the name of a checkpoint, published or not."""
+    match = _ITERATION.match(directory.name)
     if not match:
         raise ValueError(f"{directory.name} is not a checkpoint's name such as {iteration_name(10)}")
     return int(match[1])

@@ -1,4 +1,8 @@
-"""The address at which the ranks of other groups reach this one, and its family."""
+"""The address at which others reach this machine: the one place where every listener of a job chooses it.
+
+The order is the same for all: what a flag says, then what the environment says (GLOO_SOCKET_IFNAME, by which users of
+torch choose an interface), then what the machine knows of itself.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,61 @@ def own_address(interface: str, towards: Callable[[], str]) -> str:
     Raises:
         ConfigError: there is no such interface, or it has no address.
     """
+    return _given(interface) or _on_the_way_to(towards())
+
+
+def own_host(interface: str = "") -> str:
+    """As :func:`own_address`, for listeners that cannot wait for a coordinator: in place of the way to it, the name of
+    this machine, as other machines look it up themselves.
+
+    Raises:
+        ConfigError: there is no such interface, or the machine's name does not lead to the machine.
+    """
+    found, name = _given(interface), socket.gethostname()
+    if found:
+        return found
+    try:
+        places = {place[0]: family for family, *_, place in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigError(f"this machine's name, {name}, has no address ({error.strerror}); {_FIX}") from None
+    foreign = [str(place) for place, family in places.items() if not _is_own(str(place), family)]
+    if foreign:
+        raise ConfigError(
+            f"this machine's name, {name}, leads to {', '.join(foreign)}, which is none of its own addresses; {_FIX}"
+        )
+    return name
+
+
+def advertised(listen: str) -> str:
+    """The host by which others reach a server that listens on ``listen``: its own, or :func:`own_host` where it means
+    all addresses. Raises ConfigError."""
+    host = listen.rpartition(":")[0]
+    return own_host() if host in ("", "0.0.0.0", "[::]") else host
+
+
+_FIX = (
+    "give an address that all machines of the job reach: --spare-interface or GLOO_SOCKET_IFNAME for ranks, --listen "
+    "HOST:PORT for the coordinator; or mend /etc/hosts"
+)
+
+
+def _is_own(address: str, family: int) -> bool:
+    """Whether this machine can listen on an address."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _given(interface: str) -> str:
+    """The address that a flag or the environment asks for; empty where neither does."""
     if "/" in interface:
         return _in_network(interface)
     given = "--spare-interface" if interface else "GLOO_SOCKET_IFNAME"
     name = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    return _of_interface(name, given) if name else _on_the_way_to(towards())
+    return _of_interface(name, given) if name else ""
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:

@@ -19,18 +19,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
+from spare_megatron.checkpoint.folder import mark_accepted
+from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.calm_garbage import collect_in_pauses
-from spare_megatron.control.channel import COORDINATOR, Security, advertised, serve
+from spare_megatron.control.channel import COORDINATOR, Security, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.control.stop_signals import stop_signals
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.lasting_paces import LastingPaces
 from spare_megatron.controller.machine import State, step
@@ -147,6 +151,8 @@ class Coordinator:
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
         self._resumed = False
+        if self._accepted and self._unopened:  # all of the life before may have died between the record and the files
+            self._publish_accepted()
 
     def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
         for action in decision.actions:
@@ -186,7 +192,7 @@ class Coordinator:
         unary["Drain"] = (pb.DrainRequest, self._drains.answer)
         unary["AskRestart"] = (pb.LostGroup, self._restarts.handler(self._suspicion))
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -238,8 +244,13 @@ class Coordinator:
         self._backlog.do(self._read_job)
         self._apply(Opened(self._state.job, self._state.life, self._fencing))
         if self._accepted:  # the coordinator before may have died between the record and the file
-            self._backlog.do(partial(self._dir.publish_accepted, self._accepted))
+            self._backlog.do(self._publish_accepted)
         self._backlog.do(expect)
+
+    def _publish_accepted(self) -> None:
+        """Carry out the decision that a checkpoint counts, as often as need be: its record is on the disk."""
+        self._dir.publish_accepted(self._accepted)
+        mark_accepted(Path(self._accepted))
 
     def _read_job(self) -> None:
         kept = read_json(self._dir.job)
@@ -286,10 +297,10 @@ class Coordinator:
                     publish()
 
     def _signal(self, name: str) -> None:
-        if self._state.phase in ("closed", "stopped") or self._unopened:
+        if self._state.phase == "closed" or self._unopened:
             self._exit_code = ExitCode.REQUEUE
             self._over.set()
-        else:
+        elif not self._state.stopped:  # how it has ended is decided
             self._apply(StopRequested(f"{SIGNAL_REASON} {name}"))
 
     # ------------------------------------------------------------------------------------------------------- events
@@ -311,7 +322,7 @@ class Coordinator:
     def _act(self, action: Action) -> None:
         if isinstance(action, AcceptSave) and _is_newest(action, self._state):
             self._accepted = action.directory
-            self._dir.publish_accepted(action.directory)
+            self._publish_accepted()
         self._speaker.say(action)
         if isinstance(action, SendFenced):
             self._restarts.observe((action,))

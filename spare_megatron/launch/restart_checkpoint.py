@@ -1,21 +1,31 @@
 """Publishes the checkpoint that counts though its writer has not done so, and finds the one from which a job starts
-again; the launcher does so for all ranks, after a life."""
+again; the launcher does so for all ranks, before the first life and after each."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.folder import last_good, publish_left_over
+from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import RunDirectory
 
 
-def publish_accepted(run_dir: RunDirectory, directories: Sequence[str]) -> None:
+def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], told: Callable[[str], None]) -> None:
     """Publish the checkpoint that the coordinator accepted last, where it lies below one of ``directories`` and its
-    writer has not done so: it died, or left before it heard the coordinator's word."""
-    accepted = run_dir.accepted()
-    for directory in directories:
-        publish_left_over(Path(directory), accepted)
+    writer has not done so: it died, or left before it heard the coordinator's word. Waits for a disk that fails for a
+    while; ``told`` is called with a sentence where it does not come back."""
+
+    def publish() -> None:
+        accepted = run_dir.accepted()
+        for directory in directories:
+            publish_left_over(Path(directory), accepted)
+
+    try:
+        patiently(publish)
+    except (OSError, json.JSONDecodeError) as error:
+        told(f"the checkpoint that was accepted last cannot get its name: {error}")
 
 
 def checkpoint_to_start_from(directories: Sequence[str], told: Callable[[str], None]) -> Path | None:

@@ -7,6 +7,7 @@ start of its group (``Injection.restart``): a group that is started again is lef
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -152,11 +153,11 @@ class Injector:
     def _signal(self, one: Injection, number: signal.Signals) -> None:
         """Send a signal to this rank, or to all ranks of its group, to this one last."""
         pids = [] if one.position is not None else self._group_pids()
-        for pid in [*(pid for pid in pids if pid != os.getpid()), os.getpid()]:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        for pid in pids:
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        failpoints.strike_here(number)
 
     def _group_pids(self) -> list[int]:
         listed = glance(self._run_dir.processes) or {}

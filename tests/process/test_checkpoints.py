@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -265,3 +266,41 @@ def test_a_job_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
             saver.save(step, 1, Ask(lambda *_: True, lambda: None), since=step, final=True)
             assert step in iterations(save)
     assert iterations(save) == [39, 38, 37, 34, 33, 32]
+
+
+def stopped_at(job: Job, pid: int) -> None:
+    """Until a failpoint has stopped this process; then all of the job is killed, as when its machine dies."""
+    stat = Path(f"/proc/{pid}/stat")
+    job.wait_for("the stop", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    job.kill(pid)  # first: a stopped process whose parent dies is continued by the kernel
+    job.process.kill()
+    job.process.wait()
+    job.wait_until_gone()
+
+
+@pytest.mark.parametrize(
+    ("role", "place", "after", "same"),
+    [
+        ("coordinator", "accepted.json.write", 1, True),
+        ("coordinator", "order.save_accepted", 1, False),
+        ("rank-0-0", "checkpoint.publish", 1, False),
+    ],
+    ids=["recorded", "marked", "heard"],
+)
+def test_all_die_before_a_checkpoint_that_counts_has_its_name(
+    tmp_path: Path, calm: Job, role: str, place: str, after: int, same: bool
+) -> None:
+    """The second one, of step 6: the next launch starts from it, whichever of the things that follow the decision were
+    done. Where only the journal knows, it has to be the same run directory."""
+    save = tmp_path / "save"
+    words = (*WORDS, "--save", str(save), "--load")
+    job = launch(tmp_path / "one", *words, groups=2, environ={VARIABLE: f"{role}:{place}=stop,after={after}"})
+    job.wait_for("the first save", lambda: iterations(save) == [3])
+    listed = json.loads((job.run_dir / "processes.json").read_text())
+    stopped_at(job, listed["coordinator"]["pid"] if role == "coordinator" else job.pid(0, 0))
+    assert iterations(save) == [3]
+    again = launch(tmp_path / ("one" if same else "two"), *words, groups=2)
+    lines = [line for line in again.finish() if not same or line["life"] > 1]
+    assert [line["step"] for line in lines] == list(range(7, 19))
+    assert weights(again.run_dir) == weights(calm.run_dir)
+    assert not list((save / PARTIAL).iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from spare_megatron.failpoints import (
     OPERATIONS_OF_REPLACED,
     PLACES,
     REPLACED,
+    VARIABLE,
     act_as,
     cut,
     hit,
@@ -191,3 +193,36 @@ def test_every_file_is_in_the_code_and_documented() -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "AppendedFile"
     ]
     assert list(dict.fromkeys(made)) == list(APPENDED)
+
+
+STOPS = """
+import threading, time
+from spare_megatron import failpoints
+failpoints.act_as("x")
+here = open({path!r}, "w", buffering=1)
+def far():
+    failpoints.hit("checkpoint.publish")
+    here.write("beyond\\n")
+thread = threading.Thread(target=far)
+thread.start()
+while True:
+    sum(range(1000))
+"""
+
+
+def test_a_thread_that_is_stopped_does_not_run_on(tmp_path: Path) -> None:
+    """The signal is for the thread: another one, which computes without letting go, would take it later."""
+    path = tmp_path / "beyond"
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", STOPS.format(path=str(path))],
+            env={**os.environ, VARIABLE: "checkpoint.publish=stop"},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            assert path.read_text() == ""
+        finally:
+            process.kill()
+            process.wait()

@@ -5,7 +5,6 @@ May assume: no process of the life writes there any more, except a coordinator t
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
+from spare_megatron.control.last_words import LastWords, read_last_words
 from spare_megatron.control.run_directory import RunDirectory, glance, read_json
 from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
-from spare_megatron.launch.restart_policy import EndedLife, Obstacles, is_failure, needs_checkpoint
+from spare_megatron.launch.restart_policy import EndedLife, JobProgress, Obstacles, is_failure, needs_checkpoint
 
 LINES_SHOWN = 12
 """How many lines of a log the user is shown."""
@@ -41,10 +41,13 @@ def ended_life(
     code: ExitCode,
     why_failed: Callable[[], str],
     directories: Sequence[str],
-    idle_lives: int,
+    groups: int,
+    before: JobProgress,
     told: Callable[[str], None],
 ) -> EndedLife:
     """The life as its summary and the checkpoints show it. Waits for a disk that fails for a while.
+
+    An exit code alone is no proof that a job is finished: its coordinator has to have said so as well.
 
     However it ended, a checkpoint that counts gets its name first: where no other life follows, nobody else would give
     it.
@@ -54,30 +57,43 @@ def ended_life(
     Args:
         why_failed: called where the summary gives no reason for a failure.
         directories: where checkpoints are, in the order in which they are searched.
-        idle_lives: lives in a row before this one that committed nothing.
+        groups: how many groups the job has.
+        before: how far the lives before this one have come.
         told: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
     """
     summary = patiently(lambda: read_json(run_dir.summary)) or {}
     reason = str(summary.get("reason", ""))
+    if code is ExitCode.FINISHED and summary.get("outcome") not in ("finished", "left"):
+        code = ExitCode.FAILED
+        reason = f"the coordinator left with exit code 0 and never said that the job is finished; see {run_dir.logs}"
     if not reason and is_failure(code):
         reason = why_failed()
+    words = own_ends(run_dir, groups) if needs_checkpoint(code) or is_failure(code) else []
+    if words:
+        reason = f"every group ended by an error of its own, first {words[0].who}: {words[0].error}"
     checkpoint = None
-    try:
-        patiently(partial(publish_accepted, run_dir, directories))
-    except (OSError, json.JSONDecodeError) as error:
-        told(f"the checkpoint that was accepted last cannot get its name: {error}")
+    publish_accepted(run_dir, directories, told)
     if needs_checkpoint(code):
         checkpoint = patiently(partial(checkpoint_to_start_from, directories, told))
     return EndedLife(
         code=code,
         reason=reason,
-        committed=bool(summary.get("steps", 0) > summary.get("first_step", 0)),
-        idle_lives=idle_lives,
+        first_step=int(summary.get("first_step", 0)),
+        reached=int(summary.get("steps", 0)),
+        before=before,
         checkpoint=None if checkpoint is None else str(checkpoint),
         looked_in=tuple(directories),
         stop_requested=bool(summary.get("stop_signal")),
         obstacles=Obstacles(),
+        own_end=words[0].shown if words else "",
     )
+
+
+def own_ends(run_dir: RunDirectory, groups: int) -> list[LastWords]:
+    """What the ranks of a life said of the exceptions that ended them, the earliest first, where each of so many groups
+    ended by one; else nothing, because something else than the user's code may have ended the job."""
+    words = sorted(read_last_words(run_dir.errors), key=lambda one: one.time_unix_s)
+    return words if len({one.group for one in words}) >= groups else []
 
 
 def tail(path: Path, lines: int) -> str:

@@ -8,20 +8,22 @@ not damaged, and the ranks of the next life load it.
 Promises:
 
 * Nothing starts again, and nothing is queued again after a wipe-out or a planned restart, without a checkpoint.
-* After LIVES_WITHOUT_COMMIT lives in a row without a committed step nothing starts again by itself.
+* After LIVES_WITHOUT_PROGRESS lives in a row none of which got beyond the best step of all lives nothing starts again
+  by itself: steps that are done again after a restart from a checkpoint are no progress.
 * A job that was told to stop never starts again in place.
 * A launcher leaves with one of the exit codes 0 to 4, never with one that is used only inside a job.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from spare_megatron.config.exits import ExitCode
 
-LIVES_WITHOUT_COMMIT = 3
-"""After so many lives in a row without a committed step the job is not started again by itself."""
+LIVES_WITHOUT_PROGRESS = 3
+"""After so many lives in a row that were wiped out at or below the best step of all lives the job is not started again
+by itself."""
 LEAST_TIME_LEFT_S = 300.0
 """The least time to the time limit of a Slurm job at which another life begins; a later one would hardly train before
 it is told to stop."""
@@ -48,6 +50,16 @@ class Obstacles:
 
 
 @dataclass(frozen=True)
+class JobProgress:
+    """How far the lives of a job have come."""
+
+    idle_lives: int = 0
+    """Lives in a row that had to be followed by another one and did not get beyond ``best_step``."""
+    best_step: int = 0
+    """The newest step that any life has committed."""
+
+
+@dataclass(frozen=True)
 class EndedLife:
     """How one life of a job ended, and what is known for the decision on what follows."""
 
@@ -55,10 +67,12 @@ class EndedLife:
     """The exit code of its coordinator."""
     reason: str
     """Why it ended, for the user; empty where that is not known."""
-    committed: bool
-    """Whether it committed a step."""
-    idle_lives: int
-    """Lives in a row before this one that committed nothing."""
+    first_step: int
+    """The step from which it started."""
+    reached: int
+    """The last step that it committed; ``first_step`` where it committed none."""
+    before: JobProgress
+    """Of the lives before this one."""
     checkpoint: str | None
     """The last good checkpoint; None where there is none, or :func:`needs_checkpoint` is false."""
     looked_in: tuple[str, ...]
@@ -66,6 +80,8 @@ class EndedLife:
     stop_requested: bool
     """Whether the job was told to leave, by a signal to the launcher, to the coordinator or to a rank."""
     obstacles: Obstacles
+    own_end: str = ""
+    """Where every group ended by an exception of its own: the last lines of the first one. Empty otherwise."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +91,10 @@ class RestartDecision:
     then: Then
     code: ExitCode | None
     """The exit code of the launcher; None where it starts another life."""
-    idle_lives: int
-    """Lives in a row up to this one that committed nothing."""
+    progress: JobProgress
+    """Of all lives up to this one."""
     sentence: str
-    """The sentence for the user, without the launcher's name; empty for none."""
+    """The sentence for the user, without the launcher's name; empty for none. Further lines show an exception."""
 
 
 def needs_checkpoint(code: ExitCode) -> bool:
@@ -96,42 +112,51 @@ def is_failure(code: ExitCode) -> bool:
 
 def after_life(ended: EndedLife) -> RestartDecision:
     """Decide what follows one life."""
-    idle = _idle_lives(ended)
+    decision = _after_life(ended, _progress(ended))
+    shown = f"\n{ended.own_end}" if ended.own_end and decision.sentence else ""
+    return replace(decision, sentence=decision.sentence + shown)
+
+
+def _after_life(ended: EndedLife, progress: JobProgress) -> RestartDecision:
     if ended.code is ExitCode.FINISHED:
-        return RestartDecision(Then.LEAVE, ExitCode.FINISHED, idle, "")
+        return RestartDecision(Then.LEAVE, ExitCode.FINISHED, progress, "")
     if ended.code is ExitCode.REQUEUE:
-        return _left_to_others(ended, idle, ended.reason or "the job was told to stop")
+        return _left_to_others(ended, progress, ended.reason or "the job was told to stop")
     if ended.code is ExitCode.BAD_INPUT:
-        return RestartDecision(Then.LEAVE, ExitCode.BAD_INPUT, idle, ended.reason)
-    if is_failure(ended.code):
-        return RestartDecision(Then.LEAVE, ExitCode.FAILED, idle, f"the job failed; {ended.reason}")
+        return RestartDecision(Then.LEAVE, ExitCode.BAD_INPUT, progress, ended.reason)
+    if is_failure(ended.code) or (ended.own_end and ended.checkpoint is None):
+        return RestartDecision(Then.LEAVE, ExitCode.FAILED, progress, f"the job failed; {ended.reason}")
     why = ended.reason or "every group is lost"
     if ended.checkpoint is None:
         where = " or ".join(ended.looked_in) or "(no --save or --load was given)"
         sentence = f"{why}; there is no good checkpoint in {where} to start again from"
-        return RestartDecision(Then.LEAVE, ExitCode.NO_CHECKPOINT, idle, sentence)
-    if idle >= LIVES_WITHOUT_COMMIT:
-        sentence = f"{why}; {idle} lives of the job ended without a committed step"
-        return RestartDecision(Then.LEAVE, ExitCode.FAILED, idle, sentence)
+        return RestartDecision(Then.LEAVE, ExitCode.NO_CHECKPOINT, progress, sentence)
+    if progress.idle_lives >= LIVES_WITHOUT_PROGRESS:
+        sentence = (
+            f"{why}; {progress.idle_lives} lives of the job in a row did not get beyond step {progress.best_step}"
+        )
+        return RestartDecision(Then.LEAVE, ExitCode.FAILED, progress, sentence)
     not_here = "the job was told to stop" if ended.stop_requested else ended.obstacles.here
     if not_here:
-        return _left_to_others(ended, idle, f"{why}; {not_here}: its checkpoint is {ended.checkpoint}")
-    return RestartDecision(Then.START_AGAIN, None, idle, f"{why}; the job starts again from {ended.checkpoint}")
+        return _left_to_others(ended, progress, f"{why}; {not_here}: its checkpoint is {ended.checkpoint}")
+    return RestartDecision(Then.START_AGAIN, None, progress, f"{why}; the job starts again from {ended.checkpoint}")
 
 
-def _idle_lives(ended: EndedLife) -> int:
-    """Lives in a row without a commit, up to this one. One that was told to stop before its first commit is not
-    counted, and does not reset the count."""
-    if ended.committed or ended.code is ExitCode.FINISHED:
-        return 0
-    return ended.idle_lives + needs_checkpoint(ended.code)
+def _progress(ended: EndedLife) -> JobProgress:
+    """How far the job has come with this life. One that was told to stop before it got further is not counted, and does
+    not reset the count."""
+    known = ended.before
+    further = ended.reached > max(ended.first_step, known.best_step)
+    if further or ended.code is ExitCode.FINISHED:
+        return JobProgress(0, max(ended.reached, known.best_step))
+    return replace(known, idle_lives=known.idle_lives + needs_checkpoint(ended.code))
 
 
-def _left_to_others(ended: EndedLife, idle: int, why: str) -> RestartDecision:
+def _left_to_others(ended: EndedLife, progress: JobProgress, why: str) -> RestartDecision:
     """Leave with exit code 4, so that the job goes on later: Slurm starts it again, or somebody else does."""
     then = Then.LEAVE if ended.obstacles.queue else Then.QUEUE_AGAIN
     who = ended.obstacles.queue or "the job is queued again"
-    return RestartDecision(then, ExitCode.REQUEUE, idle, f"{why}; {who}")
+    return RestartDecision(then, ExitCode.REQUEUE, progress, f"{why}; {who}")
 
 
 # --------------------------------------------------------------------------------------------------------------- Slurm

@@ -23,6 +23,7 @@ from spare_megatron.launch.life_report import ended_life, forget_last_life
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.restart_policy import (
     EndedLife,
+    JobProgress,
     RestartDecision,
     SlurmFacts,
     Then,
@@ -120,15 +121,29 @@ class SlurmJob:
 def last_life(
     launch: SlurmLaunch, code: ExitCode, why_failed: Callable[[], str], say: Callable[[str], None]
 ) -> EndedLife:
-    """The life that ended, with the count of idle lives that earlier starts of the Slurm job have kept."""
+    """The life that ended, with the progress that earlier starts of the Slurm job, or of its array, have kept."""
     kept = patiently(lambda: read_json(launch.run_dir.path / "idle_lives.json")) or {}
-    return ended_life(launch.run_dir, code, why_failed, launch.checkpoint_dirs, int(kept.get("lives", 0)), say)
+    if kept.get("job") != _whole_job(launch):  # somebody has started the job anew, perhaps from an older step
+        kept = {}
+    before = JobProgress(int(kept.get("lives", 0)), int(kept.get("best_step", 0)))
+    groups = launch.allocation.ranks // launch.group_size
+    return ended_life(launch.run_dir, code, why_failed, launch.checkpoint_dirs, groups, before, say)
+
+
+def _whole_job(launch: SlurmLaunch) -> str:
+    """What stays the same when Slurm starts the job again."""
+    return launch.allocation.array or launch.allocation.job
 
 
 def keep_idle_lives(launch: SlurmLaunch, ended: EndedLife, decision: RestartDecision) -> None:
-    """Write the count of idle lives, for the next decision, which another start of the Slurm job may make."""
-    if decision.idle_lives != ended.idle_lives:
-        patiently(lambda: write_json(launch.run_dir.path / "idle_lives.json", {"lives": decision.idle_lives}))
+    """Write the progress of all lives, for the next decision, which another start of the Slurm job may make."""
+    told = {
+        "job": _whole_job(launch),
+        "lives": decision.progress.idle_lives,
+        "best_step": decision.progress.best_step,
+    }
+    if decision.progress != ended.before:
+        patiently(lambda: write_json(launch.run_dir.path / "idle_lives.json", told))
 
 
 def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -88,16 +88,22 @@ def test_the_coordinator_dies_and_no_rank_notices_and_then_the_group_that_saves_
     check_weights(tmp_path, calm)
 
 
-def test_sigterm_saves_leaves_with_4_and_goes_on_later(tmp_path: Path, calm: dict[str, str]) -> None:
-    save = tmp_path / "save"
-    words = (*WORDS, "--save", str(save))
-    job = launch(tmp_path / "one", *words)
-    job.wait_for_step(5)
-    job.kill(job.process.pid, number=signal.SIGTERM)
-    lines = job.finish(code=4)
-    last = lines[-1]["step"]
-    assert 5 <= last < 16
-    assert (save / "latest_checkpointed_iteration.txt").read_text() == str(last)
-    again = launch(tmp_path / "two", *words, "--load")
-    assert [line["step"] for line in again.finish()] == list(range(last + 1, 17))
-    check_weights(again.run_dir, calm)
+def test_an_error_of_every_group_ends_the_job_and_is_shown(tmp_path: Path) -> None:
+    """Without a checkpoint at once, however the coordinator has heard of the ends; with one after three lives that got
+    no further."""
+    words = (*WORDS, "--bad-step", "6")
+    once = launch(tmp_path / "once", *words, groups=2, group_size=1)
+    assert [line["step"] for line in once.finish(code=1)] == [1, 2, 3, 4, 5]
+    told = (once.run_dir / "launch.out").read_text()
+    assert "spare-launch: the job failed; every group ended by an error of its own, first group" in told
+    assert told.rstrip().endswith("ValueError: record 17 of step 6 is no text"), told
+    assert re.search(rf"the end of {once.run_dir}/logs/group-[01]/rank-0.log:", told)
+    save = ("--save", str(tmp_path / "save"), "--save-interval", "4", "--no-async-save")
+    job = launch(tmp_path / "again", *words, *save, groups=2, group_size=1)
+    lines = job.finish(code=1, timeout_s=180.0)
+    assert [(line["life"], line["step"]) for line in lines] == [(1, s) for s in range(1, 6)] + [
+        (life, 5) for life in (2, 3, 4)
+    ]
+    told = (job.run_dir / "launch.out").read_text()
+    assert "; 3 lives of the job in a row did not get beyond step 5" in told
+    assert told.rstrip().endswith("ValueError: record 17 of step 6 is no text"), told

@@ -74,7 +74,11 @@ class ToyEngine:
         self.loss_sum, self.inside = 0.0, 0
         self.on_piece: Callable[[str, int], None] = lambda phase, n: None
 
+    bad_step = 0
+
     def begin_step(self, step: int) -> None:
+        if step == self.bad_step:
+            raise ValueError(f"record 17 of step {step} is no text")
         for accumulator in self.accumulators:
             accumulator.zero_()
         self.step, self.loss_sum, self.inside = step, 0.0, 0

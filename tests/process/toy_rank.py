@@ -67,6 +67,7 @@ def main() -> int:
         flips=injector.flips,
         slowness=lambda step: _slowness(options, injector, place.group, step),
     )
+    engine.bad_step = options.bad_step
     waited = bool(place.place_file)
     if waited:
         warm_up(engine, 1, 0)
@@ -138,6 +139,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--retain", type=int)
     parser.add_argument("--keep", type=int)
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
+    parser.add_argument("--bad-step", type=int, default=0, help="the data of this step cannot be read, by any group")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
     parser.add_argument("--spare-rank-times", action="store_true")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.launch.restart_policy import (
     LEAST_TIME_LEFT_S,
-    LIVES_WITHOUT_COMMIT,
+    LIVES_WITHOUT_PROGRESS,
     EndedLife,
+    JobProgress,
     Obstacles,
     SlurmFacts,
     Then,
@@ -26,8 +27,9 @@ from spare_megatron.launch.restart_policy import (
 HERE = EndedLife(
     code=ExitCode.WIPE_OUT,
     reason="wipe-out: 1 of 4 shards",
-    committed=True,
-    idle_lives=0,
+    first_step=4,
+    reached=12,
+    before=JobProgress(),
     checkpoint="save/iter_0000008",
     looked_in=("save", "load"),
     stop_requested=False,
@@ -45,7 +47,7 @@ RUNNING = SlurmFacts(
 NODE_LOST = Obstacles(here="not all 4 nodes of the allocation answer")
 NO_QUEUE = Obstacles(queue="start the same command again")
 NOWHERE = replace(NODE_LOST, queue="the next element of the job array goes on")
-LAST_IDLE = LIVES_WITHOUT_COMMIT - 1
+LAST_IDLE = LIVES_WITHOUT_PROGRESS - 1
 
 
 @pytest.mark.parametrize("code", [ExitCode.WIPE_OUT, ExitCode.RESTART])
@@ -55,14 +57,14 @@ LAST_IDLE = LIVES_WITHOUT_COMMIT - 1
         # Another life is due, and nothing is in its way.
         ({}, Then.START_AGAIN, None, 0, "; the job starts again from save/iter_0000008"),
         ({"obstacles": NO_QUEUE}, Then.START_AGAIN, None, 0, "the job starts again from"),
-        ({"committed": False}, Then.START_AGAIN, None, 1, "the job starts again from"),
-        ({"idle_lives": 2}, Then.START_AGAIN, None, 0, "the job starts again from"),
+        ({"reached": 4}, Then.START_AGAIN, None, 1, "the job starts again from"),
+        ({"before": JobProgress(2)}, Then.START_AGAIN, None, 0, "the job starts again from"),
         ({"reason": ""}, Then.START_AGAIN, None, 0, "every group is lost; the job starts again from"),
         # It cannot begin here.
         ({"obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "not all 4 nodes of the allocation answer: its checkpoint"),
         ({"obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "save/iter_0000008; the job is queued again"),
         ({"obstacles": NOWHERE}, Then.LEAVE, 4, 0, "save/iter_0000008; the next element of the job array goes on"),
-        ({"obstacles": NODE_LOST, "committed": False}, Then.QUEUE_AGAIN, 4, 1, "queued again"),
+        ({"obstacles": NODE_LOST, "reached": 4}, Then.QUEUE_AGAIN, 4, 1, "queued again"),
         # It must not begin here.
         ({"stop_requested": True}, Then.QUEUE_AGAIN, 4, 0, "; the job was told to stop: its checkpoint is"),
         ({"stop_requested": True, "obstacles": NO_QUEUE}, Then.LEAVE, 4, 0, "; start the same command again"),
@@ -74,20 +76,20 @@ LAST_IDLE = LIVES_WITHOUT_COMMIT - 1
         ({"checkpoint": None, "obstacles": NODE_LOST}, Then.LEAVE, 3, 0, "there is no good checkpoint"),
         # It is no use.
         (
-            {"committed": False, "idle_lives": LAST_IDLE},
-            *(Then.LEAVE, 1, LIVES_WITHOUT_COMMIT, "; 3 lives of the job ended without a committed step"),
+            {"reached": 4, "before": JobProgress(LAST_IDLE)},
+            *(Then.LEAVE, 1, LIVES_WITHOUT_PROGRESS, "; 3 lives of the job in a row did not get beyond step 0"),
         ),
-        ({"committed": False, "idle_lives": LAST_IDLE - 1}, Then.START_AGAIN, None, LAST_IDLE, "starts again"),
-        ({"committed": False, "idle_lives": LAST_IDLE, "stop_requested": True}, Then.LEAVE, 1, 3, "3 lives"),
-        ({"committed": False, "idle_lives": LAST_IDLE, "obstacles": NODE_LOST}, Then.LEAVE, 1, 3, "3 lives"),
-        ({"committed": False, "idle_lives": LAST_IDLE, "checkpoint": None}, Then.LEAVE, 3, 3, "no good checkpoint"),
+        ({"reached": 4, "before": JobProgress(LAST_IDLE - 1)}, Then.START_AGAIN, None, LAST_IDLE, "starts again"),
+        ({"reached": 4, "before": JobProgress(LAST_IDLE), "stop_requested": True}, Then.LEAVE, 1, 3, "3 lives"),
+        ({"reached": 4, "before": JobProgress(LAST_IDLE), "obstacles": NODE_LOST}, Then.LEAVE, 1, 3, "3 lives"),
+        ({"reached": 4, "before": JobProgress(LAST_IDLE), "checkpoint": None}, Then.LEAVE, 3, 3, "no good checkpoint"),
     ],
 )
 def test_after_a_wipe_out_and_for_a_planned_restart(
     code: ExitCode, changes: dict[str, Any], then: Then, leaves_with: int | None, idle: int, words: str
 ) -> None:
     decision = after_life(replace(HERE, code=code, **changes))
-    assert (decision.then, decision.code, decision.idle_lives) == (then, leaves_with, idle)
+    assert (decision.then, decision.code, decision.progress.idle_lives) == (then, leaves_with, idle)
     assert words in decision.sentence
     assert decision.sentence.startswith(str(changes.get("reason", HERE.reason)))
 
@@ -95,7 +97,7 @@ def test_after_a_wipe_out_and_for_a_planned_restart(
 @pytest.mark.parametrize(
     ("code", "changes", "then", "leaves_with", "idle", "sentence"),
     [
-        (ExitCode.FINISHED, {"idle_lives": 2, "committed": False}, Then.LEAVE, 0, 0, ""),
+        (ExitCode.FINISHED, {"before": JobProgress(2), "reached": 4}, Then.LEAVE, 0, 0, ""),
         (ExitCode.FAILED, {"reason": "no majority"}, Then.LEAVE, 1, 0, "the job failed; no majority"),
         (ExitCode.DISK_FAILED, {"reason": "ENOSPC"}, Then.LEAVE, 1, 0, "the job failed; ENOSPC"),
         (ExitCode.BAD_INPUT, {"reason": "--lr is -1"}, Then.LEAVE, 2, 0, "--lr is -1"),
@@ -108,11 +110,11 @@ def test_after_a_wipe_out_and_for_a_planned_restart(
             "signal SIGTERM; start the same command again",
         ),
         (
-            *(ExitCode.REQUEUE, {"reason": "", "committed": False, "idle_lives": 2}, Then.QUEUE_AGAIN, 4, 2),
+            *(ExitCode.REQUEUE, {"reason": "", "reached": 4, "before": JobProgress(2)}, Then.QUEUE_AGAIN, 4, 2),
             "the job was told to stop; the job is queued again",
         ),
         (
-            *(ExitCode.REQUEUE, {"reason": "signal SIGTERM", "idle_lives": 2}, Then.QUEUE_AGAIN, 4, 0),
+            *(ExitCode.REQUEUE, {"reason": "signal SIGTERM", "before": JobProgress(2)}, Then.QUEUE_AGAIN, 4, 0),
             "signal SIGTERM; the job is queued again",
         ),
     ],
@@ -121,7 +123,12 @@ def test_after_any_other_end(
     code: ExitCode, changes: dict[str, Any], then: Then, leaves_with: int, idle: int, sentence: str
 ) -> None:
     decision = after_life(replace(HERE, code=code, checkpoint=None, **changes))
-    assert (decision.then, decision.code, decision.idle_lives, decision.sentence) == (then, leaves_with, idle, sentence)
+    assert (decision.then, decision.code, decision.progress.idle_lives, decision.sentence) == (
+        then,
+        leaves_with,
+        idle,
+        sentence,
+    )
 
 
 CLAUSES = st.sampled_from(["", "a clause"])
@@ -129,12 +136,14 @@ LIVES = st.builds(
     EndedLife,
     code=st.sampled_from(ExitCode),
     reason=st.sampled_from(["", "a reason"]),
-    committed=st.booleans(),
-    idle_lives=st.integers(0, LIVES_WITHOUT_COMMIT + 1),
+    first_step=st.integers(0, 2),
+    reached=st.integers(2, 6),
+    before=st.builds(JobProgress, st.integers(0, LIVES_WITHOUT_PROGRESS + 1), st.integers(0, 8)),
     checkpoint=st.sampled_from([None, "save/iter_0000008"]),
     looked_in=st.sampled_from([(), ("save",), ("save", "load")]),
     stop_requested=st.booleans(),
     obstacles=st.builds(Obstacles, CLAUSES, CLAUSES),
+    own_end=st.sampled_from(["", "Traceback"]),
 )
 
 
@@ -148,32 +157,63 @@ def test_what_is_promised_of_every_decision(ended: EndedLife) -> None:
         assert ended.checkpoint in decision.sentence
         assert not ended.stop_requested
         assert not ended.obstacles.here
-        assert decision.idle_lives < LIVES_WITHOUT_COMMIT
+        assert decision.progress.idle_lives < LIVES_WITHOUT_PROGRESS
     if decision.then is Then.QUEUE_AGAIN:
         assert decision.code is ExitCode.REQUEUE
         assert not ended.obstacles.queue
-        assert ended.code is ExitCode.REQUEUE or (ended.checkpoint and decision.idle_lives < LIVES_WITHOUT_COMMIT)
+        assert ended.code is ExitCode.REQUEUE or (
+            ended.checkpoint and decision.progress.idle_lives < LIVES_WITHOUT_PROGRESS
+        )
     if decision.code is not None:
         assert decision.code <= ExitCode.REQUEUE
         assert is_failure(ended.code) <= (decision.code is ExitCode.FAILED)
-    if ended.committed:
-        assert decision.idle_lives == 0
-    assert decision.idle_lives <= ended.idle_lives + 1
+    if ended.reached > max(ended.first_step, ended.before.best_step):
+        assert decision.progress == JobProgress(0, ended.reached)
+    assert decision.progress.idle_lives <= ended.before.idle_lives + 1
+    assert decision.progress.best_step >= ended.before.best_step
+    assert decision.sentence.endswith(ended.own_end) or not decision.sentence
     assert decision.sentence or ended.code in (ExitCode.FINISHED, ExitCode.BAD_INPUT)
 
 
-@given(LIVES, st.integers(1, 20))
-def test_lives_that_commit_nothing_come_to_an_end(ended: EndedLife, more: int) -> None:
-    """However often a life is wiped out before its first commit, in place or over the queue."""
-    ended = replace(ended, code=ExitCode.WIPE_OUT, committed=False, idle_lives=0)
+@given(LIVES, st.integers(0, 9), st.integers(1, 20))
+def test_lives_that_get_no_further_come_to_an_end(ended: EndedLife, fails_at: int, more: int) -> None:
+    """However often a life is wiped out at one step, in place or over the queue: also where each commits steps again
+    from a checkpoint before it, up to a record that nobody can train on."""
+    first = min(ended.first_step, fails_at)
+    ended = replace(ended, code=ExitCode.WIPE_OUT, first_step=first, reached=fails_at, before=JobProgress())
     lives = 0
     for _ in range(more):
         decision = after_life(ended)
         lives += 1
         if decision.then is Then.LEAVE:
             break
-        ended = replace(ended, idle_lives=decision.idle_lives)
-    assert lives <= LIVES_WITHOUT_COMMIT
+        ended = replace(ended, before=decision.progress)
+    assert lives <= LIVES_WITHOUT_PROGRESS + 1
+
+
+def test_a_life_that_was_told_to_stop_is_no_idle_one() -> None:
+    told = replace(HERE, code=ExitCode.REQUEUE, reached=4, before=JobProgress(1, 12))
+    assert after_life(told).progress == JobProgress(1, 12)
+
+
+def test_steps_that_are_done_again_are_no_progress() -> None:
+    """A life that starts from step 4 and commits up to 12 once more."""
+    assert after_life(replace(HERE, before=JobProgress(1, 12))).progress == JobProgress(2, 12)
+    assert after_life(replace(HERE, before=JobProgress(1, 11))).progress == JobProgress(0, 12)
+
+
+def test_an_error_of_every_group_is_shown_and_is_the_users() -> None:
+    own = replace(HERE, reason="every group ended by an error of its own, first group 1 (rank 0): ValueError: bad")
+    own = replace(own, own_end="the end of logs/x.log:\nValueError: bad")
+    again = after_life(own)
+    assert again.then is Then.START_AGAIN
+    assert again.sentence.splitlines()[0].endswith("; the job starts again from save/iter_0000008")
+    nowhere = after_life(replace(own, checkpoint=None))
+    assert (nowhere.code, nowhere.sentence.splitlines()[1:]) == (ExitCode.FAILED, own.own_end.splitlines())
+    assert nowhere.sentence.startswith("the job failed; every group ended by an error of its own")
+    idle = after_life(replace(own, reached=8, before=JobProgress(LAST_IDLE, 8)))
+    assert idle.code is ExitCode.FAILED
+    assert "3 lives of the job in a row did not get beyond step 8\nthe end of" in idle.sentence
 
 
 @pytest.mark.parametrize(

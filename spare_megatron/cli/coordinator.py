@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
+from spare_megatron.control.stop_signals import usual_signals
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.process import serve_alone, serve_in_turn
@@ -84,8 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: Options, candidate: int | None, lease_s: float) -> int:
     """Run one coordinator process; returns its exit code. A user's error is written to standard error as one
     sentence."""
+    usual_signals()
     outlive_the_disk()
     ask_for_short_waits()
+    raise_descriptor_limit()
     try:
         failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")
         return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))

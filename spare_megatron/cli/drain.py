@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
+import os
 import socket
 import sys
 import time
@@ -99,6 +100,14 @@ def departures(run_dir: RunDirectory, groups: Sequence[int]) -> Iterator[tuple[i
         time.sleep(LOOK_S if there else 0.0)
 
 
+def user() -> str:
+    """Who asks; the number of a user without a name, as containers have it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError before Python 3.13
+        return f"user {os.getuid()}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     made = parser()
@@ -108,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = RunDirectory(args.run_dir)
     reason = " ".join(args.reason.split())[:REASON_MAX]
     what = f" ({reason})" if reason else ""
-    by = f"spare-drain by {getpass.getuser()} on {socket.gethostname()}{what}"
+    by = f"spare-drain by {user()} on {socket.gethostname()}{what}"
     try:
         request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
         groups = ask(run_dir, request, args.tls_dir)

@@ -23,8 +23,10 @@ from spare_megatron.cli.script_imports import check_imports
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
+from spare_megatron.control.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
+from spare_megatron.control.stop_signals import usual_signals
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.supervisor import Supervisor
@@ -35,7 +37,7 @@ EXAMPLE = """example:
     pretrain_gpt.py --pipeline-model-parallel-size 2 --num-layers 8 ...
 
 exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
-left on SIGTERM or SIGUSR1; 1 anything else"""
+left on SIGTERM, SIGUSR1, SIGINT or SIGHUP; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -121,11 +123,14 @@ def launch_of(args: argparse.Namespace) -> Launch:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     args = parser().parse_args(argv)
+    usual_signals()
     outlive_the_disk()
     ask_for_short_waits(inherited=False)  # deaths are seen here; ranks compute
     try:
         failpoints.act_as("launch")
         launch = launch_of(args)
+        ranks = (launch.num_groups + launch.standby_groups) * launch.group_size
+        check_descriptors(OF_A_RANK * ranks, f"spare-launch with {ranks} ranks")
         display = Display(launch.run_dir)
         try:
             code = asyncio.run(Supervisor(launch, display.notice).run((display.run,)))

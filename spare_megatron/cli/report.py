@@ -16,6 +16,7 @@ from types import FrameType
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.stop_signals import stop_signals
 from spare_megatron.coordinator.journal_parts import beside
 
 LEFT_BYTES_MAX = 4 << 30
@@ -70,12 +71,15 @@ def _brief() -> Iterator[None]:
         late = number == signal.SIGALRM
         raise _GivenUp(f"not within {LEFT_S:g} s" if late else f"{signal.Signals(number).name} came")
 
-    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    numbers = (signal.SIGALRM, *stop_signals())
     before = {number: signal.signal(number, give_up) for number in numbers}
     signal.setitimer(signal.ITIMER_REAL, LEFT_S)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)

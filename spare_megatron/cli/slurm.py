@@ -26,8 +26,10 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
 from spare_megatron.config.plural import counted
+from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
+from spare_megatron.control.stop_signals import hold_stop_signals, usual_signals
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
@@ -154,7 +156,9 @@ def spare_nodes(allocation: Allocation) -> Iterator[str]:
 
 def start(launch: SlurmLaunch) -> int:
     """Run the whole job, in the batch script; returns its exit code."""
+    groups = launch.allocation.ranks // launch.group_size
     launch.allocation.groups_of(launch.group_size)
+    check_descriptors(OF_A_GROUP * groups, f"the coordinator of {groups} groups")  # its limits are those of this node
     display = Display(launch.run_dir)
     fate = launch.allocation.shared_fate(launch.group_size)
     if fate:
@@ -169,6 +173,7 @@ def start(launch: SlurmLaunch) -> int:
             return await SlurmJob(launch, display.notice).run()
         finally:
             showing.cancel()
+            hold_stop_signals()
 
     try:
         code = asyncio.run(main())
@@ -199,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
+    usual_signals()
     outlive_the_disk()
     try:
         failpoints.act_as("launch")

@@ -30,6 +30,7 @@ import grpc.aio
 
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.host_port import join_address, split_address
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.addresses import same_address, unreachable
@@ -166,9 +167,11 @@ class Leader:
     # ------------------------------------------------------------------------------------------- towards the ranks
 
     async def _serve(self) -> grpc.aio.Server:
-        host = socket.gethostname() if _is_remote(self._setup.coordinator or self._find() or "") else "127.0.0.1"
-        server, port = await serve(f"{host}:0", LEADER, self._security, self._join, pb.RankReport)
-        setup, address = self._setup, f"{host}:{port}"
+        setup, host = self._setup, "127.0.0.1"
+        if _is_remote(setup.coordinator or self._find() or ""):  # where the ranks listen for other groups
+            host = split_address(setup.address)[0] if setup.address else socket.gethostname()
+        server, port = await serve(join_address(host, 0), LEADER, self._security, self._join, pb.RankReport)
+        address = join_address(host, port)
         publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
         self._side.write(f"the address of group {setup.group}'s leader", publish)
         self._listening(address)
@@ -320,7 +323,8 @@ class Leader:
         elif isinstance(report, SaveRequest):
             self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
         elif isinstance(report, StopRequest):
-            self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+            if not any(message.HasField("stop_request") for message in self._asked):  # all ranks may be signalled
+                self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
         elif isinstance(report, RankBegun):
             self._issue(self._issuer.begun(report.number))
             self._meter.note(*self._issuer.begun_of_step, time.monotonic())

@@ -29,10 +29,12 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.control_thread import Agent, Follower, RankSetup, leave_at_once
+from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.leader import Leader
 from spare_megatron.control.reports import Progress, RankReport
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
+from spare_megatron.control.stop_signals import ignore_stop_signals, usual_signals
 from spare_megatron.controller.codec import job_from_json, job_to_json, spec_from_json, spec_to_json
 from spare_megatron.controller.member import Orders
 
@@ -261,12 +263,14 @@ def _first_line() -> str:
 def main() -> None:
     """The process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # they mean position 0, which says what follows
+    usual_signals()
+    ignore_stop_signals()  # they mean the ranks, which say what follows
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     setup = setup_from_json(_first_line())
     if os.getppid() != setup.launcher_pid:
         leave_at_once("position 0 is gone")
     failpoints.act_as(f"leader-{setup.group}")
+    raise_descriptor_limit()
     outlive_the_disk()
     try:
         asyncio.run(_lead(setup))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from dataclasses import replace
 
+from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.disk import patiently
+from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.election import Office, OfficeLostError, wait_for_office
 from spare_megatron.coordinator.journal import JournalError
@@ -52,8 +53,7 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
         )
     turn = index
     while True:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # the holder of the office gets them too, and saves
+        ignore_stop_signals()  # the holder of the office gets them too, and saves
         office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
         if not isinstance(office, Office):
             return ExitCode(office)
@@ -89,6 +89,7 @@ def _check(options: Options) -> None:
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
+    advertised(options.listen)
     options.run_dir.create()
 
 

@@ -379,7 +379,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "the job leaves on SIGTERM and SIGUSR1 only",
+        "the job leaves on SIGTERM, SIGUSR1, SIGINT and SIGHUP only",
         "send SIGTERM",
         ("exit-signal", "exit-signal-handler-for-training"),
     ),

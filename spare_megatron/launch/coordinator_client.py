@@ -15,6 +15,8 @@ from spare_megatron.control.run_directory import RunDirectory
 
 TELL_S = 1.0
 """Time-out of one call of the coordinator, which is then repeated."""
+ANSWER_S = 5.0
+"""How long a coordinator that is asked to stop has to answer before it is told in another way."""
 
 
 class CoordinatorClient:
@@ -25,9 +27,10 @@ class CoordinatorClient:
         self._dir, self._security, self._over = run_dir, security, over
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the coordinator to save and leave."""
-        self.beside(self._request_stop(pb.StopRequest(reason=reason)))
+    def request_stop(self, reason: str, otherwise: Callable[[], None]) -> None:
+        """Ask the coordinator to save and leave; ``otherwise`` is called once where it does not answer within
+        :data:`ANSWER_S`."""
+        self.beside(self._request_stop(pb.StopRequest(reason=reason), otherwise))
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task of its own, until it is done or :meth:`close`."""
@@ -62,5 +65,12 @@ class CoordinatorClient:
         for task in self._tasks:
             task.cancel()
 
-    async def _request_stop(self, request: pb.StopRequest) -> None:
-        await self.tell("RequestStop", request)
+    async def _request_stop(self, request: pb.StopRequest, otherwise: Callable[[], None]) -> None:
+        telling = asyncio.ensure_future(self.tell("RequestStop", request))
+        try:
+            done, _ = await asyncio.wait({telling}, timeout=ANSWER_S)
+            if not done:
+                otherwise()
+            await telling
+        finally:
+            telling.cancel()

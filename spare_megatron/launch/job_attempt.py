@@ -7,6 +7,8 @@ lets :mod:`spare_megatron.launch.restarter` start it again, and returns what the
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import time
@@ -32,10 +34,11 @@ from spare_megatron.launch.life_report import (
     tail,
 )
 from spare_megatron.launch.local_job import Launch
-from spare_megatron.launch.processes import Child, Processes, publish_processes
+from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_processes
 from spare_megatron.launch.rank_process import RankStarter
 from spare_megatron.launch.rank_processes import LOOK_S, RankProcesses
 from spare_megatron.launch.refills import Refills
+from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.standby_book import StandbyBook
 from spare_megatron.launch.standbys import Standbys
@@ -73,7 +76,7 @@ class Life:
         self._side = side
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
-        self._ending = False
+        self._ending = self._asked_to_stop = False
         starter = RankStarter(launch, processes, number, self._rank_ended)
         ranks = self._ranks = RankProcesses(starter, launch.group_size)
         health = GroupHealth(launch, processes.guard, ranks.pids)
@@ -123,7 +126,8 @@ class Life:
             await self._start_coordinator()
             listening = asyncio.create_task(self._listening.wait())
             await asyncio.wait({listening, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():
+            if listening.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
+                publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
                 self._start_ranks()
             listening.cancel()
             if stop_reason:
@@ -144,8 +148,14 @@ class Life:
             await self._end_everything()
 
     def request_stop(self, reason: str) -> None:
-        """Ask the coordinator to save and leave."""
-        self._client.request_stop(reason)
+        """Ask the coordinator to save and leave; by a signal where it cannot be called."""
+        self._asked_to_stop = True
+        self._client.request_stop(reason, self._signal_coordinator)
+
+    def _signal_coordinator(self) -> None:
+        if self._coordinator is not None and self._coordinator.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._coordinator.pid, signal.SIGTERM)
 
     def why_failed(self) -> str:
         """Why the life failed, where its coordinator gave no reason."""
@@ -261,14 +271,27 @@ class Life:
     async def _report(self, exited: pb.Exited, lost: GroupStart) -> None:
         """Report an exit, by which a start of a group is lost, and bring the group back. After the last exit of all,
         the coordinator ends the job; a job that never began is ended here."""
-        answer = await self._client.tell("ReportExit", exited)
+        telling = asyncio.ensure_future(self._client.tell("ReportExit", exited))
+        try:
+            while not telling.done():
+                await asyncio.wait({telling}, timeout=NO_RANKS_S)
+                if not telling.done() and not self._ranks.living:
+                    self._say(f"no rank is left, and the coordinator has not answered for {NO_RANKS_S:g} s")
+                    self._end_failed()
+                    return
+            answer = await telling
+        finally:
+            telling.cancel()
         if answer is None:
             return
         if self._ranks.living:
             await self._restarter.bring_back(lost)
             return
-        if answer.opened:
+        if answer.opened or self._asked_to_stop:
             await asyncio.wait({self._exit}, timeout=NO_RANKS_S)
+        self._end_failed()
+
+    def _end_failed(self) -> None:
         if not self._exit.done():
             self._exit.set_result(int(ExitCode.FAILED))
 
@@ -298,15 +321,20 @@ class Life:
             await asyncio.sleep(0.02)
 
     async def _end_everything(self) -> None:
-        """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end."""
+        """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end, for
+        :data:`KILLED_S` at most: a process that waits for a dead disk cannot be killed."""
         ranks = [rank.child for rank in self._ranks.all]
         ranks += [one.child for one in (*self._standbys.waiting, *self._warm.waiting)]
         children = [*ranks, *([self._coordinator] if self._coordinator else [])]
         for child in children:
             if child.alive:
                 child.signal(signal.SIGKILL)
-        while any(child.alive for child in children):
+        deadline_s = time.monotonic() + KILLED_S
+        while any(child.alive for child in children) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.005)
+        left = [str(child.pid) for child in children if child.alive]
+        if left:
+            self._say(f"processes that were killed are still there after {KILLED_S:g} s: {', '.join(left)}")
         self._publish()
 
     # --------------------------------------------------------------------------------------------------------- common

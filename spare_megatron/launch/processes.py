@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,8 @@ from spare_megatron.control.child_guard import ChildGuard
 from spare_megatron.control.disk import patiently, words
 from spare_megatron.control.run_directory import write_json
 
+KILLED_S = 30.0
+"""How long killed processes have to end, before the launcher goes on without them."""
 LOG_PATIENCE_S = 2.0
 """How long the start of a process waits for the disk on which its log is, if that fails."""
 
@@ -69,8 +72,10 @@ class Processes:
         """Kill all processes and wait for their end; the guard ends last, in case this is interrupted."""
         for child in self._children.values():
             child.signal(signal.SIGKILL)
+        deadline_s = time.monotonic() + KILLED_S
         for child in self._children.values():
-            child.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a dead disk cannot be killed
+                child.process.wait(max(0.1, deadline_s - time.monotonic()))
             os.close(child.handle)
         self.guard.close()
 

@@ -29,6 +29,7 @@ from spare_megatron.launch.group_restarts import FIRST_PAUSE_S, LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.processes import Child, Processes
+from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
 
@@ -120,7 +121,7 @@ class SlurmLife:
 
     def request_stop(self, reason: str) -> None:
         """Ask the coordinator to save and leave."""
-        self._client.request_stop(reason)
+        self._client.request_stop(reason, lambda: None)  # Slurm has signalled coordinators and ranks itself
 
     async def end_steps(self) -> bool:
         """End whatever is left of the life, so that the allocation is free for another one; False where that takes too
@@ -165,6 +166,7 @@ class SlurmLife:
 
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
+        publish_accepted(self._dir, launch.checkpoint_dirs, self._say)  # of an earlier start, which may have died
         self._link_logs()
         groups = launch.allocation.ranks // launch.group_size
         incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)

@@ -15,12 +15,13 @@ from dataclasses import replace
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
 from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
+from spare_megatron.control.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import Life
 from spare_megatron.launch.life_report import ended_life, forget_last_life
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Processes, publish_processes
-from spare_megatron.launch.restart_policy import Obstacles, RestartDecision, after_life
+from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_life
 
 SIGNALS_WAIT_S = 0.05
 """A pause after work that blocked the event loop, in which signals that came meanwhile are handled."""
@@ -36,7 +37,7 @@ class Supervisor:
     def __init__(self, launch: Launch, notice: Callable[[str], None]) -> None:
         """``notice`` shows one line to the user."""
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
-        self._stop_reason = ""
+        self._stop = SignalledStop()
         self._stopped_hard = asyncio.Event()
         most, pause_s = launch.max_group_restarts, launch.group_restart_pause_s
         self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
@@ -66,6 +67,7 @@ class Supervisor:
             await self._settle()
             self._dir.sweep()
             lock.release()
+            hold_stop_signals()
 
     async def _settle(self) -> None:
         """Wait for a disk that fails to take the last list of processes, unless a second signal says to end at once."""
@@ -76,42 +78,44 @@ class Supervisor:
             await asyncio.sleep(SETTLE_PAUSE_S)
 
     async def _lives(self, processes: Processes) -> ExitCode:
-        number, idle = 1, 0
+        number, progress = 1, JobProgress()
         while True:
             forget_last_life(self._dir)
             memory, say, hard = self._memory, self._say, self._stopped_hard
             life = self._life = Life(self._launch, processes, number, memory, say, self._side, hard)
-            code = await life.run(self._stop_reason)
-            decision = await self._decide(life, code, idle)
+            code = await life.run(self._stop.reason)
+            decision = await self._decide(life, code, progress)
             if decision.sentence:
                 self._say(decision.sentence)
             if decision.code is not None:
                 return decision.code
-            number, idle = number + 1, decision.idle_lives
+            number, progress = number + 1, decision.progress
 
-    async def _decide(self, life: Life, code: ExitCode, idle: int) -> RestartDecision:
+    async def _decide(self, life: Life, code: ExitCode, before: JobProgress) -> RestartDecision:
         """Decide what follows ``life``, no process of which runs any more."""
         directories = self._launch.checkpoint_dirs
-        ended = ended_life(self._dir, code, life.why_failed, directories, idle, self._say)
+        groups = self._launch.num_groups
+        ended = ended_life(self._dir, code, life.why_failed, directories, groups, before, self._say)
         await asyncio.sleep(SIGNALS_WAIT_S)
-        stop_requested = ended.stop_requested or bool(self._stop_reason)
+        stop_requested = ended.stop_requested or bool(self._stop.reason)
         return after_life(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))
 
     def _say(self, text: str) -> None:
         self._notice(f"spare-launch: {text}")
 
     def _signal(self, reason: str) -> None:
-        """Ask for a save and an end at the first signal; end everything at once at the second."""
-        if self._stop_reason:
+        """Ask for a save and an end at the first request; end everything at once at the second."""
+        again = bool(self._stop.reason)
+        if self._stop.take(reason):
             self._stopped_hard.set()
-            return
-        self._stop_reason = reason
-        if self._life is not None:
-            self._life.request_stop(reason)
+        elif not again:
+            self._say(f"{reason}: the job saves and leaves; {TWICE}")
+            if self._life is not None:
+                self._life.request_stop(reason)
 
 
 def on_stop_signals(handle: Callable[[str], None]) -> None:
     """Call ``handle`` in the running loop, with the reason of a stop, for every signal that asks the job to leave."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, handle, f"{SIGNAL_REASON} {signal.Signals(number).name}")

@@ -16,6 +16,7 @@ from spare_megatron.config.place import PLACE_FILE, WARM, Place, number, standby
 from spare_megatron.control.control_thread import leave_at_once
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import glance, waits_file
+from spare_megatron.control.stop_signals import ignore_stop_signals
 
 log = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -24,6 +25,7 @@ POLL_S = 0.05
 def wait_for_place(environ: MutableMapping[str, str]) -> None:
     """Wait, for hours if need be, until the file that ``environ`` names is there, and add what it has to ``environ``.
     The process ends where its launcher has ended."""
+    ignore_stop_signals()  # they mean the job, which this process is no part of
     path, launcher = environ.pop(PLACE_FILE), number(environ, "SPARE_LAUNCHER_PID")
     mark = waits_file(Path(path), os.getpid())
     patiently(mark.touch)

@@ -22,6 +22,8 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.host_port import split_address
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
+from spare_megatron.control.descriptors import OF_A_RANK, check_descriptors
+from spare_megatron.control.last_words import said_before_the_end
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.session import Session
 from spare_megatron.controller.member import Orders
@@ -81,6 +83,7 @@ def train_rank(
     place = job.place
     assert place.run_dir is not None, "a rank has a run directory"
     directory = RunDirectory(place.run_dir)
+    check_descriptors(OF_A_RANK * place.group_size, f"the leader of a group of {place.group_size} ranks")
     me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
     host = own_address(job.interface, partial(_coordinator_host, job, directory))
     replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
@@ -123,7 +126,7 @@ def train_rank(
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
-        with stop_on_signals(place, session.request_stop):
+        with said_before_the_end(directory, place), stop_on_signals(place, session):
             orders = loop.run()
     finally:
         replicas.close()

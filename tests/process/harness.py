@@ -151,14 +151,16 @@ def launch(
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     beside: bool = False,
+    under: Sequence[str] = (),
 ) -> Job:
-    """Start ``spare-launch`` with its output in RUN_DIR/launch.out. Lost groups stay lost, unless ``words`` say
-    otherwise. ``beside``: no time of its test is short, and no moment in it is the test's own, so that others may run
-    beside it."""
+    """Start ``spare-launch``, behind the words ``under``, with its output in RUN_DIR/launch.out. Lost groups stay lost,
+    unless ``words`` say otherwise. ``beside``: no time of its test is short, and no moment in it is the test's own, so
+    that others may run beside it."""
     if not beside:
         needs_all_cores("a job")
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [
+        *under,
         sys.executable,
         "-m",
         "spare_megatron.cli.launch",

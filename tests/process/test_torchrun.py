@@ -86,7 +86,7 @@ def test_torchrun_starts_its_group_again_and_it_joins(
 
     async def stop() -> None:
         client = CoordinatorClient(run_dir, Security(run_dir.token(), ""), lambda: False)
-        client.request_stop("the test is over")
+        client.request_stop("the test is over", lambda: None)
         while started["coordinator"].poll() is None:
             await asyncio.sleep(0.1)
         client.close()

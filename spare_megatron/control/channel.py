@@ -8,6 +8,7 @@ name in the certificate is ``spare-megatron`` on every host, because hosts come 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import os
 import socket
@@ -24,6 +25,7 @@ import grpc
 import grpc.aio
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.host_port import split_address
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.encoded_order import order_bytes
 
@@ -164,7 +166,7 @@ async def serve(
     """Start a server of one service on ``host:port`` (port 0: any free one). Returns it with its port.
 
     Raises:
-        ConfigError: the port is in use, or the address is not one of this host.
+        ConfigError: nobody can listen there; the sentence says why.
     """
     server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS])
     handlers = {
@@ -187,17 +189,25 @@ async def serve(
     except RuntimeError:
         port = 0
     if port == 0:
-        raise ConfigError(
-            f"cannot listen on {listen}: the port is in use or the address is not this host's; use port 0"
-        )
+        raise ConfigError(f"cannot listen on {listen}: {_why_not(listen)}")
     await server.start()
     return server, port
 
 
-def advertised(listen: str) -> str:
-    """The host by which others reach ``listen``: its own, or this machine's name where it means all addresses."""
-    host = listen.rpartition(":")[0]
-    return socket.gethostname() if host in ("", "0.0.0.0", "[::]") else host
+def _why_not(listen: str) -> str:
+    """Why nobody can listen on an address, with the fix; gRPC does not say."""
+    host, port = split_address(listen)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except OSError as error:
+        fixes = {
+            errno.EADDRINUSE: "use port 0 for any free one",
+            errno.EADDRNOTAVAIL: f"{host} is none of the addresses of {socket.gethostname()}; give one of them",
+        }
+        return "; ".join([error.strerror or str(error), *filter(None, [fixes.get(error.errno or 0)])])
+    return "gRPC gives no reason, and the address is free now; try again"
 
 
 class Backoff:

@@ -46,7 +46,8 @@ _LASTING = frozenset(
 
 def words(error: OSError) -> str:
     """The error as text for users: ``ENOSPC (No space left on device)``."""
-    return f"{errno.errorcode.get(error.errno or 0, type(error).__name__)} ({error.strerror or error})"
+    fix = "; raise the limit: ulimit -n" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    return f"{errno.errorcode.get(error.errno or 0, type(error).__name__)} ({error.strerror or error}{fix})"
 
 
 def pauses() -> Callable[[], float]:

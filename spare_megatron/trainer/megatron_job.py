@@ -111,7 +111,7 @@ def run_megatron_job(
         injector.move(place)
         _lead_ahead(place)
         times.done("wait for a place")
-    store = group_store(place, START_TIMEOUT_S)
+    store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
     world = init_group_world(
         job.shape,
         place.position,

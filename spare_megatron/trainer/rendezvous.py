@@ -7,12 +7,12 @@ communicators, which must outlive a death, is in the coordinator.
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
 import torch.distributed as dist
 
+from spare_megatron.collectives.interface import own_host
 from spare_megatron.collectives.store import StoreServer, connect
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
@@ -24,18 +24,18 @@ _servers: list[StoreServer] = []
 """The stores that this process serves until it ends, for the ranks of its group use them as long as they live."""
 
 
-def group_store(place: Place, timeout_s: float) -> dist.Store:
-    """The store in which the ranks of a group, or of a standby, meet; position 0 serves it.
+def group_store(place: Place, timeout_s: float, interface: str = "") -> dist.Store:
+    """The store in which the ranks of a group, or of a standby, meet; position 0 serves it, on the given interface.
 
     Raises:
-        ConfigError: position 0 did not appear in time.
+        ConfigError: position 0 did not appear in time, or there is no such interface.
     """
     directory = Path(place.run_dir) / "leaders"
     patiently(lambda: directory.mkdir(parents=True, exist_ok=True))
     number = place.home.rpartition(" ")[2]
     path = directory / (f"standby-{number}-store.json" if place.place_file else f"group-{number}-store.json")
     if place.is_leader:
-        server = StoreServer(_own_address())
+        server = StoreServer(_store_host(interface))
         _servers.append(server)
         host, port = server.host, server.port
         address = {"incarnation": place.incarnation, "host": host, "port": port}
@@ -58,12 +58,12 @@ def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> tuple[str, i
     )
 
 
-def _own_address() -> str:
-    """This host's name, by which other hosts of the job reach it; the loopback address where the name has no
-    address."""
-    name = socket.gethostname()
+def _store_host(interface: str) -> str:
+    """Where other hosts of the group reach the store; the loopback address where this machine's name leads nowhere, as
+    it may where all ranks are on one machine."""
+    if interface:
+        return own_host(interface)
     try:
-        socket.getaddrinfo(name, None)
-    except OSError:
+        return own_host()
+    except ConfigError:
         return "127.0.0.1"
-    return name

@@ -327,7 +327,7 @@ def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     ]
     assert other.popen("second", command).wait(30) == ExitCode.BAD_INPUT
     text = other.output("second")
-    assert f"cannot listen on {address}: the port is in use" in text
+    assert f"cannot listen on {address}: Address already in use; use port 0" in text
     assert len(text.splitlines()) == 1
 
 

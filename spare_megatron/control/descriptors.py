@@ -1,0 +1,39 @@
+"""File descriptors: the limit of this process, and whether a job fits into it.
+
+Each connection is one. Distributions give 1024 by default and allow many more, because old programs use select().
+"""
+
+from __future__ import annotations
+
+import resource
+
+from spare_megatron.config.errors import ConfigError
+
+MOST = 1 << 20
+"""No process of a job needs more; some programs go through all possible ones when they start another."""
+SPARE = 256
+"""What a process needs beside its connections: files, libraries, pipes, events."""
+OF_A_GROUP = 4
+"""What a coordinator has for each group at most: its stream, one that comes in its place, and two brief calls."""
+OF_A_RANK = 3
+"""What a leader has for each rank, or a launcher for each process that it starts, at most."""
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit to the most that it may have; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return soft if soft != resource.RLIM_INFINITY else MOST
+
+
+def check_descriptors(needed: int, who: str) -> None:
+    """Raise the limit, and ConfigError where ``who`` needs more than it may have."""
+    most = raise_descriptor_limit()
+    if needed + SPARE > most:
+        raise ConfigError(
+            f"{who} needs {needed + SPARE} file descriptors, and the hard limit of this process is {most}; raise it "
+            f"(ulimit -Hn {needed + SPARE}, LimitNOFILE= of a systemd unit, nofile in /etc/security/limits.conf)"
+        )

@@ -1,0 +1,44 @@
+"""Limits of file descriptors are raised, and a job that does not fit into them is told so."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+
+from spare_megatron.control.disk import words
+
+CODE = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}))
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
+try:
+    check_descriptors(OF_A_GROUP * 1000, "the coordinator of 1000 groups")
+except ConfigError as error:
+    print(error)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def _said(hard: int) -> list[str]:
+    code = CODE.format(hard=hard)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    assert _said(4500) == ["4500"]
+
+
+def test_a_job_that_does_not_fit_is_told_what_it_needs() -> None:
+    sentence, limit = _said(1024)
+    assert limit == "1024"
+    assert sentence.startswith(
+        "the coordinator of 1000 groups needs 4256 file descriptors, and the hard limit of this process is 1024; raise"
+    )
+
+
+def test_running_out_is_said_as_that() -> None:
+    assert words(OSError(errno.EMFILE, "Too many open files")) == (
+        "EMFILE (Too many open files; raise the limit: ulimit -n)"
+    )

@@ -28,7 +28,7 @@ from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.control.awake_clock import AwakeClock
 from spare_megatron.control.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat
 from spare_megatron.controller.messages import Loss
-from spare_megatron.coordinator.watched_group import GroupStanding, Place, WatchedGroup
+from spare_megatron.coordinator.watched_group import GroupStanding, JudgedPlace, WatchedGroup
 
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
@@ -338,7 +338,9 @@ class Detector:
         why = "and no group waits for another"
         return [self._still_too_long(attempt, group, one, why, NOBODY_WAITS, at_s) for group, one in places.items()]
 
-    def _standing_still(self, places: Mapping[int, Place], attempt: Attempt, at_s: float) -> dict[int, Place]:
+    def _standing_still(
+        self, places: Mapping[int, JudgedPlace], attempt: Attempt, at_s: float
+    ) -> dict[int, JudgedPlace]:
         """Of the groups at these places those that are furthest behind and stand still for too long. In a phase in
         which ranks wait for other groups, a group is behind only where another one is further: then the sum that it
         waits for is complete there, or its own vote did not arrive."""
@@ -360,7 +362,7 @@ class Detector:
         return waiting
 
     def _still_too_long(
-        self, attempt: Attempt, group: int, place: Place, while_: str, times: int, at_s: float
+        self, attempt: Attempt, group: int, place: JudgedPlace, while_: str, times: int, at_s: float
     ) -> Finding:
         rank, limit_s = place.rank, times * self._times.progress_timeout_s
         detail = (
@@ -371,17 +373,17 @@ class Detector:
         loss = Loss(group, attempt.members[group], cause, rank.position, detail)
         return Finding(loss, self._clock.real(place.since_s))
 
-    def _places(self, attempt: Attempt) -> dict[int, Place]:
+    def _places(self, attempt: Attempt) -> dict[int, JudgedPlace]:
         """The place of each member that has not voted: that of its rank that is furthest behind."""
         places = {}
         for group, incarnation in sorted(attempt.members.items()):
             known = self._present(group, incarnation)
             if known is not None and known.last is not None and group not in attempt.voted:
                 at = known.last.step, PHASE_ORDER.get(known.last.phase, 0)
-                places[group] = Place(at, known.last, known.moved_s, known.stood_since_s)
+                places[group] = JudgedPlace(at, known.last, known.moved_s, known.stood_since_s)
         return places
 
-    def _left_behind(self, places: Mapping[int, Place]) -> dict[int, Place]:
+    def _left_behind(self, places: Mapping[int, JudgedPlace]) -> dict[int, JudgedPlace]:
         """Of groups that all wait at the same place: those that have not begun this epoch's attempt although others
         have."""
         left = {group: one for group, one in places.items() if one.moved_s <= self._epoch_after_s}

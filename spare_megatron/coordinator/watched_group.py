@@ -20,7 +20,7 @@ class GroupStanding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class JudgedPlace:
     """The place of a group, and the rank that is there."""
 
     at: tuple[int, int]

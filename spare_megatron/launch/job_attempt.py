@@ -115,6 +115,8 @@ class Life:
         self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._first_failure: Path | None = None
         """The log of the first rank that failed."""
+        self._first_exits: dict[int, tuple[GroupStart, int]] = {}
+        """Group -> its newest start of which a process has ended by itself, and the status of the first one."""
 
     async def run(self, stop_reason: str) -> ExitCode:
         """Run the life until the coordinator has ended it; returns how it ended.
@@ -156,6 +158,11 @@ class Life:
         if self._coordinator is not None and self._coordinator.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._coordinator.pid, signal.SIGTERM)
+
+    @property
+    def killed(self) -> frozenset[int]:
+        """The groups whose newest start lost its first process by a signal."""
+        return frozenset(group for group, (_, status) in self._first_exits.items() if status < 0)
 
     def why_failed(self) -> str:
         """Why the life failed, where its coordinator gave no reason."""
@@ -249,6 +256,8 @@ class Life:
         self._publish()
         if self._exit.done() or self._ending:
             return
+        if self._first_exits.get(start.group, (None, 0))[0] != start:
+            self._first_exits[start.group] = start, status
         if status == ExitCode.BAD_INPUT:
             sentence = self._error_of(start, position)
             if not start.restarts:

@@ -5,8 +5,9 @@ May assume: no process of the life writes there any more, except a coordinator t
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from spare_megatron.control.run_directory import RunDirectory, glance, read_json
 from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
 from spare_megatron.launch.restart_policy import EndedLife, JobProgress, Obstacles, is_failure, needs_checkpoint
 
+_ELSEWHERE = re.compile(r"closed by peer|[Cc]onnection reset|Broken pipe|[Rr]emote (process|peer)|DistNetworkError")
+"""Errors of torch's collectives and stores where the process at the other end is gone."""
 LINES_SHOWN = 12
 """How many lines of a log the user is shown."""
 
@@ -44,6 +47,7 @@ def ended_life(
     groups: int,
     before: JobProgress,
     told: Callable[[str], None],
+    killed: Collection[int] = (),
 ) -> EndedLife:
     """The life as its summary and the checkpoints show it. Waits for a disk that fails for a while.
 
@@ -60,6 +64,7 @@ def ended_life(
         groups: how many groups the job has.
         before: how far the lives before this one have come.
         told: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
+        killed: groups of which a signal has ended the first process, as far as the launcher saw it.
     """
     summary = patiently(lambda: read_json(run_dir.summary)) or {}
     reason = str(summary.get("reason", ""))
@@ -68,7 +73,7 @@ def ended_life(
         reason = f"the coordinator left with exit code 0 and never said that the job is finished; see {run_dir.logs}"
     if not reason and is_failure(code):
         reason = why_failed()
-    words = own_ends(run_dir, groups) if needs_checkpoint(code) or is_failure(code) else []
+    words = own_ends(run_dir, groups, killed) if needs_checkpoint(code) or is_failure(code) else []
     if words:
         reason = f"every group ended by an error of its own, first {words[0].who}: {words[0].error}"
     checkpoint = None
@@ -89,10 +94,12 @@ def ended_life(
     )
 
 
-def own_ends(run_dir: RunDirectory, groups: int) -> list[LastWords]:
+def own_ends(run_dir: RunDirectory, groups: int, killed: Collection[int]) -> list[LastWords]:
     """What the ranks of a life said of the exceptions that ended them, the earliest first, where each of so many groups
-    ended by one; else nothing, because something else than the user's code may have ended the job."""
-    words = sorted(read_last_words(run_dir.errors), key=lambda one: one.time_unix_s)
+    ended by one; else nothing, because something else than the user's code may have ended the job. An exception that
+    only tells of another rank's end counts for nothing."""
+    there = sorted(read_last_words(run_dir.errors), key=lambda one: one.time_unix_s)
+    words = [one for one in there if one.group not in killed and not _ELSEWHERE.search(one.error)]
     return words if len({one.group for one in words}) >= groups else []
 
 

@@ -95,7 +95,7 @@ class Supervisor:
         """Decide what follows ``life``, no process of which runs any more."""
         directories = self._launch.checkpoint_dirs
         groups = self._launch.num_groups
-        ended = ended_life(self._dir, code, life.why_failed, directories, groups, before, self._say)
+        ended = ended_life(self._dir, code, life.why_failed, directories, groups, before, self._say, life.killed)
         await asyncio.sleep(SIGNALS_WAIT_S)
         stop_requested = ended.stop_requested or bool(self._stop.reason)
         return after_life(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))

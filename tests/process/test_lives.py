@@ -107,3 +107,14 @@ def test_an_error_of_every_group_ends_the_job_and_is_shown(tmp_path: Path) -> No
     told = (job.run_dir / "launch.out").read_text()
     assert "; 3 lives of the job in a row did not get beyond step 5" in told
     assert told.rstrip().endswith("ValueError: record 17 of step 6 is no text"), told
+
+
+def test_groups_that_are_killed_are_no_error_of_the_user(tmp_path: Path) -> None:
+    """One rank of each: the others find that they are gone, with exceptions of their own."""
+    job = launch(tmp_path, *WORDS, groups=2)
+    job.wait_for_step(3)
+    job.kill(job.pid(0, 1), job.pid(1, 1))
+    job.finish(code=3)
+    told = (tmp_path / "launch.out").read_text()
+    assert "there is no good checkpoint" in told
+    assert "error of its own" not in told

@@ -22,7 +22,7 @@ from spare_megatron.launch.restart_policy import EndedLife, JobProgress
 from tests.process.harness import Job, launch, toy_digests
 
 pytestmark = pytest.mark.timeout(400)
-GROUPS, PIECES, STEPS = 2, 2, 150
+PIECES, STEPS = 2, 150
 WORDS = ("--steps", str(STEPS), "--piece-s", "0.01", "--redundancy", "2")
 TO = ("launcher", "launcher twice", "one rank", "everybody", "timeout")
 STOPS = (
@@ -44,7 +44,6 @@ def hung_up_as_usual() -> Iterator[None]:
 
 def tell(job: Job, whom: str, number: signal.Signals) -> None:
     """Signal some processes of a job; spare-launch is a child of ``timeout`` where that was asked for."""
-    job.wait_for("ranks", lambda: len(job.ranks()) == 2 * GROUPS)
     there = psutil.Process(job.process.pid)
     if whom == "one rank":
         job.kill(job.pid(1, 1), number=number)
@@ -56,11 +55,11 @@ def tell(job: Job, whom: str, number: signal.Signals) -> None:
             there.send_signal(number)
 
 
-def stopped(run_dir: Path, save: Path, whom: str, number: signal.Signals) -> int:
+def stopped(run_dir: Path, save: Path, groups: int, whom: str, number: signal.Signals) -> int:
     """Start a job, or go on with it, and stop it; returns the step at which it has left."""
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
     under = ("timeout", "600") if whom == "timeout" else ()
-    job = launch(run_dir, *words, groups=GROUPS, under=under)
+    job = launch(run_dir, *words, groups=groups, under=under)
     job.wait_for("training", lambda: len(job.metrics) >= 3)
     tell(job, whom, number)
     last: int = job.finish(code=ExitCode.REQUEUE)[-1]["step"]
@@ -70,35 +69,35 @@ def stopped(run_dir: Path, save: Path, whom: str, number: signal.Signals) -> int
     return last
 
 
-def check_stops(tmp_path: Path, stops: list[tuple[str, signal.Signals]]) -> None:
+def check_stops(tmp_path: Path, groups: int, stops: list[tuple[str, signal.Signals]]) -> None:
     """One job that is stopped in each of these ways, and goes on each time, ends as one that nobody stopped."""
-    calm = launch(tmp_path / "calm", *WORDS, "--pieces", str(GROUPS * PIECES), groups=1)
+    calm = launch(tmp_path / "calm", *WORDS, "--pieces", str(groups * PIECES), groups=1)
     calm.finish()
     save, last = tmp_path / "save", 0
     for number, (whom, how) in enumerate(stops):
         print(f"{how.name} to {whom}, after step {last}")
-        reached = stopped(tmp_path / str(number), save, whom, how)
+        reached = stopped(tmp_path / str(number), save, groups, whom, how)
         assert reached > last
         last = reached
     assert last < STEPS, "too quick for this test"
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
-    end = launch(tmp_path / "end", *words, groups=GROUPS)
+    end = launch(tmp_path / "end", *words, groups=groups)
     assert [line["step"] for line in end.finish()] == list(range(last + 1, STEPS + 1))
     right = {name.rpartition("-")[2]: digest for name, digest in toy_digests(calm.run_dir).items()}
     found = toy_digests(end.run_dir)
-    assert len(found) == 2 * GROUPS
+    assert len(found) == 2 * groups
     assert {name: right[name.rpartition("-")[2]] for name in found} == found
 
 
 def test_who_is_told_to_leave_saves_and_leaves(tmp_path: Path) -> None:
-    check_stops(tmp_path, list(STOPS))
+    check_stops(tmp_path, 2, list(STOPS))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_each_signal_to_each_process(tmp_path: Path, number: signal.Signals) -> None:
-    check_stops(tmp_path, list(itertools.product(TO, [number])))
+    check_stops(tmp_path, 3, list(itertools.product(TO, [number])))
 
 
 def test_a_repeat_is_the_same_request_and_a_later_signal_another() -> None:

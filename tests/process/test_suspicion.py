@@ -63,3 +63,19 @@ def test_hangs_are_found_by_the_counter_that_stands_still(tmp_path: Path) -> Non
     [last] = [event["losses"] for event in events if event.get("type") == "Lost"][-1]
     assert (last["group"], last["position"], last["cause"]) == (3, 1, "stalled")
     same_weights(tmp_path, {0})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("group", "at"),
+    [(1, "forward"), (1, "backward"), (1, "reduce"), (1, "vote"), (1, "apply"), (0, "checkpoint")],
+)
+def test_a_hang_at_each_point_of_a_step_is_found(tmp_path: Path, group: int, at: str) -> None:
+    """Within the progress time-out; the others train on, and end as they would have."""
+    save = ("--save", str(tmp_path / "save"), "--save-interval", "7")
+    lines = launch(tmp_path, *WORDS, *save, inject=[f"hang:group={group},position=1,step=7,at={at}"]).finish()
+    assert [line["step"] for line in lines] == list(range(1, 15))
+    [masked] = [line for line in lines if line["recovery"]]
+    assert masked["recovery"]["lost_groups"] == [group]
+    assert masked["step_time_s"] < PROGRESS_S + 1.5
+    same_weights(tmp_path, {0, 1, 2} - {group})

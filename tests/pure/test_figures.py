@@ -114,6 +114,8 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/operating.md", "but the end of a life, for 5 s at most"),
         ("docs/operating.md", "A command is killed after 30 s"),
         ("docs/operating.md", "## The check of a host"),
+        ("docs/operating.md", "torchrun kills its ranks 30 s after SIGTERM"),
+        ("docs/waits_and_writes.md", "## Who waits, and who judges it"),
         ("docs/operating.md", "they are written every 2 s, or less often"),
         ("docs/operating.md", "takes long (8 s at most)"),
         ("docs/operating.md", "older than 10 s in a running job"),

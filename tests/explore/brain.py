@@ -48,6 +48,9 @@ class Step:
     accepted: tuple[m.AcceptSave, ...]
     against: frozenset[tuple[int, str]]
     """(step, digest) of weights against which the votes that were just counted speak."""
+    gone: tuple[tuple[int, int], ...]
+    """(group, incarnation) of those that the event loses, or that are fenced."""
+    commit: m.SendCommit | None
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class Word:
 class Brains:
     """Makes brains, and lets the machine decide."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keep = keeper.keep
+    def __init__(self, keeper: Keeper, forgetful: bool = False) -> None:
+        """A ``forgetful`` one keeps no brains, and writes only some records as the journal does."""
+        self._keep, self._forgetful = keeper.keep, forgetful
         self._known: dict[Hashable, Brain] = {}
         self.decisions = 0
 
@@ -76,6 +80,8 @@ class Brains:
 
     def of(self, state: State) -> Brain:
         """The brain of a state."""
+        if self._forgetful:
+            return Brain(-1, state)
         key = _frozen_state(state)
         found = self._known.get(key)
         if found is None:
@@ -84,6 +90,8 @@ class Brains:
 
     def step(self, brain: Brain, event: Kept[m.Event]) -> Step:
         """The result of ``event``; each brain and event is decided only once."""
+        if self._forgetful:
+            return self._step(brain.state, event.value)
         found = brain.decided.get(event)
         if found is None:
             found = brain.decided[event] = self._step(brain.state, event.value)
@@ -94,14 +102,18 @@ class Brains:
         after, decision = machine.step(state, event)
         invariants.check(state, event, after, decision)
         brain = self.of(after)
-        self._journal(state, event, decision, brain)
+        if not self._forgetful:
+            self._journal(state, event, decision, brain)
         old = isinstance(event, m.Vote) and event.result.ok and event.result.epoch < state.epoch
-        assert not old or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
+        assert not old or self._forgetful or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
         wrong = tuple(
             (a.group, a.incarnation, a.reason)
             for a in decision.actions
-            if isinstance(a, m.SendFenced) and (" diverged" in a.reason or " corrupt" in a.reason)
+            if isinstance(a, m.SendFenced) and (a.lasting or " diverged" in a.reason or " corrupt" in a.reason)
         )
+        gone = tuple((a.group, a.incarnation) for a in decision.actions if isinstance(a, m.SendFenced))
+        if isinstance(event, m.Lost):
+            gone += tuple((loss.group, loss.incarnation) for loss in event.losses)
         return Step(
             brain,
             decision.reason,
@@ -110,6 +122,8 @@ class Brains:
             wrong,
             tuple(a for a in decision.actions if isinstance(a, m.AcceptSave)),
             _against(state, event),
+            gone,
+            next((a for a in decision.actions if isinstance(a, m.SendCommit)), None),
         )
 
     def _journal(self, state: State, event: m.Event, decision: m.Decision, after: Brain) -> None:

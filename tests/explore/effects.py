@@ -6,7 +6,7 @@ from spare_megatron.controller import draining, relief
 from spare_megatron.controller import messages as m
 from spare_megatron.controller.machine import State, initial_state
 from spare_megatron.controller.speeds import slowness_after
-from tests.explore import judge
+from tests.explore import judge, observer
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept
 from tests.explore.process import Process, Processes, Result, Serving
@@ -21,8 +21,10 @@ class Effects:
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.spec = shape, shape.spec
-        self.keeper = Keeper()
-        self.brains = Brains(self.keeper)
+        self.keeper = Keeper(forgetful=shape.observed)
+        self.brains = Brains(self.keeper, forgetful=shape.observed)
+        self.only: str | None = None
+        """The only kind of fault that may happen, where somebody looks for such moves; else None."""
         self.rules = Processes(self.spec, self.keeper)
         self.heard: list[m.Event] | None = None
         """All events of the present coordinator, in order, where somebody wants to know; else None."""
@@ -50,8 +52,11 @@ class Effects:
             self.heard.append(event)
         done = self.brains.step(w.brain, self.keeper.keep(event))
         self.reasons.append(done.reason)
-        w = judge.decided(w, self.shape, event, done)
-        return self._speak(w._replace(brain=done.after), done.words, done.after.state.fencing)
+        judged = (observer if self.shape.observed else judge).decided(w, self.shape, event, done)
+        after = self._speak(judged._replace(brain=done.after), done.words, done.after.state.fencing)
+        if self.shape.observed:
+            observer.told(after)
+        return after
 
     def lose(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> World:
         """The present coordinator takes the (group, incarnation) of ``gone`` for dead."""
@@ -189,7 +194,7 @@ class Effects:
         shares = dict(w.shares)
         shares[key] = tuple(sorted((*shares.get(key, ()), part)))
         w = w._replace(shares=tuple(sorted(shares.items())))
-        return self.put(self.blame(w, p) if wrong else w, n, done)
+        return self.put(self.blame(w, p, done.known.step) if wrong else w, n, done)
 
     def sum_of(self, w: World, p: Process) -> Kept[Result] | None:
         """The sum of the present epoch, once all members have contributed."""
@@ -238,7 +243,10 @@ class Effects:
         """A new process of a group says Hello. It knows which incarnation was there before it."""
         state = w.brain.state
         birth = str(1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)]))
-        p = Process(group, -1, birth=birth, replaces=state.present.get(group, -1), applied=-1, weights="")
+        if self.shape.observed and state.phase == "forming":  # a launcher tells its processes their incarnation
+            p = Process(group, int(birth), birth=birth)
+        else:
+            p = Process(group, -1, birth=birth, replaces=state.present.get(group, -1), applied=-1, weights="")
         processes = sorted((*w.processes, self.rules.connect(p, state.fencing)), key=lambda q: q[:2])
         return w._replace(processes=tuple(processes))
 
@@ -254,7 +262,7 @@ class Effects:
 
     def may(self, w: World, kind: str) -> bool:
         """Whether a fault of this kind is left."""
-        if not w.left or kind not in self.shape.kinds:
+        if not w.left or kind not in self.shape.kinds or self.only not in (None, kind):
             return False
         return kind not in self._limits or w.each[self._limits.index(kind)] > 0
 
@@ -263,8 +271,10 @@ class Effects:
         each = tuple(left - (kind == limited) for limited, left in zip(self._limits, w.each, strict=True))
         return w._replace(left=w.left - 1, each=each)
 
-    def blame(self, w: World, p: Process) -> World:
-        """The world that remembers that this process was damaged or computed wrongly."""
+    def blame(self, w: World, p: Process, step: int = -1) -> World:
+        """The world that remembers that this process was damaged, or computed something wrongly in ``step``."""
+        if self.shape.observed:
+            w = observer.blamed(w, (p.group, p.incarnation), step)
         return w._replace(guilty=w.guilty | {(p.group, p.incarnation)})
 
     def damage(self, w: World, n: int) -> World:

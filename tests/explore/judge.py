@@ -19,7 +19,7 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
         w = _witnessed(w, done)
     elif done.fenced:
         raise Violation(f"an innocent group is fenced: {done.reason}")
-    w = _offered(w, event, done)
+    w = offered(w, event, done)
     before, after = w.brain.state, done.after.state
     if after.phase == "stopped" and before.phase != "stopped":
         if not shape.late_finals:
@@ -44,7 +44,7 @@ def _witnessed(w: World, done: Step) -> World:
     return w._replace(blind=blind, against=against)
 
 
-def _offered(w: World, event: m.Event, done: Step) -> World:
+def offered(w: World, event: m.Event, done: Step) -> World:
     """Remember the newest checkpoint that a member asked about, until it or a newer one counts."""
     if isinstance(event, m.Saved) and w.brain.state.live.get(event.group) == event.incarnation:
         w = w._replace(offered=max(w.offered, (event.step, event.directory)))

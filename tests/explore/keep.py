@@ -22,14 +22,18 @@ class Kept(Generic[T_co]):
 
 
 class Keeper:
-    """Makes :class:`Kept` values."""
+    """Makes :class:`Kept` values. A ``forgetful`` one makes a new one each time, and remembers nothing: for walks, which
+    never ask whether a world is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, forgetful: bool = False) -> None:
+        self._forgetful = forgetful
         self._kept: dict[Hashable, Kept[Hashable]] = {}
         self._shared: dict[Hashable, Hashable] = {}
 
     def keep(self, value: H) -> Kept[H]:
         """The wrapper of a value."""
+        if self._forgetful:
+            return Kept(value)
         found = self._kept.get(value)
         if found is None:
             found = self._kept[value] = Kept(value)
@@ -37,4 +41,4 @@ class Keeper:
 
     def share(self, value: H) -> H:
         """The first value that was given and is equal to this one, so that copies need no memory of their own."""
-        return cast(H, self._shared.setdefault(value, value))
+        return value if self._forgetful else cast(H, self._shared.setdefault(value, value))

@@ -62,17 +62,24 @@ class Model:
 
     def moves(self, w: World) -> Iterator[Move]:
         """Everything that may happen next."""
-        stopped = w.brain.state.phase == "stopped"
         for n, p in enumerate(w.processes):
-            yield from self._heard(w, n, p)
-            yield from self._said(w, n, p)
-            yield from self._connections(w, n, p)
-            if not stopped:
-                yield from self._eager(w, n, p)
-                yield from self._patient(w, n, p)
-                yield from self._own_faults(w, n, p)
-                yield from self._faults(w, n, p)
-        if not stopped:
+            yield from self.moves_of(w, n, p)
+        yield from self.moves_of_nobody(w)
+
+    def moves_of(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """What may happen next to one process."""
+        yield from self._heard(w, n, p)
+        yield from self._said(w, n, p)
+        yield from self._connections(w, n, p)
+        if w.brain.state.phase != "stopped":
+            yield from self._eager(w, n, p)
+            yield from self._patient(w, n, p)
+            yield from self._own_faults(w, n, p)
+            yield from self._faults(w, n, p)
+
+    def moves_of_nobody(self, w: World) -> Iterator[Move]:
+        """What may happen next that is not of one process."""
+        if w.brain.state.phase != "stopped":
             yield from self._detections(w)
             yield from self._asks(w)
             yield from self._elsewhere(w)
@@ -227,7 +234,7 @@ class Model:
             event = do.running_out(w.brain.state, some)
             if event is not None:
                 yield f"ask {' '.join(map(str, some))}", False, partial(do.feed, w, event)
-        for group in sorted(live.keys() - slow):
+        for group in sorted(live.keys() - slow) if do.may(w, "ask") else ():
             event = do.running_out(w.brain.state, (group,))
             if event is not None:
                 yield from self._fault(w, "ask", f" {group}", lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
@@ -282,7 +289,7 @@ class Model:
             yield from self._fault(w, "cut", name, lambda v: self.do.put(v, n, self.do.rules.cut(p)))
         if w.ghost_of(p) is not None:
             yield from self._fault(w, "suspect", f"{name} by {p.where}", lambda v: self.do.lose_by_ghost(v, n))
-            if self.do.ghost_asks(w, n) is not w:
+            if self.do.may(w, "ask") and self.do.ghost_asks(w, n) is not w:
                 yield from self._fault(w, "ask", f"{name} by {p.where}", lambda v: self.do.ghost_asks(v, n))
         if w.is_member(p):
             yield from self._fault(w, "suspect", name, lambda v: self.do.lose(v, one, "silent"))
@@ -299,10 +306,10 @@ class Model:
             yield from self._fault(w, "takeover", "", lambda v: do.reopen(v, ghost=True))
         if not state.leave:
             yield from self._fault(w, "stop", "", lambda v: do.feed(v, m.StopRequested("signal")))
-        for event in do.drains(state):
+        for event in do.drains(state) if do.may(w, "drain") else ():
             label = f" {event.groups[0]}{' undone' if event.undo else ''}"
             yield from self._fault(w, "drain", label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
-        for told in do.speeds(state):
+        for told in do.speeds(state) if do.may(w, "speeds") else ():
             group, _, pace, _ = told.paces[0]
             label = f" {group} {'slow' if pace > 1 else 'usual'}"
             yield from self._fault(w, "speeds", label, lambda v, told=told: do.feed(v, told))  # type: ignore[misc]
@@ -312,6 +319,13 @@ class Model:
             yield from self._fault(w, "standstill", "", lambda v: do.feed(v, m.Standstill(state.epoch, "all wait")))
             if waited_for(state):
                 yield from self._fault(w, "late", "", lambda v: do.feed(v, m.JoinersLate(state.epoch, 1.0)))
-        for group in sorted(self._all):
+            if not state.save_now:
+                tuned = m.Tuned("the tuner measures what a save costs", save_now=True)
+                yield from self._fault(w, "tune", "", lambda v: do.feed(v, tuned))
+        for group in sorted(self._all) if do.may(w, "twin") else ():
+            mine = [p for p in w.processes if p.group == group and w.counts(p)]
+            if len(mine) == 1 and mine[0].incarnation >= 0:
+                yield from self._fault(w, "twin", f" {group}", partial(do.come_back, group=group))
+        for group in sorted(self._all) if do.may(w, "return") else ():
             if not any(p.group == group and w.counts(p) for p in w.processes):
                 yield from self._fault(w, "return", f" {group}", partial(do.come_back, group=group))

@@ -10,6 +10,7 @@ from spare_megatron.placement import build_placement
 FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),
     *("damage", "err", "stop", "hurry", "void", "withdraw", "slow", "ask", "drain", "unable", "speeds"),
+    *("twin", "tune"),
 )
 """kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
 stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
@@ -19,7 +20,8 @@ somebody asks the job to leave; hurry: the time to wait for groups at the start 
 its offer up; withdraw: a donor does; slow: a
 group takes its time over its pieces, and may be asked to give some back; ask: a group that is not slow is asked; drain:
 an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to adopt;
-speeds: it was measured that a group is slow for long, or is not any more."""
+speeds: it was measured that a group is slow for long, or is not any more; twin: a launcher starts a process of a group
+whose last one still runs; tune: the tuner orders a save."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Shape:
     """A step that has failed once has failed too often and for too long."""
     formed: bool = False
     """Start with all groups in their first step."""
+    offsets: tuple[int, ...] = ()
+    """Those of the placement; empty: the usual ones for ``redundancy``."""
+    observed: bool = False
+    """The judge remembers what was voted, saved and compared (tests.explore.observer), which would multiply the states of
+    an exploration."""
     late_finals: bool = False
     """A ghost sends the actions of one final record after it was replaced, which the second confirmation is there to
     prevent. The job may fail then, but it must not hang, and no step may be applied twice or differently."""
@@ -52,7 +59,7 @@ class Shape:
     @property
     def spec(self) -> JobSpec:
         """The machine's constants."""
-        offsets = build_placement(self.groups, self.redundancy).offsets
+        offsets = self.offsets or build_placement(self.groups, self.redundancy).offsets
         return JobSpec(
             self.groups,
             self.pieces,
@@ -62,6 +69,7 @@ class Shape:
             last_step=self.steps,
             min_groups=1,
             fingerprint="job",
+            heartbeat_timeout_s=float(self.observed),
             retry_limit=0 if self.hasty else 99,
             audit_rate=self.audit_rate,
             audit_seed=7,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds", "twin", "tune"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -226,3 +226,37 @@ FULL = {
         3, 3, faults=3, kinds=frozenset({"kill", "return"}), save_every=1
     ),
 }
+
+WALKED = frozenset(FAULTS) - {"hurry"}
+WALKS = {
+    "two groups": Shape(2, 2, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, audit_rate=0.5),
+    "two groups, adoption": Shape(2, 1, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=1, adoption=True),
+    "three groups": Shape(3, 2, steps=4, faults=10, kinds=WALKED, save_every=1, audit_rate=0.5, emergency_saves=True),
+    "three groups, all on all": Shape(
+        3, 3, steps=5, pieces=2, faults=12, kinds=WALKED, save_every=2, audit_rate=0.5, formed=True
+    ),
+    "three groups, adoption": Shape(
+        3, 1, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, adoption=True, hasty=True, formed=True
+    ),
+    "four groups": Shape(
+        4, 2, steps=5, faults=12, kinds=WALKED, save_every=1, audit_rate=0.3, offsets=(0, 2), formed=True
+    ),
+    "four groups, adoption": Shape(
+        4,
+        2,
+        steps=5,
+        pieces=2,
+        faults=12,
+        kinds=WALKED | {"hurry"},
+        audit_rate=0.3,
+        emergency_saves=True,
+        save_every=3,
+        adoption=True,
+        offsets=(0, 2),
+    ),
+    "four groups, all on all": Shape(4, 4, steps=4, faults=10, kinds=WALKED, save_every=1, audit_rate=1.0, formed=True),
+    "five groups": Shape(
+        5, 2, steps=6, faults=12, kinds=WALKED, save_every=2, audit_rate=0.3, adoption=True, hasty=True, formed=True
+    ),
+}
+"""The shapes of random walks: all kinds of faults at once."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tests.explore.brain import Brain
 from tests.explore.keep import Kept
+from tests.explore.memory import NO_MEMORY, Memory
 from tests.explore.process import Part, Process, Result
 
 NOTHING = (-1, "")
@@ -35,6 +36,8 @@ class World(NamedTuple):
     """After damage there was for a while only one group, so that no comparison could show the damage."""
     against: frozenset[tuple[int, str]] = frozenset()
     """(step, digest) of weights that votes spoke against."""
+    memory: Memory = NO_MEMORY
+    """What the judge remembers in walks (``Shape.observed``)."""
     offered: tuple[int, str] = NOTHING
     """(step, digest) of the newest checkpoint that a member asked about."""
 

@@ -160,7 +160,7 @@ def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     votes = {**state.votes, event.group: event}
     if votes.keys() != state.live.keys() or len({vote.result.weights_digest for vote in votes.values()}) == 1:
         return frozenset()
-    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, state.is_witness) or ()
+    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, getattr(state, "is_witness", state.witnesses)) or ()
     return frozenset((state.committed[0], votes[group].result.weights_digest) for group in suspects)
 
 

@@ -123,16 +123,22 @@ def _heard(known: Memory, before: State, event: m.Event) -> Memory:
 
 def _agreed(before: State, event: m.Event, gone: tuple[Who, ...]) -> tuple[int, str] | None:
     """(step, digest) of the weights on which the votes of all members agree by this event; None: it shows nothing."""
-    if before.phase not in ("running", "ending") or not isinstance(event, m.Vote | m.Lost):
+    if before.phase not in ("running", "ending"):
         return None
+    living, told = _voted(before, event, gone)
+    if len(set(told.values())) != 1 or told.keys() != living:
+        return None
+    return before.committed[0], told.popitem()[1]
+
+
+def _voted(before: State, event: m.Event, gone: tuple[Who, ...]) -> tuple[set[Who], dict[Who, str]]:
+    """The members whose votes count, and the digests of those that have voted. While the run ends, the votes of those
+    that stay are counted when some are lost."""
     votes = dict(before.votes)
     if isinstance(event, m.Vote) and event.result.ok and event.result.at == (before.step_in_flight, before.epoch):
         votes[event.group] = event
     living = {who for who in before.live.items() if before.phase != "ending" or who not in gone}
-    told = {who: votes[who[0]].result.weights_digest for who in living if who[0] in votes}
-    if len(set(told.values())) != 1 or told.keys() != living:
-        return None
-    return before.committed[0], told.popitem()[1]
+    return living, {who: votes[who[0]].result.weights_digest for who in living if who[0] in votes}
 
 
 def _membership(known: Memory, before: State, after: State, done: Step) -> Memory:
@@ -261,14 +267,13 @@ def _has_caught_up(before: State, known: Memory, who: Who, p: Process) -> bool:
 def _may_fail(w: World, shape: Shape, known: Memory, event: m.Event, done: Step) -> bool:
     """Whether a job may give up because of this event."""
     before = w.brain.state
+    lost = done.gone if isinstance(event, m.Lost | m.Hello) else ()
+    _, told = _voted(before, event, lost)
+    if len(set(told.values())) > 1:
+        living = [who for who in told if who in known.witnesses] or list(told)
+        honest = [who for who in living if told[who] == str(before.committed[0])]
+        return len(living) == 1 or 2 * len(honest) <= len(living)
     if isinstance(event, m.Vote) and event.result.ok:
-        votes = {**before.votes, event.group: event}
-        step = before.committed[0]
-        told = {g: vote.result.weights_digest for g, vote in votes.items()}
-        if len(set(told.values())) > 1:
-            living = [who for who in known.witnesses if before.live.get(who[0]) == who[1]] or list(before.live.items())
-            honest = [who for who in living if told.get(who[0]) == str(step)]
-            return len(living) == 1 or 2 * len(honest) <= len(living)
         return any(_is_open(w, shape, known, piece) for piece in {o[1] for o in known.opinions})
     return isinstance(event, m.Lost) and bool(lacks(w, shape, known, event, done.gone))
 

@@ -1,4 +1,7 @@
-"""Explores all states of a small job, or plays a counterexample: ``python -m tests.explore --help``."""
+"""Explores all states of a small job, walks at random through larger ones, or plays a counterexample.
+
+``python -m tests.explore --help`` says how.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from dataclasses import replace
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer, tell
 from tests.explore.shape import FAULTS, Shape
-from tests.explore.shapes import FULL, PLAIN
+from tests.explore.shapes import FULL, PLAIN, WALKS
+from tests.explore.walker import kind_of, shorten, summed, walks
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns 0 where no counterexample was found, else 1."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    named = {**PLAIN, **FULL}
+    named = {**PLAIN, **FULL, **WALKS}
     if chosen.list:
         sys.stdout.write("".join(f"{name}\n    {shape}\n" for name, shape in named.items()))
         return 0
     kinds = frozenset(filter(None, chosen.faults.split(",")))
     if kinds - set(FAULTS):
         parser.error(f"--faults {chosen.faults}: use some of {', '.join(FAULTS)}")
-    if chosen.shape and chosen.shape not in named:
+    if chosen.shape and chosen.shape not in (WALKS if chosen.walk else named):
         parser.error(f"--shape {chosen.shape!r} is not one of those that --list shows")
+    if chosen.walk:
+        return _walk(chosen.shape, chosen.seed, chosen.minutes)
     shape = named[chosen.shape] if chosen.shape else _shape(chosen, kinds)
-    model = Model(shape)
+    model = Model(replace(shape, observed=True) if shape in WALKS.values() else shape)
     if chosen.play is not None:
         moves = [move.strip() for move in chosen.play.split(";") if move.strip()]
         sys.stdout.write("".join(f"{line}\n" for line in tell(model, moves)))
@@ -43,6 +49,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     sys.stdout.write(f"\ncomplete: {found}\n")
     return 0
+
+
+def _walk(name: str | None, seed: str, minutes: float) -> int:
+    """Walk at random; print each kind of finding once, shortened."""
+
+    def progress(text: str) -> None:
+        sys.stderr.write(f"\r{text}")
+        sys.stderr.flush()
+
+    sys.stdout.write(f"seed {seed}\n")
+    found = walks({name: WALKS[name]} if name else WALKS, seed, 60 * minutes, progress)
+    seen = set[str]()
+    for figures in found.values():
+        for finding in figures.findings:
+            if kind_of(finding.what) not in seen:
+                seen.add(kind_of(finding.what))
+                sys.stdout.write(f"\n{shorten(finding)}\n")
+    for one, figures in found.items():
+        sys.stdout.write(f"\n{one}: {figures}")
+    total = summed(found.values())
+    sys.stdout.write(f"\nin all: {total}\n")
+    return 1 if total.findings else 0
 
 
 def _shape(chosen: argparse.Namespace, kinds: frozenset[str]) -> Shape:
@@ -71,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--every-move", action="store_true", help="explore without the partial-order reduction")
     parser.add_argument("--limit", type=int, help="give up, with an error, beyond this number of states")
     parser.add_argument("--play", metavar="'MOVE; MOVE; ...'", help="print what these moves do, and explore nothing")
+    parser.add_argument("--walk", action="store_true", help="walk at random through the shapes of random walks")
+    parser.add_argument("--seed", default="1", help="seed of the random walks (default 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="CPU time of the random walks (default 1)")
     parser.add_argument("--shape", help="name of a shape that the tests explore (--list)")
     parser.add_argument("--list", action="store_true", help="list the shapes that the tests explore")
     return parser

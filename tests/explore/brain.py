@@ -105,7 +105,8 @@ class Brains:
         if not self._forgetful:
             self._journal(state, event, decision, brain)
         old = isinstance(event, m.Vote) and event.result.ok and event.result.epoch < state.epoch
-        assert not old or self._forgetful or brain is self.of(state), f"a vote of an older epoch changes the state: {decision.reason}"
+        same = after == state if self._forgetful else brain is self.of(state)
+        assert not old or same, f"a vote of an older epoch changes the state: {decision.reason}"
         wrong = tuple(
             (a.group, a.incarnation, a.reason)
             for a in decision.actions
@@ -160,7 +161,7 @@ def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     votes = {**state.votes, event.group: event}
     if votes.keys() != state.live.keys() or len({vote.result.weights_digest for vote in votes.values()}) == 1:
         return frozenset()
-    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, getattr(state, "is_witness", state.witnesses)) or ()
+    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, state.is_witness) or ()
     return frozenset((state.committed[0], votes[group].result.weights_digest) for group in suspects)
 
 

@@ -22,8 +22,8 @@ class Kept(Generic[T_co]):
 
 
 class Keeper:
-    """Makes :class:`Kept` values. A ``forgetful`` one makes a new one each time, and remembers nothing: for walks, which
-    never ask whether a world is known."""
+    """Makes :class:`Kept` values. A ``forgetful`` one makes a new one each time: for walks, which never ask
+    whether a world is known."""
 
     def __init__(self, forgetful: bool = False) -> None:
         self._forgetful = forgetful

@@ -20,9 +20,12 @@ class Memory(NamedTuple):
     witnesses: frozenset[Who] = frozenset()
     """The members of the epoch that made the last commit."""
     proven: frozenset[Who] = frozenset()
-    """Members that have voted for a commit, or whose own state was compared when they came."""
+    """Members that have voted for a commit, or whose own state was compared when they came and that have not begun
+    anew since."""
     said: frozenset[tuple[Who, int, str]] = frozenset()
     """(who, step, digest of the weights after it) of what was voted that is wrong."""
+    wrote: frozenset[tuple[Who, int, str]] = frozenset()
+    """(who, step, digest) of checkpoints that members have asked about."""
     owed: tuple[int, Who] | None = None
     """(step at whose commit a save was ordered, the member that is to write it)."""
     ready: frozenset[Who] = frozenset()

@@ -1,28 +1,30 @@
 """The judge of a walk in which every kind of fault may meet every other: it has a notion of its own of what is true.
 
-It knows which incarnation was damaged (a copy of a damaged state is damaged as well), who computed wrongly in which step,
-what was voted and agreed, who was ever compared. From the world, not from the machine's bookkeeping, it demands:
+It knows which incarnation was damaged (a copy of a damaged state is damaged as well), who computed wrongly in which
+step, what was voted and agreed, who was ever compared. From the world, not from the machine's bookkeeping, it
+demands:
 
-* *Nobody innocent is fenced for good.* Who is fenced for its weights was damaged, or copied from who was; who is fenced
-  for a gradient computed wrongly in this very step. Two damages never give the same weights, and two groups never the
-  same wrong gradient. So honest voters always agree with each other, and liars are never outnumbered by copies of each
-  other but where a copy is taken for a witness of its own: no reading of votes allows it. The one exception is a learner
-  that was brought up to date rightly while all voters were wrong (then nobody could tell).
-* *A checkpoint counts* only with the weights on which votes agreed for its step. At a wipe-out it may also be one that was
-  never compared; not one against which a majority spoke, nor one whose own writer has voted other weights for that step
-  than those on which all agreed.
-* *An ordered save is made or ordered again:* where the member that is to write it is no member any more, the next commit
-  (unless the run ends) orders one.
-* *The job stops only where it must.* A wipe-out is justified where no member and no learner that the coordinator counted on
-  a moment ago, and has not just lost, holds t\\* in a state that was compared; or where some shard has no host left among
-  them: a member, a learner that was ever ready, or, with adoption, a holder that has not said that it cannot. All these
-  processes must really be there. While a run ends only members can go on.
-* *It fails* while it forms; where votes differ and the honest ones are no majority of the living witnesses; where opinions
-  on a piece differ and the honest, with all living hosts that could still be asked, do not outnumber the others; or where
-  a group that stands still cannot be lost, by the same measure as for a wipe-out.
+* *Nobody innocent is fenced for good.* Who is fenced for its weights was damaged, or copied from who was; who is
+  fenced for a gradient computed wrongly in this very step. Two damages never give the same weights, and two groups
+  never the same wrong gradient. So honest voters always agree with each other, and liars are never outnumbered by
+  copies of each other but where a copy is taken for a witness of its own: no reading of votes allows it. The one
+  exception is a learner that was brought up to date rightly while all voters were wrong (then nobody could tell).
+* *A checkpoint counts* only with the weights on which votes agreed for its step. At a wipe-out it may also be one
+  that was never compared; not one against which a majority spoke, nor one whose own writer has voted other weights
+  for that step than those on which all agreed.
+* *An ordered save is made or ordered again:* where the member that is to write it is no member any more, the next
+  commit (unless the run ends) orders one.
+* *The job stops only where it must.* A wipe-out is justified where no member and no learner that the coordinator
+  counted on a moment ago, and has not just lost, holds t\\* (as it has said, or voted for it) in a state that was
+  compared; or where some shard has no host left among them: a member, a learner that was ever ready, or, with
+  adoption, a holder that has not said that it cannot. All these processes must really be there. While a run ends only
+  members can go on.
+* *It fails* while it forms; where votes differ and the honest ones are no majority of the living witnesses; where
+  opinions on a piece differ and the honest, with all living hosts that could still be asked, do not outnumber the
+  others; or where a group that stands still cannot be lost, by the same measure as for a wipe-out.
 * *A run that finishes has saved its last step*; a wipe-out keeps a waiting checkpoint that nothing speaks against.
-* *Nobody is told nothing:* who is connected, was heard, and is neither member nor learner has its fence or the end on the
-  way.
+* *Nobody is told nothing:* who is connected, was heard, and is neither member nor learner has its fence or the end on
+  the way.
 
 Plans that are no partition, commits that are repeated or skipped, different results of one step are found by
 :mod:`spare_megatron.controller.invariants` and :func:`tests.explore.judge.applied`.
@@ -33,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spare_megatron.controller import messages as m
+from spare_megatron.controller.learner import Learner
 from spare_megatron.controller.state import State
 from tests.explore.brain import Step
 from tests.explore.judge import offered
@@ -109,15 +112,18 @@ def _heard(known: Memory, before: State, event: m.Event) -> Memory:
             kept = [o for o in known.opinions if o[0] == result.step and not (o[2][0] == who[0] and o[2] != who)]
             more = [(result.step, piece, who, checksum) for piece, checksum in found]
             known = known._replace(opinions=tuple(dict.fromkeys((*kept, *more))))
+    elif isinstance(event, m.Saved):
+        who = (event.group, event.incarnation)
+        known = known._replace(wrote=known.wrote | {(who, event.step, event.directory)})
     elif isinstance(event, m.Ready):
         if before.learners.get(event.group) and before.learners[event.group].incarnation == event.incarnation:
             known = known._replace(ready=known.ready | {(event.group, event.incarnation)})
     elif isinstance(event, m.CaughtUp):
         learner = before.learners.get(event.group)
-        if learner and learner.offer and (learner.incarnation, learner.offer.number) == (event.incarnation, event.number):
-            who = (event.group, event.incarnation)
-            said = (who, event.number, learner.offer.step, event.step, event.weights_digest)
-            known = known._replace(caught=(*(one for one in known.caught if one[:2] != said[:2] or one[3] != said[3]), said))
+        offer = learner.offer if learner and learner.incarnation == event.incarnation else None
+        if offer is not None and offer.number == event.number:
+            said = ((event.group, event.incarnation), event.number, offer.step, event.step, event.weights_digest)
+            known = known._replace(caught=tuple(dict.fromkeys((*known.caught, said))))
     return known
 
 
@@ -145,12 +151,12 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
     """What changes with members and commits."""
     if after.live is not before.live:
         new = {who for who in after.live.items() if before.live.get(who[0]) != who[1]}
-        if before.phase == "forming":
-            proven = new if after.phase == "running" else set()
-            proven |= set(after.live.items()) if after.phase == "running" else set()
-            known = known._replace(proven=known.proven | proven, witnesses=frozenset(proven))
-        elif new:
+        if new and before.phase != "forming":
             known = known._replace(proven=known.proven | {who for who in new if _is_compared(known, who)})
+    if after.learners is not before.learners and known.proven:
+        anew = {(group, one.incarnation) for group, one in after.learners.items() if _begins_anew(before, group, one)}
+        if not known.proven.isdisjoint(anew):
+            known = known._replace(proven=known.proven - anew)
     if before.phase == "forming" and after.phase == "running":
         everybody = frozenset(after.live.items())
         known = known._replace(proven=everybody, witnesses=everybody)
@@ -164,6 +170,12 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
     if commit.save:
         owed = (commit.step, min(voters))
     return known._replace(proven=known.proven | voters, witnesses=voters, owed=owed)
+
+
+def _begins_anew(before: State, group: int, now: Learner) -> bool:
+    """Whether a learner has another offer than it had, or none, so that what it has of the state is copied anew."""
+    old = before.learners.get(group)
+    return old is not None and old.incarnation == now.incarnation and old.offer is not None and old.offer != now.offer
 
 
 def _is_compared(known: Memory, who: Who) -> bool:
@@ -203,7 +215,7 @@ def _stopped(w: World, shape: Shape, known: Memory, event: m.Event, done: Step) 
     if after.outcome in ("finished", "left") and before.phase == "ending" and after.saved_step != after.committed[0]:
         raise Violation(f"the job ends before its last step is saved: {done.reason}")
     if after.outcome == "wipe-out":
-        if w.offered != NOTHING and w.offered not in w.against and not _is_contradicted(known, w.offered):
+        if w.offered != NOTHING and w.offered not in w.against and not _is_contradicted(known, w.offered, done):
             raise Violation(f"nothing speaks against the checkpoint of step {w.offered[0]}: {done.reason}")
         if not lacks(w, shape, known, event, done.gone):
             raise Violation(f"the job is wiped out and need not be: {done.reason}")
@@ -211,8 +223,12 @@ def _stopped(w: World, shape: Shape, known: Memory, event: m.Event, done: Step) 
         raise Violation(f"the job fails without a cause: {done.reason}")
 
 
-def _is_contradicted(known: Memory, offer: tuple[int, str]) -> bool:
-    return any(said[1:] == offer for said in known.said)
+def _is_contradicted(known: Memory, offer: tuple[int, str], done: Step) -> bool:
+    """Whether its own writer spoke against a checkpoint, or is found to be wrong by this very record."""
+    wrong = {(group, incarnation) for group, incarnation, _ in done.fenced}
+    return any(said[1:] == offer for said in known.said) or any(
+        wrote[1:] == offer and wrote[0] in wrong for wrote in known.wrote
+    )
 
 
 def lacks(w: World, shape: Shape, known: Memory, event: m.Event, gone: Iterable[Who]) -> str:
@@ -223,7 +239,9 @@ def lacks(w: World, shape: Shape, known: Memory, event: m.Event, gone: Iterable[
     members = {who: p for who, p in there.items() if before.live.get(who[0]) == who[1]}
     if before.phase == "ending":
         return "" if members else "members"
-    holders = {who for who, p in members.items() if who in known.proven and _holds(before, p)}
+    step = before.committed[0]
+    said = known.witnesses | {one[0] for one in known.caught if one[3] == step}
+    holders = {who for who, p in members.items() if who in known.proven & said and _holds(before, p)}
     learners = {who for who in there.keys() - members.keys() if _has_caught_up(before, known, who, there[who])}
     if not holders and not learners:
         return "a process that holds the last step"

@@ -50,8 +50,8 @@ class Shape:
     offsets: tuple[int, ...] = ()
     """Those of the placement; empty: the usual ones for ``redundancy``."""
     observed: bool = False
-    """The judge remembers what was voted, saved and compared (tests.explore.observer), which would multiply the states of
-    an exploration."""
+    """The judge remembers what was voted, saved and compared (tests.explore.observer). That would multiply the states
+    of an exploration."""
     late_finals: bool = False
     """A ghost sends the actions of one final record after it was replaced, which the second confirmation is there to
     prevent. The job may fail then, but it must not hang, and no step may be applied twice or differently."""

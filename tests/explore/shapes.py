@@ -231,7 +231,7 @@ WALKED = frozenset(FAULTS) - {"hurry"}
 WALKS = {
     "two groups": Shape(2, 2, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, audit_rate=0.5),
     "two groups, adoption": Shape(2, 1, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=1, adoption=True),
-    "three groups": Shape(3, 2, steps=4, faults=10, kinds=WALKED, save_every=1, audit_rate=0.5, emergency_saves=True),
+    "three groups": Shape(3, 2, steps=5, faults=12, kinds=WALKED, save_every=3, audit_rate=0.5, emergency_saves=True),
     "three groups, all on all": Shape(
         3, 3, steps=5, pieces=2, faults=12, kinds=WALKED, save_every=2, audit_rate=0.5, formed=True
     ),
@@ -239,7 +239,7 @@ WALKS = {
         3, 1, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, adoption=True, hasty=True, formed=True
     ),
     "four groups": Shape(
-        4, 2, steps=5, faults=12, kinds=WALKED, save_every=1, audit_rate=0.3, offsets=(0, 2), formed=True
+        4, 2, steps=6, faults=12, kinds=WALKED, save_every=2, audit_rate=0.3, offsets=(0, 2), formed=True
     ),
     "four groups, adoption": Shape(
         4,
@@ -253,6 +253,9 @@ WALKS = {
         save_every=3,
         adoption=True,
         offsets=(0, 2),
+    ),
+    "four groups, each shard on three": Shape(
+        4, 3, steps=4, faults=12, kinds=WALKED, save_every=2, audit_rate=1.0, formed=True
     ),
     "four groups, all on all": Shape(4, 4, steps=4, faults=10, kinds=WALKED, save_every=1, audit_rate=1.0, formed=True),
     "five groups": Shape(

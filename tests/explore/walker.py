@@ -1,9 +1,9 @@
-"""Long random walks of jobs in which every kind of fault may meet every other, and the shortening of what they find.
+"""Long random walks of jobs in which every kind of fault may meet every other; shortens what they find.
 
-Each walk draws, from its seed, how often faults come, how likely each kind is (some not at all), how fast each process is
-and how long the walk goes on; so one walk starves a donor while another kills all groups that come back. The judge is
-:mod:`tests.explore.observer`. From some states of a walk the job is run to its end without faults, in a fair order: it
-must finish, with nobody waiting.
+Each walk draws, from its seed, how often faults come, how likely each kind is (some not at all), how fast each
+process is and how long the walk goes on; so one walk starves a donor while another kills all groups that come back.
+The judge is :mod:`tests.explore.observer`. From some states of a walk the job is run to its end without faults, in a
+fair order: it must finish, with nobody waiting.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from tests.explore.model import Model, Move
 from tests.explore.process import Process
@@ -22,7 +22,10 @@ from tests.explore.world import World
 
 MOVES_MAX = 20_000
 """A job that has not ended without faults after so many moves never does."""
+SAMPLED = 0.01
+"""From this share of the states of a walk the job is run to its end, before the walk goes on."""
 NONE = "none"
+"""A kind of fault that there is not."""
 
 
 @dataclass
@@ -66,6 +69,14 @@ class Figures:
         )
 
 
+class _FoundError(Exception):
+    """A finding of the way to the end."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.what)
+        self.finding = finding
+
+
 class Walker:
     """Walks through one shape."""
 
@@ -90,15 +101,13 @@ class Walker:
                 moves.append(move[0])
                 figures.faults += move[1]
                 world = move[2]()
-            ending = order.randrange(2**32)
-            steps = len(moves)
-            try:
-                world, steps = finish(model, world, ending)
-            except AssertionError as error:
-                return self._found(Finding(str(error), moves, self._shape, seed, ending))
-            figures.events += steps
+                if order.random() < SAMPLED:
+                    self._finish(model, world, moves, seed, order.randrange(2**32))
+            world = self._finish(model, world, moves, seed, order.randrange(2**32))
             outcome = world.brain.state.outcome
             figures.ends[outcome] = figures.ends.get(outcome, 0) + 1
+        except _FoundError as error:
+            return self._found(error.finding)
         except AssertionError as error:
             return self._found(Finding(str(error), moves, self._shape, seed))
         finally:
@@ -107,9 +116,46 @@ class Walker:
             figures.seconds += time.process_time() - began_s
         return None
 
+    def _finish(self, model: Model, w: World, moves: list[str], seed: str, ending: int) -> World:
+        """Run the job to its end from a state of the walk; returns the last world."""
+        try:
+            over, made = finish(model, w, ending)
+        except AssertionError as error:
+            raise _FoundError(Finding(str(error), moves, self._shape, seed, ending)) from error
+        self.figures.events += made
+        return over
+
     def _found(self, finding: Finding) -> Finding:
         self.figures.findings.append(finding)
         return finding
+
+
+def walks(
+    shapes: Mapping[str, Shape], seed: str, seconds: float, progress: Callable[[str], None] | None = None
+) -> dict[str, Figures]:
+    """Walk through these shapes in turn for so many seconds of CPU time. Returns the figures of each."""
+    walkers = {name: Walker(shape, f"{seed}/{name}") for name, shape in shapes.items()}
+    until_s, number, said_s = time.process_time() + seconds, 0, time.monotonic()
+    while time.process_time() < until_s:
+        for walker in walkers.values():
+            walker.walk(number)
+        number += 1
+        if progress is not None and time.monotonic() - said_s > 2:
+            said_s = time.monotonic()
+            progress(str(summed(walker.figures for walker in walkers.values())))
+    return {name: walker.figures for name, walker in walkers.items()}
+
+
+def summed(all_of_them: Iterable[Figures]) -> Figures:
+    """The figures of several shapes together."""
+    total = Figures()
+    for figures in all_of_them:
+        for item in fields(Figures):
+            if item.name != "ends":
+                setattr(total, item.name, getattr(total, item.name) + getattr(figures, item.name))
+        for outcome, number in figures.ends.items():
+            total.ends[outcome] = total.ends.get(outcome, 0) + number
+    return total
 
 
 class _Habits:
@@ -117,10 +163,13 @@ class _Habits:
 
     def __init__(self, order: random.Random, shape: Shape) -> None:
         self._order = order
-        self.length = order.choice((60, 150, 300, 600))
-        self._faulty = order.choice((0.01, 0.03, 0.06, 0.12))
-        kinds = sorted(shape.kinds)
-        some = [kind for kind in kinds if order.random() < 0.5 or kind in ("kill", "return")]
+        self.length = order.choice((20, 40, 80, 150, 300, 600))
+        self._faulty = order.choice((0.01, 0.03, 0.06, 0.12, 0.2))
+        some = ["kill", "return"]
+        if order.random() < 0.5:  # a few kinds, which then often meet
+            some += order.sample(sorted(shape.kinds.difference(some)), order.randrange(4))
+        else:
+            some += [kind for kind in sorted(shape.kinds.difference(some)) if order.random() < 0.5]
         self._kinds = some
         self._weights = [order.choice((1, 2, 5)) * (3 if kind in ("kill", "return", "suspect") else 1) for kind in some]
         self._speeds: dict[tuple[int, int, str], float] = {}
@@ -136,7 +185,7 @@ class _Habits:
     def _speed(self, p: Process) -> float:
         key = (p.group, p.incarnation, p.birth)
         if key not in self._speeds:
-            self._speeds[key] = self._order.choice((0.05, 0.3, 1.0, 1.0, 1.0))
+            self._speeds[key] = self._order.choice((0.02, 0.3, 1.0, 1.0, 1.0))
         return self._speeds[key]
 
     def _fault(self, model: Model, w: World) -> Move | None:
@@ -158,9 +207,7 @@ def faults(model: Model, w: World, kind: str) -> list[Move]:
         model.do.only = None
 
 
-def usual(
-    model: Model, w: World, order: random.Random, speed: Callable[[Process], float] | None = None
-) -> Move | None:
+def usual(model: Model, w: World, order: random.Random, speed: Callable[[Process], float] | None = None) -> Move | None:
     """A move that is no fault, of a process drawn by its speed; None where there is none."""
     model.do.only = NONE
     try:
@@ -218,16 +265,16 @@ def repeat(finding: Finding, moves: Sequence[str]) -> Finding | None:
             try:
                 finish(model, w, finding.ending)
             except AssertionError as error:
-                return _same(finding, replace_moves(finding, str(error), made))
+                return _same(finding, _with_moves(finding, str(error), made))
             return None
     except AssertionError as error:
         if finding.ending is not None:
             return None
-        return _same(finding, replace_moves(finding, str(error), made))
+        return _same(finding, _with_moves(finding, str(error), made))
     return None
 
 
-def replace_moves(finding: Finding, what: str, moves: list[str]) -> Finding:
+def _with_moves(finding: Finding, what: str, moves: list[str]) -> Finding:
     """The same finding with other moves."""
     return Finding(what, moves, finding.shape, finding.seed, finding.ending)
 

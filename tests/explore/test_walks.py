@@ -6,23 +6,12 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 
 import pytest
 
 from tests.explore.shapes import WALKS
 from tests.explore.walker import shorten, summed, walks
-
-KNOWN = (
-    "every group is lost",
-    "although votes spoke against the group",
-    "its weights after step .* differ from the majority's",
-    "a checkpoint of step .* counts, its weights are",
-)
-"""Holes that walks have found and that are open: the record that loses the last member does not call a proved learner;
-a lone member's checkpoint counts in the record that fences it; a joiner of the last resort is a witness before it has
-computed a state of its own; the checkpoint of a lost member counts although its own vote spoke against it."""
 
 
 def _walk(seed: str, seconds: float) -> None:
@@ -33,8 +22,7 @@ def _walk(seed: str, seconds: float) -> None:
         print(f"{name}: {figures}")
     total = summed(found.values())
     print(f"in all: {total}")
-    new = [one for one in total.findings if not any(re.search(hole, one.what) for hole in KNOWN)]
-    assert not new, f"{len(new)} findings; the first one:\n{shorten(new[0])}"
+    assert not total.findings, f"{len(total.findings)} findings; the first one:\n{shorten(total.findings[0])}"
     assert {"finished", "left", "wipe-out"} <= total.ends.keys(), "the walks do not come to every end"
 
 

@@ -24,6 +24,7 @@ MOVES_MAX = 20_000
 """A job that has not ended without faults after so many moves never does."""
 SAMPLED = 0.01
 """From this share of the states of a walk the job is run to its end, before the walk goes on."""
+LIES = frozenset({"damage", "err"})
 NONE = "none"
 """A kind of fault that there is not."""
 
@@ -167,11 +168,13 @@ class _Habits:
         self._faulty = order.choice((0.01, 0.03, 0.06, 0.12, 0.2))
         some = ["kill", "return"]
         if order.random() < 0.5:  # a few kinds, which then often meet
-            some += order.sample(sorted(shape.kinds.difference(some)), order.randrange(4))
+            others = sorted(shape.kinds.difference(some))
+            some += dict.fromkeys(order.choices(others, [4 if k in LIES else 1 for k in others], k=order.randrange(4)))
         else:
             some += [kind for kind in sorted(shape.kinds.difference(some)) if order.random() < 0.5]
         self._kinds = some
         self._weights = [order.choice((1, 2, 5)) * (3 if kind in ("kill", "return", "suspect") else 1) for kind in some]
+        self._paces = order.choice(((0.02, 0.3, 1.0, 1.0, 1.0), (0.003, 0.05, 1.0, 20.0)))
         self._speeds: dict[tuple[int, int, str], float] = {}
 
     def next(self, model: Model, w: World) -> Move | None:
@@ -180,12 +183,14 @@ class _Habits:
             move = self._fault(model, w)
             if move is not None:
                 return move
+        if self._order.random() < 0.02:
+            self._speeds.clear()
         return usual(model, w, self._order, self._speed)
 
     def _speed(self, p: Process) -> float:
         key = (p.group, p.incarnation, p.birth)
         if key not in self._speeds:
-            self._speeds[key] = self._order.choice((0.02, 0.3, 1.0, 1.0, 1.0))
+            self._speeds[key] = self._order.choice(self._paces)
         return self._speeds[key]
 
     def _fault(self, model: Model, w: World) -> Move | None:
@@ -251,7 +256,8 @@ def _standing(w: World) -> str:
 
 
 def repeat(finding: Finding, moves: Sequence[str]) -> Finding | None:
-    """Play those of the moves that are possible; the same violation, if they lead to it, with the moves made."""
+    """Play those of the moves that are possible; the same violation (or any, where ``finding`` says none), if they
+    lead to it, with the moves made."""
     model, made = Model(finding.shape), list[str]()
     try:
         w = model.start()
@@ -280,7 +286,7 @@ def _with_moves(finding: Finding, what: str, moves: list[str]) -> Finding:
 
 
 def _same(old: Finding, new: Finding) -> Finding | None:
-    return new if kind_of(old.what) == kind_of(new.what) else None
+    return new if not old.what or kind_of(old.what) == kind_of(new.what) else None
 
 
 def kind_of(what: str) -> str:

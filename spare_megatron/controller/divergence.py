@@ -14,7 +14,7 @@ from spare_megatron.controller import audits
 from spare_megatron.controller.changed_copy import replace
 from spare_megatron.controller.messages import WEIGHTS, Loss
 from spare_megatron.controller.state import State
-from spare_megatron.controller.transition import Transition, decide, minority, stop, views, with_checkpoint, without
+from spare_megatron.controller.transition import Transition, decide, minority, stop, views, with_checkpoint
 
 Fence = Callable[[State, tuple[Loss, ...]], Transition]
 
@@ -32,11 +32,12 @@ def check_weights(state: State, fence: Fence) -> Transition | None:
     if WEIGHTS in state.disputes:
         right = sorted(state.votes.keys() - suspects)
         return fence(state, diverged(state, suspects, f"weights after step {step} differ", right))
+    accused = frozenset((group, state.live[group]) for group in suspects)
     asked = replace(
         state,
         epoch=state.epoch + 1,
         votes={},
-        unproved=without(state.unproved, {(group, state.live[group]) for group in suspects}),
+        accused=state.accused | accused,
         applied_last=frozenset(),
         disputes={**state.disputes, WEIGHTS: {}},
     )

@@ -241,6 +241,8 @@ class State:
     said: Mapping[MemberId, str] = field(default_factory=dict)
     """Member that saves, or has saved, t* -> digest of the weights after t* that it has voted, also if it is lost since
     and its vote with it."""
+    accused: frozenset[MemberId] = frozenset()
+    """Members whose weights after t* votes have found to be others than the majority's."""
     saved_step: int = -1
     """Step of the newest checkpoint that counts; -1 before the first."""
     outcome: str = ""

@@ -219,7 +219,7 @@ _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver"), _ENCODED),
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
-    **dict.fromkeys(("witnesses", "endangered"), (sorted, _decode_members)),
+    **dict.fromkeys(("witnesses", "endangered", "accused"), (sorted, _decode_members)),
     "said": (_encode_said, _decode_said),
     "adopted": (_encode_adopted, _decode_adopted),
     "unable": (_encode_sets, _decode_sets),

@@ -51,9 +51,11 @@ def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ())
     """The job is over for every live group, and for the learners.
 
     A checkpoint that still waits for votes counts as it is, unless the job failed: nobody can compare its weights any
-    more. (One whose group votes spoke against does not wait any more.)
+    more, or votes have spoken against its group.
     """
-    state, accepts, counts = counted(state, state.unproved) if outcome != "failed" else (state, [], "")
+    waits = state.unproved
+    good = waits is not None and outcome != "failed" and (waits.group, waits.incarnation) not in state.accused
+    state, accepts, counts = counted(state, waits) if good else (state, [], "")
     reason = f"{reason}; {counts}" if counts else reason
     groups = tuple(sorted({*state.live, *state.learners}))
     stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
@@ -76,8 +78,9 @@ def proved(state: State, digest: str) -> Counted:
     the group itself had voted other weights, in a vote that was lost with it."""
     event = state.unproved
     if event is not None and event.step == state.committed[0]:
-        said = state.said.get((event.group, event.incarnation), "")
-        if said and digest and said != digest:
+        writer = event.group, event.incarnation
+        said = state.said.get(writer, "")
+        if (said and digest and said != digest) or (writer in state.accused and not state.is_member(writer)):
             return replace(state, unproved=None), [], ""
     return counted(state, event if event is not None and state.is_member((event.group, event.incarnation)) else None)
 

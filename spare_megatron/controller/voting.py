@@ -241,6 +241,7 @@ def _commit(state: State, digest: str) -> Transition:
         untried=frozenset(),
         witnesses=_witnesses(state),
         said={},
+        accused=frozenset(),
         votes={},
         retries=Retries(),
         plan=NO_PLAN if ends else state.standing.plan,

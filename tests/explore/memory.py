@@ -19,6 +19,8 @@ class Memory(NamedTuple):
     """(step, digest of the weights after it on which all votes agreed)."""
     witnesses: frozenset[Who] = frozenset()
     """The members of the epoch that made the last commit."""
+    counted: frozenset[Who] = frozenset()
+    """Those of them whose votes on these weights may be counted for a majority (rule 12)."""
     proven: frozenset[Who] = frozenset()
     """Members that have voted for a commit, or whose own state was compared when they came and that have not begun
     anew since."""

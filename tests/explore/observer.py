@@ -159,7 +159,7 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
             known = known._replace(proven=known.proven - anew)
     if before.phase == "forming" and after.phase == "running":
         everybody = frozenset(after.live.items())
-        known = known._replace(proven=everybody, witnesses=everybody)
+        known = known._replace(proven=everybody, witnesses=everybody, counted=everybody)
     if done.commit is None:
         return known
     voters = frozenset(before.live.items())
@@ -169,7 +169,8 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
         raise Violation(f"group {group}.{incarnation} was to save step {owed[0]}, is lost, and nobody else is asked to")
     if commit.save:
         owed = (commit.step, min(voters))
-    return known._replace(proven=known.proven | voters, witnesses=voters, owed=owed)
+    counted = voters & known.proven  # who only copied its state before this commit is counted from the next one on
+    return known._replace(proven=known.proven | voters, witnesses=voters, counted=counted, owed=owed)
 
 
 def _begins_anew(before: State, group: int, now: Learner) -> bool:
@@ -288,7 +289,7 @@ def _may_fail(w: World, shape: Shape, known: Memory, event: m.Event, done: Step)
     lost = done.gone if isinstance(event, m.Lost | m.Hello) else ()
     _, told = _voted(before, event, lost)
     if len(set(told.values())) > 1:
-        living = [who for who in told if who in known.witnesses] or list(told)
+        living = [who for who in told if who in known.counted] or list(told)
         honest = [who for who in living if told[who] == str(before.committed[0])]
         return len(living) == 1 or 2 * len(honest) <= len(living)
     if isinstance(event, m.Vote) and event.result.ok:

@@ -14,7 +14,6 @@ import pytest
 from spare_megatron.control.group_aggregation import Ballots
 from spare_megatron.controller import (
     codec,
-    divergence,
     ending,
     invariants,
     learning,
@@ -86,8 +85,9 @@ def test_a_late_save_that_replaces_a_newer_one(monkeypatch: Patch) -> None:
 
 
 def test_a_checkpoint_that_counts_although_votes_spoke_against_it(monkeypatch: Patch) -> None:
-    for module in (divergence, membership, ending):
+    for module in (membership, ending):
         monkeypatch.setattr(module, "without", lambda unproved, accused: unproved)
+    after_step(monkeypatch, lambda before, event, after, decision: (replace(after, accused=frozenset()), decision))
     shape = Shape(3, 1, faults=1, kinds=frozenset({"damage"}), save_every=1, formed=True)
     finds(shape, "counts although votes spoke against|its weights are '1 damaged in")
 

@@ -58,7 +58,8 @@ def tell(job: Job, whom: str, number: signal.Signals) -> None:
 def stopped(run_dir: Path, save: Path, groups: int, whom: str, number: signal.Signals) -> int:
     """Start a job, or go on with it, and stop it; returns the step at which it has left."""
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
-    under = ("timeout", "600") if whom == "timeout" else ()
+    # timeout passes on the usual signals and the one that it is to send at its end
+    under = ("timeout", "--signal", number.name.removeprefix("SIG"), "600") if whom == "timeout" else ()
     job = launch(run_dir, *words, groups=groups, under=under)
     job.wait_for("training", lambda: len(job.metrics) >= 3)
     tell(job, whom, number)

@@ -225,7 +225,10 @@ def _stopped(w: World, shape: Shape, known: Memory, event: m.Event, done: Step) 
 
 
 def _is_contradicted(known: Memory, offer: tuple[int, str], done: Step) -> bool:
-    """Whether its own writer spoke against a checkpoint, or is found to be wrong by this very record."""
+    """Whether its own writer spoke against a checkpoint, or is found to be wrong by this very record; or votes have
+    agreed on other weights of its step, be it a lone one: nobody can tell then, and no wrong weights may count."""
+    if dict(known.agreed).get(offer[0], offer[1]) != offer[1]:
+        return True
     wrong = {(group, incarnation) for group, incarnation, _ in done.fenced}
     return any(said[1:] == offer for said in known.said) or any(
         wrote[1:] == offer and wrote[0] in wrong for wrote in known.wrote

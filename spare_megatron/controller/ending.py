@@ -111,8 +111,7 @@ def _settle(state: State, before: Iterable[Action], why: str) -> Transition:
     if unlike is not None:
         after, decision = unlike
         return after, replace(decision, actions=(*actions, *decision.actions), reason=f"{why}; {decision.reason}")
-    digest = next((vote.result.weights_digest for vote in state.votes.values() if vote.result.weights_digest), "")
-    state, accepts, counts = proved(state, digest)
+    state, accepts, counts = proved(state, state.voted_weights)
     actions += accepts
     why = f"{why}; {counts}" if counts else why
     if state.applied_last >= state.live.keys():

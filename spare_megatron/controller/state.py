@@ -276,7 +276,12 @@ class State:
         its end, or votes carry no digests because arithmetic may differ between groups."""
         if self.outcome not in ("finished", "left"):
             return None
-        return next((vote.result.weights_digest for vote in self.votes.values() if vote.result.weights_digest), None)
+        return self.voted_weights or None
+
+    @property
+    def voted_weights(self) -> str:
+        """The digest of the weights in the votes, where these agree; empty where no vote carries one."""
+        return next((vote.result.weights_digest for vote in self.votes.values() if vote.result.weights_digest), "")
 
     def segments_of(self, group: int) -> Segments:
         """The group's plan of the step in flight."""

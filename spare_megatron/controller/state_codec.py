@@ -160,19 +160,20 @@ def _decode_sets(plain: list[Any]) -> dict[int, frozenset[int]]:
 
 
 def _encode_disputes(disputes: Mapping[int, Mapping[MemberId, int]]) -> list[Any]:
-    return [[piece, [[*member, checksum] for member, checksum in known.items()]] for piece, known in disputes.items()]
+    return [[piece, _encode_said(known)] for piece, known in disputes.items()]
 
 
 def _decode_disputes(plain: list[Any]) -> dict[int, Mapping[MemberId, int]]:
-    return {piece: {(group, inc): checksum for group, inc, checksum in known} for piece, known in plain}
+    return {piece: _decode_said(known) for piece, known in plain}
 
 
-def _encode_said(said: Mapping[MemberId, str]) -> list[Any]:
-    return [[*member, digest] for member, digest in said.items()]
+def _encode_said(said: Mapping[MemberId, Any]) -> list[Any]:
+    """What each member has said, a single JSON value."""
+    return [[*member, value] for member, value in said.items()]
 
 
-def _decode_said(plain: list[Any]) -> dict[MemberId, str]:
-    return {(group, incarnation): digest for group, incarnation, digest in plain}
+def _decode_said(plain: list[Any]) -> dict[MemberId, Any]:
+    return {(group, incarnation): value for group, incarnation, value in plain}
 
 
 def _decode_members(plain: list[Any]) -> frozenset[MemberId]:

@@ -150,12 +150,7 @@ def _fence_culprit(state: State, found: Culprit, retries: Retries, failing_s: fl
 
 def _all_ok(state: State) -> Transition:
     """Every live group voted ok (rule 12)."""
-    return check_weights(state, _fence) or _with_proof(state, _same_weights, _digest_of(state))
-
-
-def _digest_of(state: State) -> str:
-    """That of the weights that the step began with, on which the votes agree."""
-    return next((vote.result.weights_digest for vote in state.votes.values() if vote.result.weights_digest), "")
+    return check_weights(state, _fence) or _with_proof(state, _same_weights, state.voted_weights)
 
 
 def _with_proof(state: State, follows: Callable[[State], Transition], digest: str) -> Transition:

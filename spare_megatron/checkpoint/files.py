@@ -28,27 +28,29 @@ ManifestEntry = Mapping[str, int]
 class Files:
     """The files that one rank writes into one directory, and their manifest entries. Not thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """``moved`` is called whenever the disk has taken something."""
+        self.directory, self._moved = directory, moved
         self.entries: dict[str, ManifestEntry] = {}
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """Open file ``name`` for writing, front to back; OSError as from any file."""
         with (self.directory / name).open("wb") as file:
-            checked = _Checked(file)
+            checked = _Checked(file, self._moved)
             yield cast(BinaryIO, checked)
             file.flush()
             failpoints.hit("checkpoint.file")
             os.fsync(file.fileno())
+        self._moved()
         self.entries[name] = {"bytes": checked.position, "crc32": checked.crc}
 
 
 class _Checked(io.RawIOBase):
     """A file that is written from front to back, with the size and checksum of what was written so far."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
+        self._file, self._moved = file, moved
         self.crc, self.position = 0, 0
 
     def writable(self) -> bool:
@@ -58,6 +60,7 @@ class _Checked(io.RawIOBase):
         size = self._file.write(data)
         self.crc = zlib.crc32(data, self.crc)
         self.position += size
+        self._moved()
         return size
 
     def tell(self) -> int:

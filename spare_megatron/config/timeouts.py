@@ -29,6 +29,12 @@ class Timeouts:
     coordinator_timeout_s: float = 120.0
     """Time for which a group goes on without a coordinator before it leaves."""
 
+    @property
+    def hung_s(self) -> float:
+        """Time after which what stands still has hung although no other group waits for it. It is much longer than the
+        progress time-out: a file system or a first compilation may be slow for all."""
+        return 10 * self.progress_timeout_s
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)

@@ -32,9 +32,6 @@ from spare_megatron.coordinator.watched_group import GroupStanding, JudgedPlace,
 
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
-NOBODY_WAITS = 10
-"""After how many progress time-outs members that all stand still are lost where none waits for another: all of them
-may be slow for one reason, such as a file system or a first compilation."""
 GAP_TICKS = 2
 """How many ticks may lie between two things that the coordinator hears or does, before it counts as a pause."""
 
@@ -160,10 +157,12 @@ class Detector:
 
     def lost(self, group: int, incarnation: int) -> bool:
         """The group is known to be gone, for example because it exited. False where that was known already, or a newer
-        incarnation has come."""
+        incarnation has come. A newer one that has not said Hello does not end the watch of one that has."""
         known = self._groups.get(group)
         if known is not None and (known.incarnation > incarnation or (known.incarnation == incarnation and known.lost)):
             return False
+        if known is not None and known.incarnation < incarnation and not known.lost:
+            return True
         self._begin(group, incarnation, known.size if known is not None else 1, -math.inf).lost = True
         return True
 
@@ -329,14 +328,13 @@ class Detector:
         for group in sorted(still, key=lambda group: (still[group].since_s, group)):
             waits = total - waiting[group]
             if waits:
-                return [self._still_too_long(attempt, group, still[group], f"while {waits} ranks wait", 1, at_s)]
-        limit_s = NOBODY_WAITS * self._times.progress_timeout_s
+                return [self._still_too_long(attempt, group, still[group], f"while {waits} ranks wait", at_s)]
+        limit_s = self._times.hung_s
         if len(places) < len(attempt.members) or any(
             self._still_s(one.since_s, at_s) <= limit_s for one in places.values()
         ):
             return []
-        why = "and no group waits for another"
-        return [self._still_too_long(attempt, group, one, why, NOBODY_WAITS, at_s) for group, one in places.items()]
+        return [self._still_too_long(attempt, group, one, "", at_s) for group, one in places.items()]
 
     def _standing_still(
         self, places: Mapping[int, JudgedPlace], attempt: Attempt, at_s: float
@@ -362,14 +360,16 @@ class Detector:
         return waiting
 
     def _still_too_long(
-        self, attempt: Attempt, group: int, place: JudgedPlace, while_: str, times: int, at_s: float
+        self, attempt: Attempt, group: int, place: JudgedPlace, while_others: str, at_s: float
     ) -> Finding:
-        rank, limit_s = place.rank, times * self._times.progress_timeout_s
+        """The loss of a group that stands still while others wait for it, or of one that has hung while nobody does."""
+        rank, times = place.rank, self._times
+        cause, limit_s = ("stalled", times.progress_timeout_s) if while_others else ("hung", times.hung_s)
         detail = (
             f"step {rank.step}, {rank.phase}, {rank.pieces_done} pieces done: no progress for "
-            f"{self._still_s(place.since_s, at_s):.2f} s {while_}, the time-out is {limit_s:g} s"
+            f"{self._still_s(place.since_s, at_s):.2f} s {while_others or 'and no group waits for another'}, the "
+            f"time-out is {limit_s:g} s"
         )
-        cause = "stalled" if times == 1 else "hung"
         loss = Loss(group, attempt.members[group], cause, rank.position, detail)
         return Finding(loss, self._clock.real(place.since_s))
 

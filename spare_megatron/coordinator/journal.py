@@ -1,9 +1,10 @@
 """The journal: every event of the controller with its actions, one JSON line each, written before anybody is told.
 
 ``append`` returns when the line is out of this process, so that a killed coordinator loses nothing. Records that change
-the epoch, commit a step, fence a group, stop the job or accept a checkpoint (:func:`is_final`) are on the disk by then
-(fdatasync), because others act on them for good and the host may die. fdatasync is enough, as a file that only grows
-needs its data and its length on the disk and no access times. It costs 0.12 to 0.15 ms on a local disk, once a step.
+the epoch, commit a step, fence a group, stop the job, accept a checkpoint or take a request (:func:`is_final`) are on
+the disk by then (fdatasync), because others act on them for good and the host may die. fdatasync is enough, as a file
+that only grows needs its data and its length on the disk and no access times. It costs 0.12 to 0.15 ms on a local
+disk, once a step.
 
 An append is done as a whole or not at all (:mod:`spare_megatron.coordinator.appended_file`): a caller that gets an
 OSError may try it again, and must decide nothing meanwhile. A torn last line, which a death in the middle of a write
@@ -38,11 +39,13 @@ from spare_megatron.controller.messages import (
     AcceptSave,
     Action,
     Decision,
+    DrainRequested,
     Event,
     SendCommit,
     SendFenced,
     SendStop,
     SendView,
+    StopRequested,
 )
 from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator.appended_file import AppendedFile
@@ -159,7 +162,7 @@ class Journal:
         """Write one record; a final one is on the disk afterwards. Raises OSError where it is not in the journal."""
         if self._next is not None:
             self._next.mend()  # with a header in it, nothing may follow here
-        final = is_final(decision, self._epoch)
+        final = is_final(event, decision, self._epoch)
         if final:
             self._confirm()
         time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
@@ -226,10 +229,10 @@ class Journal:
         return True
 
 
-def is_final(decision: Decision, epoch: int) -> bool:
+def is_final(event: Event, decision: Decision, epoch: int) -> bool:
     """Whether others act on a decision for good; ``epoch`` is that before it. (A learner that is told that it has no
-    offer drops its state.)"""
-    if decision.epoch != epoch:
+    offer drops its state; whoever asked for a stop or a drain has its answer and does not ask again.)"""
+    if decision.epoch != epoch or isinstance(event, StopRequested | DrainRequested):
         return True
     acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
     taught = (isinstance(action, SendView) and not action.view.is_member for action in decision.actions)
@@ -349,7 +352,7 @@ def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
             observe(record, state, decision, after)
         if before.part != part:
             part, settled_bytes, sure_bytes = before.part, 0, 0
-        if is_final(decision, state.epoch):
+        if is_final(record.event, decision, state.epoch):
             settled_bytes, sure_bytes = sure_bytes, behind.offset_bytes
         followed_bytes += len(line)
         state = after

@@ -350,6 +350,12 @@ class Coordinator:
         book = self._records.book
         return self._lasting.committed(self._state, steady_s(book.piece_s, book.own, before.audits, ahead - 2))
 
+    async def _written(self) -> None:
+        """Return when all that waits for the disk now is in the journal; an answer before it could be forgotten."""
+        done = asyncio.Event()
+        self._backlog.do(done.set)
+        await done.wait()
+
     def _fail(self, error: Exception) -> None:
         """Decide nothing any more after a bug, a lost office, or a disk that does not come back."""
         self._error = error
@@ -403,13 +409,27 @@ class Coordinator:
         stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
         if self._unopened:
             self._open(spec, job)
-        self._detector.hello(hello.group, hello.incarnation, first.arrival.ranks, time.monotonic())
-        self._addresses.learn(hello.group, hello.incarnation, addresses, first.arrival.serving_at)
-        self._speaker.heard(hello.group, hello.incarnation)
-        self._apply(hello)
+        known = partial(self._know, stream, first.arrival.ranks, tuple(addresses), tuple(first.arrival.serving_at))
+        if self._is_there(hello.group, hello.incarnation):
+            known()
+            self._apply(hello)
+        else:  # until the machine has let it in, an older incarnation of the group is watched and named
+            self._apply(hello)
+            self._backlog.do(known)
         for report in first.then:
             self._hear(stream, report)
         return stream
+
+    def _know(self, stream: Stream, ranks: int, addresses: tuple[str, ...], serving_at: tuple[str, ...]) -> None:
+        """Watch a group that the machine has let in, and name its addresses to others."""
+        member, now_s = (stream.group, stream.incarnation), time.monotonic()
+        if not self._is_there(*member):
+            return
+        self._detector.hello(*member, ranks, now_s)
+        if self._streams.of(*member) is not stream:  # it has ended while this waited for the disk
+            self._detector.closed(*member, now_s)
+        self._addresses.learn(*member, addresses, serving_at)
+        self._speaker.heard(*member)
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
         """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
@@ -497,6 +517,7 @@ class Coordinator:
             self._signal(request.reason)
         else:
             self._apply(StopRequested(request.reason))
+            await self._written()
         return pb.Done()
 
     async def _watch(self) -> None:

@@ -401,4 +401,5 @@ def _saver(
         notice=RunDirectory(str(place.run_dir)).notice,
         complete=partial(leave_choice, place),
         published=published,
+        hung_s=job.timeouts.hung_s,
     )

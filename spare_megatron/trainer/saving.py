@@ -9,6 +9,9 @@ the commit of t + 1, so no step may wait for that.)
 Nothing that a disk does ends training: the user is warned once of saves that fail, what they leave behind is removed
 when the next one succeeds, and the next interval tries again. One save is in flight at a time.
 
+A disk that takes nothing for :attr:`GroupSaver.hung_s` is no sign of life any more: the training thread, which waits
+for the last save, then stands still for the failure detector, and the next group saves.
+
 Once the coordinator has been asked, only it knows whether the checkpoint counts: its word may come too late for a group
 that is fenced, or that hears first that the job is over. So such a checkpoint is not removed by its writer.
 
@@ -19,6 +22,7 @@ Megatron's name for a checkpoint is complete and was accepted by the coordinator
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
 import time
@@ -98,6 +102,21 @@ class _Flight:
     asked_s: float = 0.0
     failure: str = ""
     done: threading.Event = field(default_factory=threading.Event)
+    moved_s: float | None = None
+    """When the disk last took something of this rank; None while its writing thread waits for others."""
+
+    def moves(self) -> None:
+        """The disk has taken something, or is about to be given something."""
+        self.moved_s = time.monotonic()
+
+    def waits_for_others(self) -> None:
+        """What this rank waits for next is judged where it is done."""
+        self.moved_s = None
+
+    def hangs(self, hung_s: float) -> bool:
+        """Whether the disk has taken nothing for so long."""
+        moved_s = self.moved_s
+        return moved_s is not None and time.monotonic() - moved_s > hung_s
 
 
 @dataclass
@@ -122,6 +141,8 @@ class GroupSaver:
     """Called by position 0 to add further files to a checkpoint that is otherwise complete."""
     published: Callable[[int], None] = lambda step: None
     """Called by position 0 once the checkpoint of ``step`` has its final name."""
+    hung_s: float = math.inf
+    """After how many seconds a disk that takes nothing counts as hung."""
 
     _flight: _Flight | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
@@ -159,14 +180,28 @@ class GroupSaver:
         if final:
             self._settle(ask.tick, None)
         elif waits:
-            _wait(flight.asked, ask.tick, None)
+            self._wait(flight, flight.asked, ask.tick, None)
 
     def settle(self, tick: Callable[[], None]) -> None:
         """Wait until nothing is in flight."""
         self._settle(tick, None)
 
     def _settle(self, tick: Callable[[], None], patience_s: float | None) -> bool:
-        return self._flight is None or _wait(self._flight.done, tick, patience_s)
+        return self._flight is None or self._wait(self._flight, self._flight.done, tick, patience_s)
+
+    def _wait(
+        self, flight: _Flight, event: threading.Event, tick: Callable[[], None], patience_s: float | None
+    ) -> bool:
+        """Wait for ``event`` and call ``tick`` now and then, as long as the disk moves; False when the event has not
+        come within ``patience_s``."""
+        waited_s = 0.0
+        while not event.wait(TICK_S if waited_s else 0.0):
+            if patience_s is not None and waited_s >= patience_s:
+                return False
+            if not flight.hangs(self.hung_s):
+                tick()
+            waited_s += TICK_S
+        return True
 
     # ------------------------------------------------------------------------------------------------ position 0
 
@@ -211,12 +246,15 @@ class GroupSaver:
             flight.done.set()
 
     def _write(self, flight: _Flight) -> Written:
-        files = Files(flight.partial)
+        files = Files(flight.partial, flight.moves)
+        flight.moves()
         try:
             report = flight.share.write(files.create)
         except Exception as error:  # torch wraps the disk's errors in its own
             log.warning("rank %d cannot write %s: %s", self.place.position, flight.partial, _reason(error))
             return Written(failure=f"rank {self.place.position} cannot write: {_reason(error)}")
+        finally:
+            flight.waits_for_others()
         return Written(files=files.entries, report=report)
 
     def _conclude(self, flight: _Flight, told: list[Written]) -> str:
@@ -237,7 +275,8 @@ class GroupSaver:
         return ""
 
     def _publish(self, flight: _Flight, told: list[Written]) -> str:
-        files = Files(flight.partial)
+        files = Files(flight.partial, flight.moves)
+        flight.moves()
         flight.share.finish(files.create, [one.report for one in told])
         for one in told:
             files.entries.update(one.files)
@@ -248,8 +287,10 @@ class GroupSaver:
         write_manifest(flight.partial, files.entries)
         flight.asked_s = time.monotonic()
         flight.asked.set()
+        flight.waits_for_others()
         if not flight.ask.accept(flight.step, str(flight.partial)):
             return UNHEARD
+        flight.moves()
         patiently(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
         return ""
 
@@ -288,17 +329,6 @@ class GroupSaver:
             goes_on = "training goes on, the next save tries again"
             what = goes_on if trained < self.last_step else "no later step is trained"
             self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; {what}")
-
-
-def _wait(event: threading.Event, tick: Callable[[], None], patience_s: float | None) -> bool:
-    """Wait for ``event`` and call ``tick`` now and then; False when it has not come within ``patience_s``."""
-    waited_s = 0.0
-    while not event.wait(TICK_S if waited_s else 0.0):
-        if patience_s is not None and waited_s >= patience_s:
-            return False
-        tick()
-        waited_s += TICK_S
-    return True
 
 
 def _reason(error: Exception) -> str:

@@ -119,7 +119,7 @@ class Brains:
             brain,
             decision.reason,
             tuple(self._words(decision)),
-            journal.is_final(decision, state.epoch),
+            journal.is_final(event, decision, state.epoch),
             wrong,
             tuple(a for a in decision.actions if isinstance(a, m.AcceptSave)),
             _against(state, event),

@@ -262,8 +262,8 @@ def test_a_coordinator_that_was_replaced_and_throws_out_a_member(monkeypatch: Pa
     monkeypatch.setattr(
         journal,
         "is_final",
-        lambda decision, epoch: (
-            real(decision, epoch) and not all(isinstance(a, m.SendFenced) for a in decision.actions)
+        lambda event, decision, epoch: (
+            real(event, decision, epoch) and not all(isinstance(a, m.SendFenced) for a in decision.actions)
         ),
     )
     finds(Shape(faults=2, kinds=frozenset({"takeover", "suspect"})), "throws out group")

@@ -7,12 +7,15 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spare_megatron.checkpoint.files import Create
 from spare_megatron.checkpoint.folder import (
     PARTIAL,
     TRACKER,
@@ -27,7 +30,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import Lost, Saved
 from spare_megatron.coordinator.journal import read
 from spare_megatron.failpoints import VARIABLE
-from spare_megatron.trainer.saving import Ask
+from spare_megatron.trainer.saving import TICK_S, Ask
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.saver import lone_saver, save_for_ever
 
@@ -93,6 +96,63 @@ def test_the_group_that_saves_dies_while_writing(tmp_path: Path, calm: Job) -> N
     by_next = [step for step in iterations(save) if f"the checkpoint of step {step} counts" in log_of(job, 1, 0)]
     assert min(by_next) == 7, f"group 1 waited for the next interval: {by_next}"
     assert weights(tmp_path) == weights(calm.run_dir)
+
+
+@pytest.mark.full
+def test_the_last_save_on_a_disk_that_hangs_is_found_and_the_next_group_saves(tmp_path: Path, calm: Job) -> None:
+    """The failure-free run ends with a checkpoint of step 18, and so does this one: of another group."""
+    save = tmp_path / "save"
+    faults = f"rank-0-0:checkpoint.file=sleep:1000,while={save / iteration_name(15)}"
+    job = start(tmp_path, "--heartbeat-s", "2", "--progress-s", "3", environ={VARIABLE: faults})
+    job.finish()
+    assert iterations(save)[0] == 18
+    whole(save)
+    assert "the checkpoint of step 18 counts" in log_of(job, 1, 0)
+    losses = [loss for record in read(RunDirectory(tmp_path).journal) if isinstance(record.event, Lost)
+              for loss in record.event.losses]  # fmt: skip
+    assert [(loss.group, loss.cause) for loss in losses] == [(0, "stalled")]
+    assert weights(tmp_path) == weights(calm.run_dir)
+
+
+def test_a_disk_that_takes_nothing_is_no_sign_of_life(tmp_path: Path) -> None:
+    """A slow disk is one while it takes something, as long as that may last."""
+    saver, alive, hangs = lone_saver(tmp_path / "save"), [], threading.Event()
+    saver.hung_s = 0.6
+
+    def share(_step: int, _directory: Path, _copied: bool) -> Any:
+        return SlowShare(hangs)
+
+    saver.take = share
+    ask = Ask(lambda _step, _directory: True, lambda: alive.append(time.monotonic()))
+    started_s = time.monotonic()
+    saver.save(1, 1, ask, since=1, final=True)
+    assert alive[-1] - started_s > SlowShare.MOVES_S - TICK_S, "it moved all the time"
+    saver.take = share
+    hangs.set()
+    started_s = time.monotonic()
+    saver.save(2, 1, ask, since=2, final=True)
+    assert alive[-1] - started_s < saver.hung_s + TICK_S + 0.1 < SlowShare.MOVES_S
+
+
+class SlowShare:
+    """One file, which the disk takes in ten parts, or only at the end."""
+
+    MOVES_S = 3.0
+
+    def __init__(self, hangs: threading.Event) -> None:
+        self._hangs = hangs
+
+    def write(self, create: Create) -> bytes:
+        """Write it in MOVES_S."""
+        with create("rank0.pt") as file:
+            for _ in range(10):
+                time.sleep(self.MOVES_S / 10)
+                if not self._hangs.is_set():
+                    file.write(b"part")
+        return b""
+
+    def finish(self, create: Create, reports: Sequence[bytes]) -> None:
+        """Nothing is left to do."""
 
 
 def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, calm: Job) -> None:

@@ -212,6 +212,7 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: 
         retention=Retention(options.retain, options.keep),
         notice=RunDirectory(str(place.run_dir)).notice,
         complete=partial(leave_choice, place),
+        hung_s=_job(place, options).timeouts.hung_s,
     )
 
 

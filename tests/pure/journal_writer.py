@@ -135,7 +135,7 @@ class Writer:
         record = self.journal.append(EVENTS[self.done], decision)
         self.state = after
         self.seen.observe(record, before, decision, after)
-        if is_final(decision, before.epoch):
+        if is_final(record.event, decision, before.epoch):
             acked(record.n)
         self.journal.keep(self.state, self.seen.memo)
 

@@ -10,6 +10,7 @@ import pytest
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
     Decision,
+    DrainRequested,
     Event,
     Hello,
     JobSpec,
@@ -18,6 +19,7 @@ from spare_megatron.controller.messages import (
     Opened,
     ReductionResult,
     SendView,
+    StopRequested,
     Vote,
 )
 from spare_megatron.controller.view import View
@@ -201,4 +203,11 @@ def test_a_learner_is_told_only_what_is_final(member: bool) -> None:
     """It drops its state when it is told that its offer has ended: were that lost with the journal's end, it could be
     called as a holder later. A member that is told of its epoch again does nothing for good."""
     view = View(1, 1, 4, 2, ((0, 0), (1, 1)) if member else ((0, 0),), (6, 3), 7, (), ())
-    assert is_final(Decision((SendView(view),), "again", 4), 4) is not member
+    again = Decision((SendView(view),), "again", 4)
+    assert is_final(Hello(1, 0, "f", 6), again, 4) is not member
+
+
+@pytest.mark.parametrize("request_", [StopRequested("enough"), DrainRequested((1,), "a fan", undo=True)])
+def test_what_an_operator_has_asked_for_is_on_the_disk_before_the_answer(request_: Event) -> None:
+    """A power failure behind the answer may not undo it: nobody asks again."""
+    assert is_final(request_, Decision((), "noted", 4), 4)

@@ -84,7 +84,7 @@ def test_parts_end_and_snapshots_are_taken_behind_final_records_only(tmp_path: P
     written(path)
 
     def note(record: Record, before: State, decision: Decision, _: State) -> None:
-        if is_final(decision, before.epoch):
+        if is_final(record.event, decision, before.epoch):
             final.add(record.n)
 
     replay(path, note)
